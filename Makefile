@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check test-gpu demo bench bench-llama-cpp bench-serving recording clean
+.PHONY: help install check fmt fix test test-precisions test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check test-gpu demo bench bench-llama-cpp bench-serving recording clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -76,6 +76,11 @@ endif
 test: install ## The whole test suite (no network, no GPU); VARIANT=avx2: as on another processor; OLDEST=1, NEWEST=1: other versions
 	OMP_NUM_THREADS=1 $(VARIANT_$(VARIANT)) $(BIN)/python -m pytest \
 		-n logical --maxprocesses 4 --dist loadfile $(TESTS)
+
+# `test` runs a seeded sample of these.
+test-precisions: install ## int16 and int8 activations, every case: drafters, batches, grammars, the server; VARIANT=avx2: as on another processor
+	OMP_NUM_THREADS=1 MEDUSA_KIT_PRECISIONS=all $(VARIANT_$(VARIANT)) $(BIN)/python -m pytest \
+		-n logical --maxprocesses 4 --dist worksteal tests/precisions tests/infer/cpu/test_activations.py
 
 test-neon: install ## The C++ kernels on 64-bit ARM: cross-compiled, run by qemu
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/infer/cpu/test_neon.py

@@ -21,7 +21,9 @@ from medusa_kit.drafters.memory import Memory
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.cpu.activations import activations_of
 from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
+from medusa_kit.infer.cpu.verifier import refuse_large_trees
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.drafters import drafter_options
@@ -66,9 +68,12 @@ Builder = Callable[[DraftContext, Any], Drafter]
 def build_drafter(
     name: str, context: DraftContext, options: Mapping[str, Any] | None = None
 ) -> Drafter:
-    """Raises ConfigError for an unknown name or option, or where there is nothing to draft with."""
+    """Raises ConfigError for an unknown name or option, for trees that are too large for the
+    activations, or where there is nothing to draft with."""
     checked = drafter_options(name, options)
-    return BUILDERS[name](context, checked)
+    drafter = BUILDERS[name](context, checked)
+    refuse_large_trees(activations_of(context.verifier), drafter.num_nodes)
+    return drafter
 
 
 def _plain(context: DraftContext, options: Any) -> Drafter:

@@ -28,7 +28,9 @@ from medusa_kit.heads.formats.recognise import read_foreign
 from medusa_kit.infer.accept.generation_settings import check_own_settings
 from medusa_kit.infer.accept.logits_processing import check_bias_ids
 from medusa_kit.infer.attention import choice
+from medusa_kit.infer.cpu.activations import check_before_loading as check_activations
 from medusa_kit.infer.cpu.int8_weights import check_before_loading as check_weights
+from medusa_kit.infer.cpu.verifier import refuse_large_trees
 from medusa_kit.infer.cuda_graph.shapes import check_before_loading as check_compiled
 from medusa_kit.settings.drafters import check_drafting, drafts_without_heads
 from medusa_kit.settings.engine import EngineConfig, EngineOptions, check_kind
@@ -55,12 +57,15 @@ def check_loading(config: EngineConfig) -> None:
     model, revision, device = config.model, config.revision, pick_device(config.device)
     check_compiled(config.fixed_shapes, config.compiled, device.type)
     check_weights(config.weights, model, config.dtype, config.device, revision)
+    check_activations(config)
     check_options(config)
     _check_attention(config.attention, model, config.dtype, device, revision)
     given = (config.drafter, config.draft_model is not None, config.fallback)
-    check_heads(
+    tree = check_heads(
         model, revision, config.heads, config.tree, config.force, drafts_without_heads(*given)
     )
+    for planned in () if tree is None else TreePlan.of_any(tree).trees:
+        refuse_large_trees(config.activations, planned.tree.num_nodes)
     _check_draft_models(config)
     if (settings := stored_generation_config(model, revision)) is not None:
         check_own_settings(settings)
@@ -118,8 +123,9 @@ def check_heads(
     tree: AnyTree,
     force: bool,
     optional: bool,
-) -> None:
-    """`optional`: heads that do not fit the base are left out, which loading tells.
+) -> Tree | TreePlan | None:
+    """The tree that heads are to fill. `optional`: heads that do not fit the base are left out,
+    which loading tells.
 
     Raises CheckpointError, TreeError, ConfigError, IncompatibleBaseError.
     """
@@ -139,6 +145,7 @@ def check_heads(
     if given is not None and numbers is not None:
         num_heads, columns = numbers
         given.check_fits(num_heads, 1 << 40 if columns is None else columns)
+    return given
 
 
 def no_heads_for(name: str) -> ConfigError:

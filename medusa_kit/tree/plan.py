@@ -75,6 +75,11 @@ class TreePlan:
         return cls((PlannedTree(1, static, dynamic),))
 
     @classmethod
+    def of_any(cls, tree: "Tree | TreePlan") -> "TreePlan":
+        """The plan itself, or one of this tree."""
+        return tree if isinstance(tree, TreePlan) else cls.of_tree(tree)
+
+    @classmethod
     def of_tree(cls, tree: Tree) -> "TreePlan":
         """The same, for a tree of either sort."""
         if isinstance(tree, DynamicTree):

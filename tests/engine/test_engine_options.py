@@ -51,7 +51,8 @@ def test_commands_take_the_options_and_their_defaults(command: str) -> None:
 def test_a_file_takes_the_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {
         "model": "debug-tiny", "revision": "r", "heads": "untrained", "tree": "/t.json",
-        "dtype": "float64", "device": "cpu", "weights": "int8", "attention": "sdpa",
+        "dtype": "float64", "device": "cpu", "weights": "int8", "activations": "int16",
+        "attention": "sdpa",
         "fixed_shapes": "always", "compiled": True, "force": True, "drafter": "draft-model",
         "drafter_options": {"length": 3}, "draft_model": "debug-tiny", "fallback": "suffix",
         "prefix_cache": "off", "guesses": "all", "check": True, "cache": "float16",

@@ -7,6 +7,7 @@ differ: with int16 at rare near ties, with int8 about as much as llama.cpp's do.
 Shapes: B batch, X nodes of several trees, V vocabulary.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -14,10 +15,14 @@ import torch
 from torch import Tensor
 
 from medusa_kit import console
-from medusa_kit.errors import ConfigError, IncompatibleBaseError
+from medusa_kit.base.files import gguf_source, stored_config, stored_quantised
+from medusa_kit.base.model import CHECKPOINT
+from medusa_kit.base.placement import AUTO, pick_device
+from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import FLOAT32, INT8, INT16
 from medusa_kit.infer.cpu.describe import Unsupported
-from medusa_kit.infer.cpu.verifier import NativeVerifier
+from medusa_kit.infer.cpu.verifier import WITHOUT, NativeVerifier, needed
 from medusa_kit.infer.self_check import (
     ROUNDS,
     TreeCheck,
@@ -29,10 +34,57 @@ from medusa_kit.infer.self_check import (
 from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
-from medusa_kit.settings.engine import check_value
+from medusa_kit.settings.engine import EngineConfig, check_value
 
 # The largest error of logits on the trees of the self-check, as a share of their spread.
 ALLOWED = {INT16: 2e-2, INT8: 1.0}
+ON_A_CPU = f"{WITHOUT}, or leave out what keeps steps from running in C++ on a CPU"
+QUANTISED = f"{WITHOUT}, or a quantised GGUF file or weights int8"
+INTEGERS = f"{WITHOUT}, or a processor with AVX2, VNNI or NEON's dot products"
+
+
+def check_before_loading(config: EngineConfig) -> None:
+    """Raises ConfigError where options, the model's config or this machine alone rule the
+    activations out."""
+    if config.activations == FLOAT32:
+        return
+    device = pick_device(config.device).type
+    if device != "cpu":
+        raise needed(config.activations, "a CPU", f"the device is {device}", ON_A_CPU)
+    if config.dtype not in (FLOAT32, AUTO):  # auto on a CPU is float32
+        raise needed(config.activations, "dtype float32", f"it is {config.dtype}", ON_A_CPU)
+    for name, usual in (("attention", "auto"), ("fixed_shapes", "never"), ("compiled", False)):
+        value = getattr(config, name)
+        if value not in ("auto", usual):  # fixed shapes are not used by themselves on a CPU
+            found = f"{name} {value!r} is run by torch"
+            raise needed(config.activations, "steps in C++", found, ON_A_CPU)
+    _check_weights(config)
+    if (lacking := _lacking_kernels()) is not None:
+        raise needed(config.activations, "kernels that multiply integers", lacking, INTEGERS)
+
+
+def _check_weights(config: EngineConfig) -> None:
+    """Raises ConfigError for weights that are no codes of few bits, as far as files say."""
+    name, revision = config.model, config.revision
+    if config.weights != CHECKPOINT or stored_config(name, revision) is None:
+        return
+    how = stored_quantised(name, revision)
+    if how is None:
+        found = f"those of {name!r} are stored as floats"
+        raise needed(config.activations, "weights of 4 to 8 bits", found, QUANTISED)
+    if gguf_source(name) is None:
+        found = f"the layers of {name!r} ({how}) are run by torch"
+        raise needed(config.activations, "steps in C++", found, QUANTISED)
+
+
+def _lacking_kernels() -> str | None:
+    if os.environ.get(kernels.OFF_SWITCH) == "0":
+        return f"{kernels.OFF_SWITCH} is 0"
+    library = kernels.load_library()
+    if library is None:
+        return "the C++ kernels cannot be built here"
+    level = library.mk_isa().decode()
+    return None if kernels.has_integers(library) else f"{level} does not"
 
 
 def with_activations(
@@ -46,20 +98,16 @@ def with_activations(
     check_value("activations", activations)
     if activations == FLOAT32:
         return verifier, check
-    without = f"use activations {FLOAT32}"
     if not isinstance(verifier, NativeVerifier):
-        raise ConfigError(
-            f"activations {activations} need steps in C++; here they are run by "
-            f"{verifier.steps_run_by}",
-            hint=f"{without}, or a CPU, dtype float32 and a model whose steps run in C++",
-        )
+        found = f"here they are run by {verifier.steps_run_by}"
+        hint = f"{WITHOUT}, or a CPU, dtype float32 and a model whose steps run in C++"
+        raise needed(activations, "steps in C++", found, hint)
     try:
         rounded = verifier.with_activations(activations)
     except Unsupported as reason:
-        raise ConfigError(
-            f"activations {activations} need weights that are multiplied as integers: {reason}",
-            hint=f"{without}, or a quantised GGUF file or weights int8 on a processor with AVX2, "
-            "VNNI or NEON's dot products",
+        hint = f"{QUANTISED} on a processor with AVX2, VNNI or NEON's dot products"
+        raise needed(
+            activations, "weights that are multiplied as integers", str(reason), hint
         ) from reason
     return rounded, _checked(rounded, verifier)
 

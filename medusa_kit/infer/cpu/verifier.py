@@ -32,6 +32,22 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
 
 
+WITHOUT = f"use activations {FLOAT32}"
+
+
+def needed(activations: str, expected: str, found: str, hint: str) -> ConfigError:
+    return ConfigError(f"activations {activations} need {expected}; {found}", hint=hint)
+
+
+def refuse_large_trees(activations: str, num_nodes: int) -> None:
+    """Raises ConfigError for a tree that is more than one C++ call takes: torch would compute it in
+    another precision."""
+    if activations != FLOAT32 and num_nodes > MAX_ROWS:
+        found = f"there is one of {num_nodes} nodes, root included"
+        expected = f"trees of at most {MAX_ROWS} nodes"
+        raise needed(activations, expected, found, f"{WITHOUT}, or fewer nodes")
+
+
 class NativeVerifier(Verifier):
     """The C++ decoder takes few rows over a cache of one shape, the model all others."""
 
@@ -151,12 +167,9 @@ class NativeVerifier(Verifier):
         """Whether C++ takes rows of so many nodes. Raises ConfigError where it does not, and the
         model would compute them in another precision."""
         takes = self.native.takes(cache, num_nodes)
-        if not takes and self.activations != FLOAT32:
-            raise ConfigError(
-                f"a tree of {num_nodes} nodes with activations {self.activations}; expected at "
-                f"most {MAX_ROWS}",
-                hint="use a smaller tree, or activations float32",
-            )
+        if not takes:
+            refuse_large_trees(self.activations, num_nodes)
+            assert self.activations == FLOAT32, "a cache of this verifier's has one shape"
         return takes
 
     def _call(
