@@ -102,10 +102,11 @@ def main() -> None:
                  if (*run[:2], "none") in runs]  # fmt: skip
         first = [answers[runs[0], prompt][-1] for prompt in prompts]
         same = sum(a == b for a, b in zip(own, plain, strict=False))
+        a_step = asked.rounds * sum(len(a) - 1 for a in own) / max(steps[run], 1)
         print(
             f"{':'.join(run):40} {statistics.median(rates[run]):7.1f} tokens/s  "
             f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})  "
-            f"{asked.rounds * sum(len(a) - 1 for a in own) / max(steps[run], 1):.2f} tokens a step; "
+            f"{a_step:.2f} tokens a step; "
             f"as own plain: {same} of {len(plain)}; as the first run: "
             f"{sum(a == b for a, b in zip(own, first, strict=True))} of {len(first)}"
         )
