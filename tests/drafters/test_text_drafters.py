@@ -30,7 +30,7 @@ TEXTS = st.lists(st.lists(TOKENS, max_size=12), min_size=1, max_size=3)
 
 def drafter_for(name, **options):
     """Without a model: these need none."""
-    context = SimpleNamespace(device=CPU, remembered=lambda key, make: make())
+    context = SimpleNamespace(device=CPU, verifier=None, remembered=lambda key, make: make())
     return build_drafter(name, context, options)
 
 
