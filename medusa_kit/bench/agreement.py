@@ -4,10 +4,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from medusa_kit.settings.engine import allowed
-
-FLOAT32, *_ = allowed("activations")
-
 
 @dataclass
 class Agreement:

@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from medusa_kit import console
-from medusa_kit.bench.agreement import FLOAT32, Agreement
+from medusa_kit.bench.agreement import Agreement
 from medusa_kit.errors import DataError, MedusaKitError
+from medusa_kit.settings.engine import FLOAT32
 
 Batch = list[list[int]]  # token ids of each prompt
 UNCATEGORISED = "(none)"

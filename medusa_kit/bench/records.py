@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from medusa_kit import console
-from medusa_kit.bench.agreement import FLOAT32
 from medusa_kit.bench.bench import BenchReport
 from medusa_kit.files import atomic_write
+from medusa_kit.settings.engine import FLOAT32
 
 if TYPE_CHECKING:
     from medusa_kit.bench.verify import VerifyReport

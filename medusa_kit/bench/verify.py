@@ -19,7 +19,7 @@ from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
-from medusa_kit.bench.agreement import FLOAT32, Agreement, first_difference
+from medusa_kit.bench.agreement import Agreement, first_difference
 from medusa_kit.bench.independent_encoding import EncodingDifference, compare_encodings
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.oracle_in_pieces import Asked, Choice, OracleInPieces
@@ -27,6 +27,7 @@ from medusa_kit.engine.engine import Engine, Prompt
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.cpu.cache_dtype import refuse_float16_cache
+from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.settings.sampling import SamplingParams
 
 LAYER_BY_LAYER, GENERATE = "transformers, layer by layer", "transformers generate"

@@ -5,6 +5,7 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.cli import options
+from medusa_kit.settings.engine import FLOAT32
 
 GREEDY = "greedy"
 LOSSY = "lossy"  # in the column that says how many answers are the same
@@ -61,11 +62,11 @@ def _references(report: Any) -> str:
     found = {one.identical_to: options.precision_of(one) for one in compared}
     if len(found) == 1:
         return str(next(iter(found)))
-    return ", or ".join(f"{name} ({said or options.FLOAT32})" for name, said in found.items())
+    return ", or ".join(f"{name} ({said or FLOAT32})" for name, said in found.items())
 
 
 def _agreement(report: Any) -> str | None:
-    if all(one.activations == options.FLOAT32 for one in report.ran):
+    if all(one.activations == FLOAT32 for one in report.ran):
         return None
     if report.agreement is None:
         return (

@@ -17,7 +17,6 @@ from medusa_kit.errors import UsageError
 from medusa_kit.settings import engine
 
 DEFAULT_MODEL = engine.EMBEDDED_NAME
-FLOAT32, *_ = engine.allowed("activations")
 # What the command line has of its own: (flags, metavar, more help). All else is EngineConfig's.
 OWN: Mapping[str, tuple[tuple[str, ...], str | None, str]] = {
     "model": (("--model", "-m"), None, ""),
@@ -263,7 +262,7 @@ def rule_note(stats: Any) -> str:
 
 def precision_of(one: Any) -> str:
     """That of an engine or an answer's statistics; empty for float32."""
-    return "" if one.activations == FLOAT32 else f"{one.activations} activations"
+    return "" if one.activations == engine.FLOAT32 else f"{one.activations} activations"
 
 
 def weights_note(engine: Any) -> str:

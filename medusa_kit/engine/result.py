@@ -4,9 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from medusa_kit.base.model import CHECKPOINT
-from medusa_kit.settings.engine import allowed
-
-FLOAT32, *_ = allowed("activations")
+from medusa_kit.settings.engine import FLOAT32
 
 
 @dataclass(frozen=True)

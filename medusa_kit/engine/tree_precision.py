@@ -8,10 +8,9 @@ from pathlib import Path
 
 from medusa_kit import console
 from medusa_kit.files import parse_json
-from medusa_kit.settings.engine import allowed
+from medusa_kit.settings.engine import FLOAT32
 
 ACTIVATIONS = "activations"  # in tree.json
-FLOAT32, *_ = allowed(ACTIVATIONS)
 
 
 def tell_of_precision(tree: Path | None, activations: str) -> None:

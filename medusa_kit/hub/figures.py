@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from medusa_kit.engine.before_loading import TREE_NAME
-from medusa_kit.engine.tree_precision import ACTIVATIONS, FLOAT32
+from medusa_kit.engine.tree_precision import ACTIVATIONS
 from medusa_kit.hub.markdown import table
 from medusa_kit.hub.measured import TOP, Measured
 from medusa_kit.hub.redact_paths import redact_paths
+from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.render import describe_tree, render_tree
 

@@ -15,7 +15,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.cpu.activations import with_activations
 from medusa_kit.infer.cpu.cache_dtype import store_cache_as
-from medusa_kit.infer.cpu.decoder import FLOAT32, native_decoder
+from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.describe import Unsupported
 from medusa_kit.infer.cpu.fused_norm import install_fused_norms
 from medusa_kit.infer.cpu.kernels import OFF_SWITCH
@@ -33,6 +33,7 @@ from medusa_kit.infer.self_check import (
     self_check,
 )
 from medusa_kit.infer.verifier import Verifier
+from medusa_kit.settings.engine import FLOAT32
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,7 @@ def check_trees(verifier: Verifier, reference: Reference | None = None) -> TreeC
 
 
 def check_of(figures: Mapping[str, Any]) -> TreeCheck | None:
+    """The check that these remembered figures describe; None where they are not such figures."""
     relative, tolerance = figures.get("relative_error"), figures.get("rounding_tolerance")
     for number in (relative, tolerance):
         if not isinstance(number, float) or not 0 <= number < math.inf:
@@ -307,6 +308,7 @@ def score_random_trees(verifier: Verifier, rounds: int) -> tuple[Tensor, list[li
 
 
 def difference(actual_XV: Tensor, expected_XV: Tensor) -> tuple[float, float]:
+    """(rounding tolerance, the largest difference as a share of the spread)."""
     last_bit = torch.finfo(actual_XV.dtype).eps * float(expected_XV.double().abs().max())
     absolute = float((actual_XV.double() - expected_XV.double()).abs().max())
     spread = float(expected_XV.double().std().clamp_min(1e-12))

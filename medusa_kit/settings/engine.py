@@ -23,6 +23,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Weights = Literal["checkpoint", "int8"]
 CacheDType = Literal["float32", "float16"]
 Activations = Literal["float32", "int16", "int8"]
+FLOAT32, INT16, INT8 = get_args(Activations)
 Attention = Literal["auto", "sdpa", "flash", "triton"]
 FixedShapes = Literal["auto", "always", "never"]
 PrefixCache = Literal["on", "off"]

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit import console
-from medusa_kit.bench.agreement import FLOAT32
 from medusa_kit.bench.load.arrivals import Load, Poisson
 from medusa_kit.bench.load.run import LoadRun
 from medusa_kit.files import atomic_write
+from medusa_kit.settings.engine import FLOAT32
 
 TIMES = ("first_token_seconds", "token_seconds", "piece_seconds", "answer_seconds")
 FAILURES_SHOWN = 5

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from medusa_kit.bench.agreement import FLOAT32
 from medusa_kit.bench.endpoint import Asked
 from medusa_kit.bench.load.arrivals import Load
 from medusa_kit.bench.load.records import RequestRecord, answered, summary
@@ -13,6 +12,7 @@ from medusa_kit.distill.openai_client import Endpoint, encode_again
 from medusa_kit.distill.openai_stream import Streamed, stream_answer
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import MedusaKitError
+from medusa_kit.settings.engine import FLOAT32
 
 
 @dataclass

@@ -20,7 +20,6 @@ from medusa_kit.base.model import CHECKPOINT
 from medusa_kit.base.placement import AUTO, pick_device
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.cpu.decoder import FLOAT32, INT8, INT16
 from medusa_kit.infer.cpu.describe import Unsupported
 from medusa_kit.infer.cpu.verifier import WITHOUT, NativeVerifier, needed
 from medusa_kit.infer.self_check import (
@@ -34,7 +33,7 @@ from medusa_kit.infer.self_check import (
 from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
-from medusa_kit.settings.engine import EngineConfig, check_value
+from medusa_kit.settings.engine import FLOAT32, INT8, INT16, EngineConfig, check_value
 
 # The largest error of logits on the trees of the self-check, as a share of their spread.
 ALLOWED = {INT16: 2e-2, INT8: 1.0}

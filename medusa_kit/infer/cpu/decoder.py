@@ -35,11 +35,10 @@ from medusa_kit.infer.packed.packing import Blocks, PackedMatrix, Rows
 from medusa_kit.infer.packed.packing_up import Packing, model_of, row_pieces
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, TreeStep
-from medusa_kit.settings.engine import allowed
+from medusa_kit.settings.engine import FLOAT32, INT8, INT16
 
 RANKED = 8  # likeliest tokens returned for each node: a by-product of finding the argmax
 NO_KERNELS = "the C++ kernels are not available"
-FLOAT32, INT16, INT8 = allowed("activations")
 DIGITS = {FLOAT32: 3, INT16: 2, INT8: 1}  # of 8 bits that a number is cut into, see integers.h
 
 

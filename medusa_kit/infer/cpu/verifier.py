@@ -19,7 +19,7 @@ from medusa_kit.heads.prefix_layer import PrefixLayer
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.prefix_layer import with_outputs
-from medusa_kit.infer.cpu.decoder import FLOAT32, NativeDecoder
+from medusa_kit.infer.cpu.decoder import NativeDecoder
 from medusa_kit.infer.cpu.describe import Unsupported
 from medusa_kit.infer.cpu.kernels import MAX_ROWS
 from medusa_kit.infer.self_check import checked_verifier
@@ -27,6 +27,7 @@ from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores, StepHolder, TreeStep
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
+from medusa_kit.settings.engine import FLOAT32
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on

@@ -112,13 +112,18 @@ def test_no_sum_overflows(name: str, digits: int) -> None:
             assert torch.allclose(out_RO, expected_RO, rtol=1e-6, atol=1e-6 * abs(end))
 
 
-@pytest.mark.parametrize("isa", ["avx2", "avx-vnni", "avx512-vnni"])
-def test_the_same_bits_at_every_level(isa: str) -> None:
+def library_for(isa: str) -> Any:
+    """The kernels for an instruction set, if this processor has it."""
     try:
         flags = kernels.machine_flags(isa)
     except ConfigError as error:
         pytest.skip(str(error))
-    other = kernels.declare(ctypes.CDLL(str(kernels.build(flags))))
+    return kernels.declare(ctypes.CDLL(str(kernels.build(flags))))
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx-vnni", "avx512-vnni"])
+def test_the_same_bits_at_every_level(isa: str) -> None:
+    other = library_for(isa)
     assert other.mk_isa().decode() == isa
     for form, digits in itertools.product(FORMS.values(), FEW.values()):
         by_other = multiply(form, digits, form.x_RI, by=other)
@@ -127,12 +132,7 @@ def test_the_same_bits_at_every_level(isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ["plain", "avx512"])
 def test_levels_without_integers_say_so(isa: str) -> None:
-    try:
-        flags = kernels.machine_flags(isa)
-    except ConfigError as error:
-        pytest.skip(str(error))
-    other = kernels.declare(ctypes.CDLL(str(kernels.build(flags))))
-    assert not kernels.has_integers(other)
+    assert not kernels.has_integers(library_for(isa))
 
 
 def written(path: Path) -> list[tuple[Form, int]]:
