@@ -1,9 +1,12 @@
 """Families and layers, known from a model's config, on which trees cannot be verified.
 
-They are refused by name before any weight is read. The self-check at load (infer/self_check.py)
-would refuse them too; a name here saves the wait and gives the true reason.
+Where tokens follow one another through a state, a chain of draft tokens can be verified in a tree's
+place (infer/chains/). The others are refused by name before any weight is read. The self-check at
+load (infer/self_check.py) would refuse them too; a name here saves the wait and gives the true
+reason.
 """
 
+import inspect
 from typing import Any
 
 from medusa_kit.errors import IncompatibleBaseError
@@ -15,25 +18,37 @@ SEQUENCE = "it places tokens by their order in the sequence and takes no positio
 INDEX = "its layers choose or compress keys by an index that a tree cannot be rolled back in"
 ENCODER = "it is an encoder-decoder; a causal language model without an encoder is needed"
 HALF = "half of its heads carry a state or a convolution alongside their attention"
+FROM_START = (
+    "transformers reads several tokens at once only from the start of a text (its Mamba layers "
+    "take no initial state), so verifying draft tokens would save nothing"
+)
+OUTSIDE = "it keeps its state outside of transformers' cache"
 
 # Entries of `layer_types` in a config; only full and sliding attention can verify trees.
-IMPOSSIBLE_LAYERS = {
+CHAIN_LAYERS = {
     "linear_attention": STATE,
     "mamba": STATE,
     "recurrent": STATE,
     "conv": CONVOLUTION,
     "hybrid": HALF,
     "hybrid_sliding": HALF,
+}
+IMPOSSIBLE_LAYERS = {
     "chunked_attention": "its chunked attention masks by slot, not by position",
     "indexed_attention": INDEX,
     "minimax_m3_sparse": INDEX,
     "compressed_sparse_attention": INDEX,
     "heavily_compressed_attention": INDEX,
 }
-# Families that are refused as a whole, or whose config may not list its layers.
+# Families whose config may not list its layers.
+CHAIN_FAMILIES = {
+    "mamba2": STATE,
+    **dict.fromkeys(("falcon_h1", "zamba2", "zaya", "inkling_text"), HALF),
+}
+# Families that are refused as a whole.
 IMPOSSIBLE = {
-    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma"), STATE),
-    **dict.fromkeys(("falcon_h1", "zamba", "zamba2", "zaya", "inkling_text"), HALF),
+    **dict.fromkeys(("mamba", "falcon_mamba", "jamba", "zamba"), FROM_START),
+    **dict.fromkeys(("rwkv", "xlstm", "recurrent_gemma", "minimax"), OUTSIDE),
     **dict.fromkeys(("bloom", "mpt"), SLOTS),
     **dict.fromkeys(("cpmant", "xlnet", "roformer"), SEQUENCE),
     **dict.fromkeys(("openai-gpt", "xlm", "reformer"), "it has no KV cache"),
@@ -45,9 +60,19 @@ NO_LIMIT = 1 << 30  # context of families that state none
 LEAST_CONTEXT = 17  # tokens of the longest text that the self-check reads
 
 
+def needs_chains(config: Any) -> str | None:
+    """Why a model with this config can verify chains alone; None where the self-check decides on
+    trees."""
+    config = config.get_text_config()
+    if config.model_type in CHAIN_FAMILIES:
+        return CHAIN_FAMILIES[config.model_type]
+    kinds = getattr(config, "layer_types", None) or ()
+    return next((CHAIN_LAYERS[kind] for kind in kinds if kind in CHAIN_LAYERS), None)
+
+
 def why_impossible(config: Any) -> str | None:
-    """Why trees cannot be verified on a model with this config; None where the self-check
-    decides."""
+    """Why neither trees nor chains can be verified on a model with this config; None where the
+    self-check decides."""
     if getattr(config, "is_encoder_decoder", False):
         return ENCODER
     config = config.get_text_config()
@@ -74,9 +99,9 @@ def refuse_impossible(config: Any, name: str) -> None:
     why = why_impossible(config)
     if why is not None:
         raise IncompatibleBaseError(
-            f"trees cannot be verified on {name!r} ({config.model_type}): {why}",
+            f"draft tokens cannot be verified on {name!r} ({config.model_type}): {why}",
             hint="transformers' own generate serves this model; docs/models.md lists the families "
-            "that trees were verified on",
+            "that were tested",
         )
 
 
@@ -92,6 +117,12 @@ def context_length(config: Any) -> int:
         if one.get("rope_type") == "longrope":
             length = min(length, int(one.get("original_max_position_embeddings") or length))
     return length
+
+
+def cache_argument(model: Any) -> str:
+    """What the class of a model calls the cache that its forward is given."""
+    names = inspect.signature(type(model).forward).parameters
+    return "cache_params" if "cache_params" in names else "past_key_values"
 
 
 def keep_soft_cap(model: Any) -> None:

@@ -86,6 +86,20 @@ class Trie:
                 heapq.heappush(queue, (lower, negative * self.chances[child], child))
         return order
 
+    def best_path(self) -> list[tuple[int, float]]:
+        """(node, chance of the whole path to it) of the path with the most right guesses expected,
+        the root first."""
+        gains, following = [0.0] * self.num_nodes, [0] * self.num_nodes
+        for node in range(self.num_nodes - 1, 0, -1):  # children before their parents
+            gain, parent = self.chances[node] * (1.0 + gains[node]), self.parents[node]
+            if gain >= gains[parent]:  # of equal ones the first that was guessed
+                gains[parent], following[parent] = gain, node
+        path, node, chance = [(0, 1.0)], 0, 1.0
+        while node := following[node]:
+            chance *= self.chances[node]
+            path.append((node, chance))
+        return path
+
     def kept(self, nodes: Sequence[int]) -> "Trie":
         """Only these nodes, the root first and parents before children."""
         result, place = Trie(self.tokens[0]), {0: 0}

@@ -234,7 +234,10 @@ class Engine:
         return ids
 
     def use_tree(self, tree: Tree | TreePlan) -> None:
-        """Decode with another tree from now on. Raises TreeError where the heads cannot fill it."""
+        """Decode with another tree from now on; of one whose base verifies chains alone, its
+        likeliest path is taken. Raises TreeError where the heads cannot fill it."""
+        if self.verifier.chains_only:
+            tree = TreePlan.of_any(tree).as_chains()
         if self.heads is not None:
             tree.check_fits(self.heads.num_heads, self.heads.num_columns)
         self.plan, self.tree = (None, tree) if isinstance(tree, Tree) else (tree, tree.for_batch(1))

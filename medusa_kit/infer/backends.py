@@ -13,6 +13,7 @@ import torch
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer.chains.choice import verifier_for
 from medusa_kit.infer.cpu.activations import with_activations
 from medusa_kit.infer.cpu.cache_dtype import store_cache_as
 from medusa_kit.infer.cpu.decoder import native_decoder
@@ -77,7 +78,7 @@ def _prepare(
     graphs, check, obstacle = use_fixed_shapes(plain, check, fixed_shapes, compiled)
     if graphs is not None or base.device.type != "cpu":
         by = "torch" if obstacle is None else f"torch (no fixed shapes: {obstacle})"
-        return Backends(Verifier(base, plain.attention, by), check, graphs)
+        return Backends(verifier_for(base, plain.attention, by), check, graphs)
     try:
         if attention != "auto":
             raise Unsupported(f"attention {attention} was asked for")
@@ -86,12 +87,12 @@ def _prepare(
     except Unsupported as reason:
         by = f"torch ({reason})"
         if not keep_layers and (linears := _fast_linears(base, str(reason))) is not None:
-            by, plain = linears, Verifier(base, plain.attention, linears)
+            by, plain = linears, verifier_for(base, plain.attention, linears)
             check = coarsest([check, check_trees(plain)])
     except IncompatibleBaseError as error:
         by = "torch (the C++ steps were refused)"
         console.warn(f"steps run through torch, since the C++ ones were refused: {error.message}")
-    return Backends(Verifier(base, plain.attention, by), check)
+    return Backends(verifier_for(base, plain.attention, by), check)
 
 
 def check_base(base: BaseModel) -> TreeCheck:
@@ -108,7 +109,7 @@ def _light_backends(base: PackedBase) -> Backends:
         console.warn(f"steps run through torch, since the C++ ones were refused: {error.message}")
     plain, check = checked_verifier(base)
     by = "torch (the C++ steps were refused)"
-    return Backends(Verifier(base, plain.attention, by), check)
+    return Backends(verifier_for(base, plain.attention, by), check)
 
 
 def _fast_linears(base: BaseModel, reason: str) -> str | None:

@@ -251,14 +251,16 @@ class Batch:
         with FailAlone(row):
             if self._reuse:
                 prompts = [one.prompt_ids for one in later]
-                start = self.held.start(row.prompt_ids, free, self._texts(), prompts)
+                start = self.held.start(
+                    row.prompt_ids, free, self._texts(), prompts, self.cache.usable
+                )
             if start.source is not None:
                 self.cache.copy_first(start.source, start.place, start.length)
             else:
                 self.cache.keep_first(start.place, start.length)
             row.num_cached = start.length
             return start.place, start.length
-        self.cache.lengths[start.place] = 0  # it may hold a part of what was copied
+        self.cache.forget(start.place)  # it may hold a part of what was copied
         return start.place, 0
 
     def _texts(self) -> dict[int, list[int]]:
@@ -316,7 +318,14 @@ class Batch:
         return emitted
 
     def _verify_trees(self) -> Emitted:
-        drafted = drafts_of(list(self._groups.values()), self.cost)
+        running = [
+            self._schedule.place_of(row) for one in self._groups.values() for row in one.rows
+        ]
+        unread = self.cache.num_unread(running)
+        drafted = [
+            (group, self.verifier.fitted(draft))
+            for group, draft in drafts_of(list(self._groups.values()), self.cost, unread)
+        ]
         start = time.perf_counter()
         rows = [row for group, _ in drafted for row in group.rows]
         places = [self._schedule.place_of(row) for row in rows]
@@ -337,7 +346,7 @@ class Batch:
             for row, padding in zip(rows, self.verifier.num_padding(counts), strict=True):
                 row.num_padding += padding
             if self.cost is not None:
-                self.cost.record(self.num_nodes, time.perf_counter() - start)
+                self.cost.record(self.num_nodes + unread, time.perf_counter() - start)
             for group, step, own in steps:
                 with FailAlone(*group.rows):
                     emitted += group.go_on(step, own, len(rows))

@@ -140,20 +140,26 @@ class Group:
             row.tree = VerifiedTree(list(parents), tokens, list(path[: len(kept)]))
 
 
-def drafts_of(groups: Sequence[Group], cost: StepCost | None) -> list[tuple[Group, Draft]]:
+def drafts_of(
+    groups: Sequence[Group], cost: StepCost | None, num_others: int = 0
+) -> list[tuple[Group, Draft]]:
     """The next step's draft of each group whose drafter did not fail. `cost`: of steps, by which
-    the guesses are chosen that pay; None: drafters choose."""
+    the guesses are chosen that pay; None: drafters choose. `num_others`: tokens that the step reads
+    in any case."""
     num_rows = sum(len(group.rows) for group in groups)
     offers, drafts = dict[Group, Offer](), dict[Group, Draft]()
     for group in groups:
         with FailAlone(*group.rows):
-            offer = None if cost is None else group.offer(cost, num_rows - len(group.rows))
+            others = num_others + num_rows - len(group.rows)
+            offer = None if cost is None else group.offer(cost, others)
             if offer is None:
                 drafts[group] = group.propose()
             else:
                 offers[group] = offer
     if cost is not None:
-        fixed = sum(topology.num_used for one in drafts.values() for topology in one.topologies)
+        fixed = num_others + sum(
+            topology.num_used for one in drafts.values() for topology in one.topologies
+        )
         counts = chosen_counts(list(offers.values()), fixed, cost)
         for group, chosen in zip(offers, counts, strict=True):
             with FailAlone(*group.rows):

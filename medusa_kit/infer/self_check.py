@@ -19,22 +19,35 @@ import torch
 from torch import Tensor, nn
 
 from medusa_kit import console
+from medusa_kit.base.families import cache_argument, needs_chains
 from medusa_kit.base.faults import finite
 from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel, relative_error
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.infer.attention.choice import cannot_use
+from medusa_kit.infer.chains.choice import verifier_for
 from medusa_kit.infer.draft import UNUSED, Draft, Topology, flat_nodes
 from medusa_kit.infer.verifier import Verifier, window_owners
 from medusa_kit.locks import lock_of
 from medusa_kit.no_gradients import no_gradients
 
 PROMPT_LENGTHS = (5, 11)
-# Two trees in turn: the second follows what was kept of the first, so commit is checked too. For
+# Several trees in turn: each follows what was kept of the one before, so commit is checked too. For
 # the last one, a kernel that spreads long rows over several programs has to do so.
-ROUNDS = 2
 PARENTS = (-1, 0, 0, 1, 2, 2)
 KEPT = (0, 2, 5)
 SMALLER = (-1, 0, 0, 1, UNUSED, UNUSED)  # the second row's last tree: rows may differ in size
+CHAIN, SHORT_CHAIN = (-1, 0, 1, 2, 3, 4), (-1, 0, 1, UNUSED, UNUSED, UNUSED)
+Shape = tuple[Sequence[int], Sequence[int]]  # parents of a tree, and the nodes that are kept of it
+# By round and row. Chains: in each round but the last one is rejected in part, the other kept.
+TREES: Sequence[Sequence[Shape]] = (
+    ((PARENTS, KEPT), (PARENTS, KEPT)),
+    ((PARENTS, KEPT), (SMALLER, (0, 2))),
+)
+CHAINS: Sequence[Sequence[Shape]] = (
+    ((CHAIN, range(2)), (SHORT_CHAIN, range(3))),
+    ((CHAIN, range(6)), (SHORT_CHAIN, range(1))),
+    ((CHAIN, range(1)), (SHORT_CHAIN, range(1))),
+)
 # The window of sliding layers during the check: prompts are too short for a real one to matter.
 CHECK_WINDOW = 4
 OWN_ROUNDING_TOKENS = 12
@@ -90,7 +103,7 @@ def checked_verifier(base: BaseModel, attention: str = "auto") -> tuple[Verifier
     backend and says so. If it was asked for by name, that is an error. Raises ConfigError,
     IncompatibleBaseError.
     """
-    verifier = Verifier(base, attention)
+    verifier = verifier_for(base, attention)
     own = verifier.own_attention
     if own is not None and attention not in ("auto", "sdpa"):
         raise cannot_use(attention, f"{base.info.model_type} computes its attention itself ({own})")
@@ -99,7 +112,7 @@ def checked_verifier(base: BaseModel, attention: str = "auto") -> tuple[Verifier
     except IncompatibleBaseError as error:
         if attention in ("auto", "sdpa"):
             raise
-        check_trees(Verifier(base, "sdpa"))  # raises if the model is at fault
+        check_trees(verifier_for(base, "sdpa"))  # raises if the model is at fault
         raise cannot_use(attention, error.message) from error
 
 
@@ -168,7 +181,7 @@ def _run(verifier: Verifier, reference: Reference) -> TreeCheck:
     try:
         with verifier.lock(), lock_of(reference.model):
             with narrow_windows(windowed) as any_window:
-                tolerance, relative = _measure(verifier, reference, ROUNDS)
+                tolerance, relative = _measure(verifier, reference)
             if any_window:  # of its real size, with other masks and another kernel
                 whole = _measure(verifier, reference, 1)
                 tolerance, relative = max(tolerance, whole[0]), max(relative, whole[1])
@@ -194,7 +207,9 @@ def allowed_error(base: BaseModel, measured: float) -> float:
     """
     # Quantised activations can turn a last bit into a whole step, which is as coarse as bf16.
     allowed = RELATIVE_TOLERANCE[torch.bfloat16 if base.info.quantized else base.dtype]
-    if measured <= allowed or base.info.quantized or base.dtype.itemsize != 2:
+    if measured <= allowed or base.info.quantized:
+        return allowed
+    if base.dtype.itemsize != 2 and not needs_chains(base.config):
         return allowed
     return max(allowed, min(2 * _own_rounding(base), MOST_ROUNDED))
 
@@ -219,10 +234,10 @@ def _own_rounding(base: BaseModel) -> float:
 
 def _read_stepwise(base: BaseModel, ids_1T: Tensor) -> Tensor:
     """logits_TV, one token per forward."""
-    cache, logits = None, []
+    name, cache, logits = cache_argument(base.model), None, []
     for token_11 in ids_1T.split(1, dim=1):
-        step = base.model(token_11, past_key_values=cache, use_cache=True)
-        cache = step.past_key_values
+        step = base.model(token_11, use_cache=True, **{name: cache})
+        cache = getattr(step, name)
         logits.append(step.logits[0])
     return torch.cat(logits)
 
@@ -270,7 +285,9 @@ class OwnModel:
         return torch.cat([self.model(ids_1T, use_cache=False).logits[:, -1] for ids_1T in rows])
 
 
-def _measure(verifier: Verifier, reference: Reference, rounds: int) -> tuple[float, float]:
+def _measure(
+    verifier: Verifier, reference: Reference, rounds: int | None = None
+) -> tuple[float, float]:
     """(rounding tolerance, relative error) over so many trees in turn, the last one in splits."""
     actual_XV, paths = score_random_trees(verifier, rounds)
     if not isinstance(reference, OwnModel):
@@ -283,27 +300,33 @@ def _measure(verifier: Verifier, reference: Reference, rounds: int) -> tuple[flo
     return difference(actual_XV, reference.one_by_one(paths))
 
 
-def score_random_trees(verifier: Verifier, rounds: int) -> tuple[Tensor, list[list[int]]]:
-    """(logits_XV of the verifier, the path to each node)."""
+def score_random_trees(
+    verifier: Verifier, rounds: int | None = None
+) -> tuple[Tensor, list[list[int]]]:
+    """(logits_XV of the verifier, the path to each node). `rounds`: trees in turn, at most the last
+    so many of those that there are for such a verifier."""
     base = verifier.base
     generator = torch.Generator().manual_seed(0)
     prompts = [_random_ids(base, length, generator) for length in PROMPT_LENGTHS]
-    whole = Topology.from_parents(PARENTS, base.device)
-    smaller = Topology.from_parents(SMALLER, base.device)
-    cache = verifier.new_cache(len(prompts), max(PROMPT_LENGTHS) + 2 * len(PARENTS))
+    shapes = (CHAINS if verifier.chains_only else TREES)[-(rounds or len(CHAINS)) :]
+    cache = verifier.new_cache(len(prompts), max(PROMPT_LENGTHS) + len(shapes) * len(PARENTS))
     verifier.prefill(cache, prompts)
     scored, paths = list[Tensor](), list[list[int]]()
-    for round in range(rounds):
-        last = round == rounds - 1
-        topologies = [whole, smaller if last else whole]
+    for shape in shapes:
+        last = shape is shapes[-1]
+        topologies = [Topology.from_parents(parents, base.device) for parents, _ in shape]
         trees = [_random_ids(base, len(PARENTS), generator) for _ in prompts]
         nodes = flat_nodes([Draft(torch.tensor(trees, device=base.device), topologies)])
         with _split_finely(verifier, last):
             scored.append(verifier.score_trees(cache, nodes, range(len(prompts))).logits_NV)
         for prompt, tree, topology in zip(prompts, trees, topologies, strict=True):
             paths += [_path(node, prompt, tree, topology) for node in range(topology.num_used)]
-        cache.commit([KEPT] * len(prompts))
-        prompts = [p + [t[n] for n in KEPT] for p, t in zip(prompts, trees, strict=True)]
+        kept = [nodes for _, nodes in shape]
+        cache.commit(kept, range(len(prompts)))
+        prompts = [
+            prompt + [tree[node] for node in nodes]
+            for prompt, tree, nodes in zip(prompts, trees, kept, strict=True)
+        ]
     return torch.cat(scored), paths
 
 

@@ -79,18 +79,22 @@ class TreeCacheLayer(CacheLayerMixin):
 class TreeCache(Cache):
     """Keys and values of B rows with S slots each; `lengths[b]` tokens are committed in row b.
 
-    A forward is over all rows, or over those that `using` names. `dtype`: in which keys and values
-    are stored, as they are computed unless given.
+    A forward is over all rows, or over those that `using` names. `layers`: how many there are, or
+    the layers themselves, of which some may have no slots. `dtype`: in which keys and values are
+    stored, as they are computed unless given.
     """
 
     def __init__(
         self,
-        num_layers: int,
+        layers: int | list[Any],
         batch_size: int,
         num_slots: int,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(layers=[TreeCacheLayer(index, self) for index in range(num_layers)])
+        if isinstance(layers, int):
+            layers = [TreeCacheLayer(index, self) for index in range(layers)]
+        super().__init__(layers=layers)
+        self._slotted = [layer for layer in layers if isinstance(layer, TreeCacheLayer)]
         self.lengths = [0] * batch_size
         self.num_slots = num_slots
         self._dtype = dtype
@@ -143,7 +147,7 @@ class TreeCache(Cache):
         """The block, allocated now if the cache is empty, where all layers have one shape."""
         if self._block is None and not self._strays:
             empty = torch.empty(len(self.lengths), num_heads, 0, head_size)
-            for layer in self.layers:
+            for layer in self._slotted:
                 layer.lazy_initialization(empty, empty)
         return self.block
 
@@ -181,7 +185,7 @@ class TreeCache(Cache):
     def allocate(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Zeroed slots for layer `index` in the shape of its first keys and values."""
         B, (_, G, _, E) = len(self.lengths), keys.shape
-        shape = (len(self.layers), 2, B, G, self.num_slots, E)
+        shape = (len(self._slotted), 2, B, G, self.num_slots, E)
         dtype = self._dtype or keys.dtype
         if self._block is None:
             self._block = untouched_zeros(shape, dtype, keys.device)
@@ -237,6 +241,18 @@ class TreeCache(Cache):
             for tensor in pair:
                 tensor[row, :, length:end].zero_()
         self._reached[row] = length
+
+    def forget(self, row: int) -> None:
+        """Nothing of a row is committed, whatever is in its slots."""
+        self.lengths[row] = 0
+
+    def usable(self, row: int, length: int) -> int:
+        """How many of a row's first `length` tokens a text can go on after."""
+        return length
+
+    def num_unread(self, rows: Sequence[int]) -> int:
+        """Committed tokens that the next forward over these rows reads besides its nodes."""
+        return 0
 
     @no_gradients
     def copy_first(self, source: int, target: int, length: int) -> None:
@@ -331,12 +347,12 @@ class TreeCache(Cache):
         self._reached = [of(row, self._reached) for row in rows]
         self._held = list(self._reached)
         self._block, self._strays = block, []
-        for position, layer in enumerate(self.layers):
+        for layer in self._slotted:
             if id(layer.keys) in strays:
                 layer.keys, layer.values = strays[id(layer.keys)]
                 self._strays.append((layer.keys, layer.values))
             elif layer.keys is not None and self._block is not None:
-                layer.keys, layer.values = self._block[position, 0], self._block[position, 1]
+                layer.keys, layer.values = self._block[layer.index, 0], self._block[layer.index, 1]
 
 
 def _moves(nodes: Sequence[int], start: int) -> list[tuple[int, int]]:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from medusa_kit.base.families import refuse_impossible
+from medusa_kit.base.families import cache_argument, refuse_impossible
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.remembered.checks import CheckMemory
 from medusa_kit.heads.prefix_layer import PrefixLayer
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.prefix_layer import with_outputs
+from medusa_kit.infer.draft import Draft
 from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores, StepHolder, TreeStep
@@ -41,10 +42,12 @@ class Verifier:
     made. `steps_run_by`: for statistics. `prefix`: heads' layer over the hidden states of the
     prefix, run after the base's layers on the nodes of each forward, prompts included. Hidden
     states are 2 D wide then, as the heads read them: the base's and the layer's output. Logits are
-    the same to the bit.
+    the same to the bit. `chains_only`: whether a row's nodes must follow one another.
     Raises ConfigError for a backend that is not installed, IncompatibleBaseError for a model on
-    which trees are known to be impossible.
+    which drafting is known to be impossible.
     """
+
+    chains_only = False
 
     def __init__(
         self,
@@ -85,6 +88,10 @@ class Verifier:
         """What a forward of the model puts its step in."""
         return install_tree_attention(self.base.model)
 
+    @cached_property
+    def _cache_argument(self) -> str:
+        return cache_argument(self.base.model)
+
     @property
     def reads_packed_weights(self) -> bool:
         """Whether steps read weights as they were at load, whatever becomes of the model."""
@@ -124,6 +131,10 @@ class Verifier:
 
     def new_cache(self, batch_size: int, num_slots: int) -> TreeCache:
         return TreeCache(self.num_layers, batch_size, num_slots, self.cache_dtype)
+
+    def fitted(self, draft: Draft) -> Draft:
+        """As much of a draft as can be verified; its nodes keep their numbers."""
+        return draft
 
     def prompt_chunk(self, num_rows: int) -> int:
         """Tokens of each of so many prompts that one forward reads."""
@@ -194,9 +205,8 @@ class Verifier:
                     tokens_BN,
                     attention_mask=self._holder.attention_mask(self.base.dtype),
                     position_ids=positions_BN,
-                    past_key_values=cache,
                     use_cache=True,
-                    **kept,
+                    **{self._cache_argument: cache, **kept},
                 )
             finally:
                 self._holder.step = None

@@ -44,6 +44,17 @@ class PlannedTree:
     def tree(self) -> Tree:
         return self.dynamic or self.static
 
+    def as_chain(self) -> "PlannedTree":
+        """Of a static tree the first guess below the root, its first guess, and so on; in a dynamic
+        one's place a chain as deep."""
+        if self.dynamic is not None:
+            depth = min(len(self.dynamic.temperatures), self.dynamic.num_nodes - 1)
+            return PlannedTree(self.batch_size, CandidateTree.chain(depth))
+        shares = dict(zip(self.static.paths, self.acceptance or (), strict=False))
+        kept = [path for path in self.static.paths if not any(path)]
+        acceptance = tuple(shares[path] for path in kept) if shares else None
+        return PlannedTree(self.batch_size, CandidateTree(tuple(kept)), None, acceptance)
+
     def as_dict(self) -> dict[str, Any]:
         fields = {"num_nodes": self.static.num_nodes, "choices": self.static.to_choices()}
         return {"batch_size": self.batch_size, **fields, **self.sections()}
@@ -85,6 +96,10 @@ class TreePlan:
         if isinstance(tree, DynamicTree):
             return cls.of(CandidateTree.root_only(), tree)
         return cls.of(tree)
+
+    def as_chains(self) -> "TreePlan":
+        """The same with the likeliest path of each tree, for models that verify chains alone."""
+        return TreePlan(tuple(planned.as_chain() for planned in self.trees))
 
     def for_batch(self, batch_size: int) -> Tree:
         """The tree of the nearest batch size at or below the given one."""

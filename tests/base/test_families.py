@@ -149,7 +149,7 @@ def test_families_that_transformers_has_no_sdpa_for_load_from_a_folder(
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_context_without_room_for_the_check_is_refused(family: str) -> None:
-    longest = max(self_check.PROMPT_LENGTHS) + self_check.ROUNDS * len(self_check.KEPT)
+    longest = max(self_check.PROMPT_LENGTHS) + len(self_check.TREES) * len(self_check.KEPT)
     assert longest == LEAST_CONTEXT
     name = "n_positions" if family == "gpt2" else "max_position_embeddings"
     for length in (1, 5, LEAST_CONTEXT - 1):

@@ -1,6 +1,7 @@
 """Loads and prepares the draft model once for an engine, in its base's dtype and on its device."""
 
 from medusa_kit import console
+from medusa_kit.base.families import needs_chains
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.backends import prepare_backends
@@ -17,7 +18,7 @@ def draft_verifier(context: DraftContext) -> Verifier:
             hint="give draft_model: a smaller model of the same family",
         )
     if wanted is base:
-        return context.verifier.without_prefix
+        return _read_back(context.verifier.without_prefix)
 
     def prepare() -> Verifier:
         draft = wanted
@@ -30,8 +31,20 @@ def draft_verifier(context: DraftContext) -> Verifier:
                 f"than the {sizes[1] / 1e6:,.1f}M of {base.info.name}: each of its forwards "
                 "costs more than one it may save"
             )
-        return prepare_backends(draft, fixed_shapes="never").verifier
+        return _read_back(prepare_backends(draft, fixed_shapes="never").verifier)
 
     return context.remembered(
         ("draft model", wanted if isinstance(wanted, str) else id(wanted)), prepare
     )
+
+
+def _read_back(verifier: Verifier) -> Verifier:
+    """The same, unless what it has read cannot be taken back token by token."""
+    if verifier.chains_only:
+        name, kind = verifier.base.info.name, verifier.base.info.model_type
+        raise ConfigError(
+            f"{name!r} ({kind}) cannot be a draft model: {needs_chains(verifier.base.config)}, and "
+            "what it drafted in vain could not be taken back",
+            hint="give draft_model: a model with attention alone",
+        )
+    return verifier

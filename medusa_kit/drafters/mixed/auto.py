@@ -65,6 +65,7 @@ class AutoDrafter:
     # What it requires of steps on the device; None: it cannot use them.
     host_trees: HostTreeSpec | None = None
     device_experience: Experience | None = None  # of such steps, with costs of their own
+    chains: bool = False  # whether a row's guesses must follow one another
     clock: Callable[[], float] = time.perf_counter
     shares: dict[str, Share] = field(default_factory=dict)
     credits: list[list[str]] = field(default_factory=list)
@@ -153,7 +154,7 @@ class AutoDrafter:
             for source in self.free:
                 source.leave_out_below(cost.least_chance(rows), acceptance)
         tries = merged(self.free, state, acceptance)
-        self._step = step = Step(tries, cost, num_others, start)
+        self._step = step = Step(tries, cost, num_others, start, self.chains)
         if cost.measured:
             self._choose(step, state)
         return step
@@ -263,6 +264,7 @@ def build(context: DraftContext, options: Any) -> Drafter:
     key = ("auto", tuple(names))
     experience = context.remembered(key, lambda: _fresh(context, costly))
     drafter = AutoDrafter(free, costly, experience, context.device, options.max_nodes, reasons)
+    drafter.chains = context.verifier.chains_only
     if context.on_device:
         if (why := _obstacle(context, free, costly)) is not None:
             drafter.reasons = [*reasons, f"draft tokens are not sent to steps on the device: {why}"]

@@ -36,6 +36,7 @@ class CombinedDrafter(TrieDrafter):
     ):
         super().__init__(device)
         self.sources, self.num_nodes, self.acceptance = sources, num_nodes, acceptance
+        self.chains = False  # whether a row's guesses must follow one another
         self.reasons: list[str] = []  # why expected sources are missing
         self.credits: list[list[str]] = []
         self._tries: list[Trie] = []
@@ -54,7 +55,10 @@ class CombinedDrafter(TrieDrafter):
 
     def guess(self, state: State) -> list[Trie]:
         tries = merged(self.sources, state, self.acceptance)
-        orders = [trie.by_chance(_long_match)[: self.num_nodes] for trie in tries]
+        orders = [
+            (trie.best_path() if self.chains else trie.by_chance(_long_match))[: self.num_nodes]
+            for trie in tries
+        ]
         return [
             trie.kept([node for node, _ in order])
             for trie, order in zip(tries, orders, strict=True)
@@ -152,5 +156,5 @@ def build(context: DraftContext, options: Any) -> Drafter:
     names, reasons = usual_sources(context, options.sources)
     sources = build_sources(context, names, options.options)
     drafter = CombinedDrafter(sources, options.num_nodes, shared_estimate(context), context.device)
-    drafter.reasons = reasons
+    drafter.reasons, drafter.chains = reasons, context.verifier.chains_only
     return drafter

@@ -19,6 +19,7 @@ class Step:
     cost: StepCost
     num_others: int  # nodes of other rows in the same step
     start: float
+    chains: bool = False  # whether a row's guesses must follow one another
     timed_here: bool = False  # whether its time is recorded by the drafter, not by the batch
     drafted: float = 0.0
     # What free guesses alone promise: tokens of these rows, in a step of so many seconds; tokens a
@@ -35,7 +36,10 @@ class Step:
     expected: float = 0.0  # right ones of these
 
     def __post_init__(self) -> None:
-        self.orders: list[Order] = [trie.by_chance() for trie in self.tries]
+        self.orders: list[Order] = self._orders()
+
+    def _orders(self) -> list[Order]:
+        return [trie.best_path() if self.chains else trie.by_chance() for trie in self.tries]
 
     @property
     def num_rows(self) -> int:
@@ -57,7 +61,7 @@ class Step:
         """Add the guesses of another source."""
         for whole, trie in zip(self.tries, more, strict=True):
             whole.merge(trie)
-        self.orders = [trie.by_chance() for trie in self.tries]
+        self.orders = self._orders()
 
     def keep(self, counts: Sequence[int]) -> None:
         """The likeliest guesses of each row are verified."""

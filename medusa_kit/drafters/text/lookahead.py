@@ -16,6 +16,7 @@ from itertools import islice
 
 import torch
 
+from medusa_kit.base.families import needs_chains
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.trie import Trie, TrieDrafter
 from medusa_kit.errors import ConfigError
@@ -174,7 +175,14 @@ def _seeds(tokens: Sequence[int], count: int) -> list[int]:
 
 
 def build(context: DraftContext, options: LookaheadOptions) -> LookaheadDrafter:
-    """Raises ConfigError where a step would have more than MAX_NODES nodes."""
+    """Raises ConfigError where a step would have more than MAX_NODES nodes, and for a base that
+    verifies chains alone: windows are branches."""
+    if context.verifier.chains_only:
+        raise ConfigError(
+            f"lookahead refines several guesses side by side, and {context.base.info.name!r} can "
+            f"only verify one after another: {needs_chains(context.base.config)}",
+            hint="use another drafter, such as auto",
+        )
     nodes, most = most_nodes(options), min(context.base.info.context_length, MAX_NODES)
     if nodes > most:
         raise ConfigError(

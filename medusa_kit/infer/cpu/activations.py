@@ -23,7 +23,6 @@ from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.describe import Unsupported
 from medusa_kit.infer.cpu.verifier import WITHOUT, NativeVerifier, needed
 from medusa_kit.infer.self_check import (
-    ROUNDS,
     TreeCheck,
     check_of,
     difference,
@@ -136,7 +135,7 @@ def _checked(rounded: NativeVerifier, exact: NativeVerifier) -> TreeCheck:
 @no_gradients
 def _compare(rounded: NativeVerifier, exact: NativeVerifier) -> TreeCheck:
     with rounded.lock(), narrow_windows(rounded.windowed()):
-        trees_XV, paths = score_random_trees(rounded, ROUNDS)
+        trees_XV, paths = score_random_trees(rounded)
         plain_XV, exact_XV = _read_plainly(rounded, paths), _read_plainly(exact, paths)
     tolerance, off = difference(trees_XV, plain_XV)
     if off:

@@ -277,7 +277,11 @@ def light_base(
         config, folder, tokenizer = read_parts(where, source, revision)
     except Exception as error:  # as in `from_pretrained`, which will tell
         raise Unsupported(f"its files cannot be read: {error}") from error
-    if config.get_text_config() is not config or families.why_impossible(config):
+    if (
+        config.get_text_config() is not config
+        or families.why_impossible(config)
+        or (families.needs_chains(config))
+    ):
         raise Unsupported("it is more than a text model, or none that trees can be verified on")
     if getattr(config, "quantization_config", None) is not None:
         raise Unsupported("its checkpoint is quantised")

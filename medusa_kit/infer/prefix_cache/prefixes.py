@@ -3,7 +3,7 @@
 Plain Python over token ids.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 WORTH_A_COPY = 16  # tokens that another place must hold more of: shorter ones are read as fast
@@ -46,16 +46,21 @@ class HeldPrefixes:
         free: Sequence[int],
         others: Mapping[int, Sequence[int]],
         later: Sequence[Sequence[int]] = (),
+        usable: Callable[[int, int], int] = lambda place, length: length,
     ) -> Start:
         """The start that leaves least to read, at least one token. `others`: what places in use
         hold, which may be copied. `later`: prompts that get a place next; what holds one of them
-        whole is kept for it where another can be given.
+        whole is kept for it where another can be given. `usable(place, length)`: how many of a
+        place's first `length` tokens a text can go on after.
 
         A place that `may_overwrite` is used itself. Others are copied from: a common system prompt
         is no reason to overwrite what follows it."""
         most = len(prompt) - 1
         texts = {**{place: self.tokens[place] for place in free}, **others}
-        shared = {place: min(common_length(text, prompt), most) for place, text in texts.items()}
+        shared = {
+            place: usable(place, min(common_length(text, prompt), most))
+            for place, text in texts.items()
+        }
         own = [place for place in free if self.may_overwrite(place, shared[place])]
         oldest = self._oldest(free, later)
         place = max(own, key=lambda one: (shared[one], -self._left_at[one], -one), default=oldest)

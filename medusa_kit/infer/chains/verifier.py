@@ -1,0 +1,183 @@
+"""The verifier of models that carry a state: one chain of draft tokens a row, no trees.
+
+Siblings would follow one another in such a model. So of a tree the likeliest path is taken; its
+other nodes are marked as unused, and drafters see them so.
+
+Shapes: B batch, N nodes with root, M of them scored, D hidden, V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from medusa_kit.base.families import needs_chains
+from medusa_kit.base.model import BaseModel
+from medusa_kit.errors import ConfigError
+from medusa_kit.heads.prefix_layer import PrefixLayer
+from medusa_kit.infer.attention.choice import AttentionChoice
+from medusa_kit.infer.chains.cache import ChainCache
+from medusa_kit.infer.draft import ROOT, UNUSED, Draft, shared_topology
+from medusa_kit.infer.transfer import to_device
+from medusa_kit.infer.tree_cache import TreeCache
+from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores
+from medusa_kit.infer.verifier import Verifier
+from medusa_kit.no_gradients import no_gradients
+
+# Tokens that are read again in front of a chain, at most; more are read in a forward of their own.
+MOST_UNREAD = 8
+CHAINS = ", one chain of draft tokens a request"  # in statistics
+
+
+class ChainVerifier(Verifier):
+    """Scores chains after a kept state. Rows with as many tokens to read share a forward: padding
+    would enter their states."""
+
+    chains_only = True
+
+    def __init__(
+        self,
+        base: BaseModel,
+        attention: AttentionChoice | str = "auto",
+        steps_run_by: str = "torch",
+    ) -> None:
+        super().__init__(base, attention, f"{steps_run_by}{CHAINS}")
+
+    def with_prefix(self, prefix: PrefixLayer | None) -> "ChainVerifier":
+        """Raises ConfigError for a prefix layer, whose cache a state has no place in."""
+        if prefix is None:
+            return self
+        raise ConfigError(
+            f"heads with a prefix layer cannot draft for {self.base.info.name!r}: "
+            f"{needs_chains(self.base.config)}",
+            hint="train heads without `prefix_layer`",
+        )
+
+    def new_cache(self, batch_size: int, num_slots: int) -> ChainCache:
+        return ChainCache(self.base.config, batch_size, num_slots, self.cache_dtype)
+
+    def fitted(self, draft: Draft) -> Draft:
+        """The draft with the first path of each row's tree: at each node its first child, the
+        likeliest one where drafters put these in order."""
+        device = self.base.device
+        paths = [_first_path(topology.parents) for topology in draft.topologies]
+        if paths == [topology.parents for topology in draft.topologies]:
+            return draft
+        topologies = [shared_topology(path, device) for path in paths]
+        return Draft(draft.tokens_BN, topologies, draft.distributions)
+
+    @no_gradients
+    def forward(
+        self,
+        cache: TreeCache,
+        tokens_BN: Tensor,
+        depths_BN: Tensor,
+        sees_BNN: Tensor,
+        *,
+        causal_prompt: bool = False,
+        prompt: bool = False,
+        keep_M: Tensor | None = None,
+    ) -> NodeScores:
+        """Scores of a chain for each row of the cache."""
+        B, N = tokens_BN.shape
+        nodes = Nodes(tokens_BN.flatten(), depths_BN.flatten(), sees_BNN.flatten(), [N] * B)
+        scores = self.score_trees(cache, nodes, range(B))
+        hidden_BND, logits_BNV = scores.hidden_ND.view(B, N, -1), scores.logits_NV.view(B, N, -1)
+        if keep_M is None:
+            return NodeScores(hidden_BND, logits_BNV)
+        return NodeScores(hidden_BND[:, keep_M], logits_BNV[:, keep_M])
+
+    @no_gradients
+    def score_trees(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> RaggedScores:
+        """Nodes that do not follow the root are not scored: zeros stand for them."""
+        assert isinstance(cache, ChainCache)
+        late = [row for row in rows if len(cache.unread[row]) > MOST_UNREAD]
+        if late:
+            self._read(cache, late, [[] for _ in late], 1)
+            cache.commit([[] for _ in late], late)
+        chains, places = _chains(nodes)
+        hidden, logits = self._read(cache, rows, chains, max(map(len, chains)))
+        if len(places) == len(nodes.tokens_N):
+            return RaggedScores(torch.cat(hidden), torch.cat(logits))
+        at_M = to_device(places, self.base.device)
+        return RaggedScores(
+            _spread(torch.cat(hidden), at_M, len(nodes.tokens_N)),
+            _spread(torch.cat(logits), at_M, len(nodes.tokens_N)),
+        )
+
+    @no_gradients
+    def read_prompts(
+        self, cache: TreeCache, rows: Sequence[int], pieces: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, Tensor]:
+        assert isinstance(cache, ChainCache)
+        hidden, logits = self._read(cache, rows, [list(piece) for piece in pieces], 1)
+        cache.commit(pieces, rows)
+        cache.end_prompt(rows)
+        return torch.cat([one[-1:] for one in hidden]), torch.cat([one[-1:] for one in logits])
+
+    def _read(
+        self, cache: ChainCache, rows: Sequence[int], chains: Sequence[list[int]], most_scored: int
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """(hidden_ND, logits_NV) of each row's new tokens, at least of the last `most_scored`; its
+        unread ones are read in front of them."""
+        texts = [[*cache.unread[row], *chain] for row, chain in zip(rows, chains, strict=True)]
+        hidden, logits = dict[int, Tensor](), dict[int, Tensor]()
+        for some in _alike([cache.lengths[row] > 0 for row in rows], texts):
+            own = [rows[index] for index in some]
+            read_BND, scored_BMV = self._forward(cache, own, [texts[i] for i in some], most_scored)
+            for place, index in enumerate(some):
+                count = len(chains[index])
+                hidden[index] = read_BND[place, max(read_BND.shape[1] - count, 0) :]
+                logits[index] = scored_BMV[place, max(scored_BMV.shape[1] - count, 0) :]
+        order = range(len(rows))
+        return [hidden[index] for index in order], [logits[index] for index in order]
+
+    def _forward(
+        self, cache: ChainCache, rows: Sequence[int], texts: Sequence[list[int]], most_scored: int
+    ) -> tuple[Tensor, Tensor]:
+        """(hidden_BMD, logits_BMV) of the last nodes of texts of one length."""
+        nodes = Nodes.chains(texts, self.base.device)
+        N = nodes.counts[0]
+        last_M = torch.arange(max(N - most_scored, 0), N, device=self.base.device)
+        with cache.reading(rows, texts):
+            cache.check_room(N)
+            tokens_BN, depths_BN, sees_BNN = nodes.padded()
+            step = self._step(cache, depths_BN, sees_BNN, not any(cache.lengths_in_use))
+            forward = self.base.hidden_and_logits
+            hidden_BXD, logits_BMV = self._run_model(forward, cache, step, tokens_BN, last_M)
+        return hidden_BXD, logits_BMV
+
+
+def _first_path(parents: Sequence[int]) -> tuple[int, ...]:
+    """The same parents, those of nodes off the path UNUSED."""
+    last, kept = 0, [ROOT]
+    for node, parent in enumerate(parents[1:], start=1):
+        kept.append(parent if parent == last else UNUSED)
+        last = node if parent == last else last
+    return tuple(kept)
+
+
+def _chains(nodes: Nodes) -> tuple[list[list[int]], list[int]]:
+    """(tokens of each row's chain, where these nodes are among all)."""
+    tokens, chains, places = nodes.tokens_N.tolist(), list[list[int]](), list[int]()
+    first = square = 0
+    for count in nodes.counts:
+        sees_root = nodes.sees[square : square + count * count : count].tolist()
+        on_path = [first + node for node, sees in enumerate(sees_root) if sees]
+        chains.append([tokens[place] for place in on_path])
+        places += on_path
+        first, square = first + count, square + count * count
+    return chains, places
+
+
+def _alike(begun: Sequence[bool], texts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Indices of the texts that one forward reads."""
+    sizes: dict[tuple[bool, int], list[int]] = {}
+    for index, (goes_on, text) in enumerate(zip(begun, texts, strict=True)):
+        sizes.setdefault((goes_on, len(text)), []).append(index)
+    return list(sizes.values())
+
+
+def _spread(some_MX: Tensor, at_M: Tensor, count: int) -> Tensor:
+    """all_NX with zeros where there is none of `some_MX`."""
+    return some_MX.new_zeros(count, some_MX.shape[1]).index_copy_(0, at_M, some_MX)
