@@ -39,7 +39,7 @@ from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.drafters import READ_HEADS, default_drafter, drafts_without_heads
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
-from medusa_kit.tree.plan import PlannedTree, Tree, TreePlan
+from medusa_kit.tree.plan import PlannedTree, Tree, TreePlan, fitted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
@@ -234,10 +234,8 @@ class Engine:
         return ids
 
     def use_tree(self, tree: Tree | TreePlan) -> None:
-        """Decode with another tree from now on; of one whose base verifies chains alone, its
-        likeliest path is taken. Raises TreeError where the heads cannot fill it."""
-        if self.verifier.chains_only:
-            tree = TreePlan.of_any(tree).as_chains()
+        """Decode with another tree from now on. Raises TreeError where the heads cannot fill it."""
+        tree = fitted(tree, self.verifier.chains_only)
         if self.heads is not None:
             tree.check_fits(self.heads.num_heads, self.heads.num_columns)
         self.plan, self.tree = (None, tree) if isinstance(tree, Tree) else (tree, tree.for_batch(1))
@@ -271,8 +269,7 @@ class Engine:
 
     @property
     def pays(self) -> bool:
-        """Whether guesses are verified only where they pay. Whole steps on the device have sizes of
-        their own."""
+        """Whether guesses are verified only where they pay; not by whole steps on the device."""
         return self.steps is not None and self.graphs is None
 
     def _why(self, row: Row) -> list[str]:

@@ -116,6 +116,11 @@ class TreePlan:
             planned.tree.check_fits(num_heads, num_ranks)
 
 
+def fitted(tree: Tree | TreePlan, chains_only: bool) -> Tree | TreePlan:
+    """The tree itself, or the likeliest path of each for a model that verifies chains alone."""
+    return TreePlan.of_any(tree).as_chains() if chains_only else tree
+
+
 def save_plan(plan: TreePlan, path: str | pathlib.Path, extra: dict[str, Any]) -> None:
     """Write tree.json, with the further fields of `extra`.
 

@@ -11,7 +11,12 @@ from support.small_engines import build_engine
 from support.tiny_models import COMMON, EVERY, tiny_base, tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel, T5ForConditionalGeneration
 
-from medusa_kit.base.families import LEAST_CONTEXT, refuse_impossible, why_impossible
+from medusa_kit.base.families import (
+    LEAST_CONTEXT,
+    needs_chains,
+    refuse_impossible,
+    why_impossible,
+)
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.base.stored_tensors import skeleton_of
@@ -19,11 +24,10 @@ from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer import self_check
 from medusa_kit.infer.verifier import Verifier
 
-STATEFUL = ["mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma", "jamba", "bamba",
-            "nemotron_h", "granitemoehybrid", "qwen3_next", "minimax", "olmo_hybrid"]  # fmt: skip
+STATEFUL = ["mamba2", "bamba", "nemotron_h", "granitemoehybrid", "qwen3_next", "olmo_hybrid"]
 REASONS = {
-    **dict.fromkeys(STATEFUL, "carries a state"),
-    **dict.fromkeys(("zamba", "zamba2", "falcon_h1"), "half of its heads"),
+    **dict.fromkeys(("mamba", "falcon_mamba", "jamba", "zamba"), "only from the start of a text"),
+    **dict.fromkeys(("rwkv", "xlstm", "recurrent_gemma", "minimax"), "outside of transformers'"),
     **dict.fromkeys(("bloom", "mpt"), "ALiBi"),
     "gpt_neo": "count slots",
     "llama4_text": "chunked attention",
@@ -60,15 +64,23 @@ def test_refused_by_name_and_for_the_right_reason(family: str) -> None:
 )
 def test_it_is_the_layers_that_count(family: str, arguments: dict, reason: str | None) -> None:
     layers = {"num_hidden_layers": 2} if "layer_types" in arguments else {}
-    why = why_impossible(AutoConfig.for_model(family, **layers, **arguments))
+    config = AutoConfig.for_model(family, **layers, **arguments)
+    why = needs_chains(config) or why_impossible(config)
     assert why is None if reason is None else reason in (why or "")
 
 
-@pytest.mark.parametrize("family", ["zamba2", "t5"])
+@pytest.mark.parametrize("family", [*STATEFUL, "zamba2", "falcon_h1"])
+def test_a_state_asks_for_chains(family: str) -> None:
+    config = AutoConfig.for_model(family)
+    assert why_impossible(config) is None
+    assert re.search("carries a state|half of its heads", needs_chains(config) or "")
+
+
+@pytest.mark.parametrize("family", ["mpt", "t5"])
 def test_a_folder_is_refused_before_any_weight_is_read(family: str, tmp_path: Path) -> None:
     """The folder holds no weights at all."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
-    with pytest.raises(IncompatibleBaseError, match="trees cannot be verified on"):
+    with pytest.raises(IncompatibleBaseError, match="draft tokens cannot be verified on"):
         load_base_model(str(tmp_path), device="cpu")
 
 
@@ -88,6 +100,7 @@ def test_models_in_memory_are_refused_too() -> None:
 def test_the_self_check_refuses_what_no_name_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same model under a name that is not on the list, refused with what went wrong."""
     from medusa_kit.infer import verifier
+    from medusa_kit.infer.chains import choice
     from medusa_kit.infer.self_check import self_check
 
     monkeypatch.setattr(verifier, "refuse_impossible", lambda *_: None)
@@ -95,6 +108,7 @@ def test_the_self_check_refuses_what_no_name_shows(monkeypatch: pytest.MonkeyPat
     with pytest.raises(IncompatibleBaseError, match="a tree forward failed"):
         self_check(wrap_model(bloom))
     lfm2 = model_of("lfm2", **COMMON, layer_types=["conv", "full_attention", "conv"])
+    monkeypatch.setattr(choice, "needs_chains", lambda config: None)  # as trees
     with pytest.raises(IncompatibleBaseError):
         self_check(wrap_model(lfm2))
 

@@ -8,9 +8,9 @@ from functools import cache
 
 import pytest
 import torch
+from support.models.hybrids import CHAINS, tiny_hybrid, tiny_hybrid_base
 from support.partly_knowing import PartlyKnowing
 from support.small_engines import build_engine, random_heads, random_prompt
-from support.tiny_hybrids import CHAINS, tiny_hybrid, tiny_hybrid_base
 from support.tiny_models import CONTEXT, STOP, tiny_base
 
 from medusa_kit.engine.engine import Engine
@@ -39,9 +39,7 @@ def plain(family: str, prompt: tuple[int, ...], tokens: int, stop: int | None = 
     return whole[0, len(prompt) :].tolist()
 
 
-def plain_answer(
-    family: str, prompt: list[int], tokens: int, stop: int | None = STOP
-) -> list[int]:
+def plain_answer(family: str, prompt: list[int], tokens: int, stop: int | None = STOP) -> list[int]:
     return list(plain(family, tuple(prompt), tokens, stop))
 
 
@@ -77,7 +75,9 @@ def test_a_text_goes_on_after_an_answer(family: str) -> None:
     longer = [*first, *answered.token_ids, *random_prompt(5, 1)]
     other = [*first, *random_prompt(6, 2)]  # leaves the text where the answer began
     again = batch_answers(engine, batch, [longer, other])
-    assert [row.token_ids for row in again] == [plain_answer(family, p, 12) for p in (longer, other)]
+    assert [row.token_ids for row in again] == [
+        plain_answer(family, p, 12) for p in (longer, other)
+    ]
     assert len(first) <= again[0].num_cached < len(longer)
     assert again[1].num_cached == len(first)
     [strange] = batch_answers(engine, batch, [random_prompt(9, 9)])  # nothing is left of them

@@ -11,7 +11,8 @@ from medusa_kit.base.in_pieces import ModelInPieces, model_in_pieces
 from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError
 from medusa_kit.infer import attention, tree_step
-from medusa_kit.infer.self_check import _own_rounding, check_trees, self_check
+from medusa_kit.infer.own_rounding import own_rounding
+from medusa_kit.infer.self_check import check_trees, self_check
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
 
@@ -187,7 +188,7 @@ def test_what_rounding_alone_does_in_16_bits_is_no_fault(
 ) -> None:
     """Such a model differs from itself as much without any tree; a wrong mask differs by more."""
     base = coarse_base(dtype)
-    assert _own_rounding(base) > 0.1  # on every processor; what a tree differs by hangs on it
+    assert own_rounding(base) > 0.1  # on every processor; what a tree differs by hangs on it
     assert self_check(base).relative_error < 0.5
     right = tree_step.TreeStep.mask
 

@@ -6,7 +6,7 @@ keeps is the cache's to decide (cache.py).
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,10 +14,7 @@ from transformers import cache_utils
 from transformers.cache_utils import CacheLayerMixin, DynamicCache
 
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.infer.tree_cache import TreeCacheLayer
-
-if TYPE_CHECKING:
-    from medusa_kit.infer.chains.cache import ChainCache
+from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
 
 LayerState = tuple[Tensor | None, ...]  # [1, ...] each: convolutions, then recurrent states
 FIRST_VERSION = "5.23"  # of transformers in which all families keep their states in cache layers
@@ -55,7 +52,7 @@ class StateLayer(_Linear):
 class StateAndSlotsLayer(StateLayer, TreeCacheLayer):
     """The same beside attention, whose keys and values are in slots."""
 
-    def __init__(self, number_of_states: int, index: int, cache: "ChainCache") -> None:
+    def __init__(self, number_of_states: int, index: int, cache: TreeCache) -> None:
         TreeCacheLayer.__init__(self, index, cache)
         StateLayer.__init__(self, number_of_states)
 
@@ -65,7 +62,7 @@ class StateAndSlotsLayer(StateLayer, TreeCacheLayer):
         of.lazy_initialization(self, *args, **kwargs)
 
 
-def layers_for(config: Any, cache: "ChainCache") -> list[Any]:
+def layers_for(config: Any, cache: TreeCache) -> list[Any]:
     """A layer for each of the model's, by what transformers' own cache has for it.
 
     Raises IncompatibleBaseError for layers of another kind.

@@ -22,13 +22,8 @@ from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.describe import Unsupported
 from medusa_kit.infer.cpu.verifier import WITHOUT, NativeVerifier, needed
-from medusa_kit.infer.self_check import (
-    TreeCheck,
-    check_of,
-    difference,
-    narrow_windows,
-    score_random_trees,
-)
+from medusa_kit.infer.own_rounding import difference
+from medusa_kit.infer.self_check import TreeCheck, check_of, narrow_windows, score_random_trees
 from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients

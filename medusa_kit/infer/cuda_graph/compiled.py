@@ -12,7 +12,7 @@ from torch import Tensor
 from medusa_kit.base.model import BaseModel, relative_error
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.cuda_graph.replay import ReplayedStep
-from medusa_kit.infer.self_check import allowed_error
+from medusa_kit.infer.own_rounding import allowed_error
 from medusa_kit.infer.verifier import Forward
 
 

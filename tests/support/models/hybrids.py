@@ -8,10 +8,10 @@ windows are a few tokens long, so that a short text crosses them.
 from typing import Any
 
 import torch
+from support.tiny_models import COMMON, CONTEXT, EXPERTS, HEAD, LATENT, ROUTED, STOP, UNTIED, VOCAB
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from medusa_kit.base.model import BaseModel, wrap_model
-from support.tiny_models import COMMON, CONTEXT, EXPERTS, HEAD, LATENT, ROUTED, STOP, UNTIED, VOCAB
 
 CHUNK = 8  # tokens that a Mamba layer reads at a time
 LINEAR, FULL = "linear_attention", "full_attention"

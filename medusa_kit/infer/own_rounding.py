@@ -1,0 +1,110 @@
+"""How far a model differs from itself by rounding alone.
+
+Shapes: T tokens, V vocabulary, X nodes of several texts.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medusa_kit.base.families import cache_argument, needs_chains
+from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel, relative_error
+from medusa_kit.locks import lock_of
+from medusa_kit.no_gradients import no_gradients
+
+OWN_ROUNDING_TOKENS = 12
+# Lengths of the texts on which a model in 16 bits is compared with itself, and the largest error
+# that may pass for rounding, as a share of the logits' spread.
+OWN_LENGTHS = (8, 12, 16, 20)
+MOST_ROUNDED = 0.5
+# What a model's code raises where it is asked for something that it cannot do.
+FAILURES = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)
+
+
+def difference(actual_XV: Tensor, expected_XV: Tensor) -> tuple[float, float]:
+    """(rounding tolerance, the largest difference as a share of the spread)."""
+    last_bit = torch.finfo(actual_XV.dtype).eps * float(expected_XV.double().abs().max())
+    absolute = float((actual_XV.double() - expected_XV.double()).abs().max())
+    spread = float(expected_XV.double().std().clamp_min(1e-12))
+    return max(2 * absolute, last_bit), absolute / spread
+
+
+def allowed_error(base: BaseModel, measured: float) -> float:
+    """How far logits may be off by rounding alone, as a share of their spread.
+
+    In 16 bits a sound model may round coarsely: SmolLM2-135M in bfloat16, read at once and token by
+    token, differs from itself by 0.2 to 0.4. So an error above the usual tolerance is compared with
+    that. Attending to a wrong token gives errors of several times the spread.
+    """
+    # Quantised activations can turn a last bit into a whole step, which is as coarse as bf16.
+    allowed = RELATIVE_TOLERANCE[torch.bfloat16 if base.info.quantized else base.dtype]
+    if measured <= allowed or base.info.quantized:
+        return allowed
+    if base.dtype.itemsize != 2 and not needs_chains(base.config):
+        return allowed
+    return max(allowed, min(2 * own_rounding(base), MOST_ROUNDED))
+
+
+@no_gradients
+def own_rounding(base: BaseModel) -> float:
+    """By how much the model differs from itself: read at once and token by token, and with its
+    embeddings off by a last bit.
+
+    The second is needed where a processor happens to sum both readings in the same order.
+    """
+    generator = torch.Generator().manual_seed(0)
+    texts = [random_ids(base, length, generator) for length in OWN_LENGTHS]
+    rows = [torch.tensor([ids], device=base.device) for ids in texts]
+    with lock_of(base):
+        whole = torch.cat([base.model(ids_1T, use_cache=False).logits[0] for ids_1T in rows])
+        stepwise = torch.cat([_read_stepwise(base, ids_1T) for ids_1T in rows])
+        with _last_bit_off(base.model.get_input_embeddings()):
+            off = torch.cat([base.model(ids_1T, use_cache=False).logits[0] for ids_1T in rows])
+    return max(difference(stepwise, whole)[1], difference(off, whole)[1])
+
+
+def _read_stepwise(base: BaseModel, ids_1T: Tensor) -> Tensor:
+    """logits_TV, one token per forward."""
+    name, cache, logits = cache_argument(base.model), None, []
+    for token_11 in ids_1T.split(1, dim=1):
+        step = base.model(token_11, use_cache=True, **{name: cache})
+        cache = getattr(step, name)
+        logits.append(step.logits[0])
+    return torch.cat(logits)
+
+
+@contextmanager
+def _last_bit_off(embedding: torch.nn.Module) -> Iterator[None]:
+    """Make every second element of the embeddings larger by one unit in the last place."""
+
+    def stir(module: torch.nn.Module, inputs: Any, out: Tensor) -> Tensor:
+        alternate = torch.arange(out.shape[-1], device=out.device) % 2
+        return out * (1 + torch.finfo(out.dtype).eps * alternate).to(out.dtype)
+
+    handle = embedding.register_forward_hook(stir)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def own_cached_error(base: BaseModel) -> str:
+    """By how much a quantised base differs from itself, read at once and with its own cache."""
+    ids = random_ids(base, OWN_ROUNDING_TOKENS, torch.Generator().manual_seed(0))
+    ids_1T = torch.tensor([ids], device=base.device)
+    try:
+        whole_1V = base.model(ids_1T, use_cache=False).logits[:, -1]
+        before = base.model(ids_1T[:, :-1], use_cache=True)
+        cached_1V = base.model(ids_1T[:, -1:], past_key_values=before.past_key_values).logits[:, -1]
+    except FAILURES:
+        return ""
+    own = relative_error(cached_1V, whole_1V)
+    return f"; without any tree, its logits with and without a cache differ by {own:.1e}"
+
+
+def random_ids(base: BaseModel, count: int, generator: torch.Generator) -> list[int]:
+    size = min(base.info.vocab_size, base.config.vocab_size)
+    return torch.randint(0, size, (count,), generator=generator).tolist()
