@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from support.tiny_models import COMMON, CONTEXT, EXPERTS, HEAD, LATENT, ROUTED, STOP, UNTIED, VOCAB
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from medusa_kit.base.model import BaseModel, wrap_model
 
@@ -85,7 +85,11 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
 # Those that are decoded with chains; the others are refused, with the reason.
 REFUSED = ("jamba", "falcon_mamba", "mamba", "minimax", "recurrent_gemma", "rwkv", "llama4",
            "deepseek_v32", "glm_moe_dsa")  # fmt: skip
-CHAINS = [family for family in HYBRIDS if family not in REFUSED]
+CHAINS = [
+    family
+    for family, (kind, _) in HYBRIDS.items()
+    if family not in REFUSED and kind in CONFIG_MAPPING  # older versions lack some
+]
 STATELESS = ("llama4", "deepseek_v32", "glm_moe_dsa")
 
 
