@@ -75,7 +75,7 @@ endif
 # A file's tests stay in one process, since they share its fixtures. Each process needs some 3 GB.
 # Files run by name, which ends with quick ones; pytest-xdist would end with those of few tests, some
 # of which take a minute, and the other processes would wait for them.
-# CASES=all: tests that sample combinations (tests/support/samples.py) run each of them.
+# CASES=all: tests that sample combinations (tests/support/samples) run each of them.
 test: install ## The whole test suite (no network, no GPU); CASES=all: and every combination; VARIANT=avx2: as on another processor; OLDEST=1, NEWEST=1: other versions
 	OMP_NUM_THREADS=1 $(if $(CASES),MEDUSA_KIT_CASES=$(CASES)) $(VARIANT_$(VARIANT)) $(BIN)/python -m pytest \
 		-n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TESTS)
