@@ -73,9 +73,12 @@ endif
 
 # One thread a process: tiny models are slower with more, several times slower on a busy machine.
 # A file's tests stay in one process, since they share its fixtures. Each process needs some 3 GB.
-test: install ## The whole test suite (no network, no GPU); VARIANT=avx2: as on another processor; OLDEST=1, NEWEST=1: other versions
-	OMP_NUM_THREADS=1 $(VARIANT_$(VARIANT)) $(BIN)/python -m pytest \
-		-n logical --maxprocesses 4 --dist loadfile $(TESTS)
+# Files run by name, which ends with quick ones; pytest-xdist would end with those of few tests, some
+# of which take a minute, and the other processes would wait for them.
+# CASES=all: tests that sample combinations (tests/support/samples) run each of them.
+test: install ## The whole test suite (no network, no GPU); CASES=all: and every combination; VARIANT=avx2: as on another processor; OLDEST=1, NEWEST=1: other versions
+	OMP_NUM_THREADS=1 $(if $(CASES),MEDUSA_KIT_CASES=$(CASES)) $(VARIANT_$(VARIANT)) $(BIN)/python -m pytest \
+		-n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 # `test` runs a seeded sample of these.
 test-precisions: install ## int16 and int8 activations, every case: drafters, batches, grammars, the server; VARIANT=avx2: as on another processor
