@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test test-precisions test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check test-gpu demo bench bench-llama-cpp bench-serving recording clean
+.PHONY: help install check fmt fix test verified test-precisions test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check test-gpu demo bench bench-llama-cpp bench-serving recording clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -79,6 +79,9 @@ endif
 test: install ## The whole test suite (no network, no GPU); CASES=all: and every combination; VARIANT=avx2: as on another processor; OLDEST=1, NEWEST=1: other versions
 	OMP_NUM_THREADS=1 $(if $(CASES),MEDUSA_KIT_CASES=$(CASES)) $(VARIANT_$(VARIANT)) $(BIN)/python -m pytest \
 		-n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TESTS)
+
+verified: install ## The families of docs/models.md: their tests, then the table with version and date
+	OMP_NUM_THREADS=1 PYTHONPATH=tests:. $(BIN)/python -m support.models.verified_families
 
 # `test` runs a seeded sample of these.
 test-precisions: install ## int16 and int8 activations, every case: drafters, batches, grammars, the server; VARIANT=avx2: as on another processor
