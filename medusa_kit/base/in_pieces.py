@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_kit.base.files import gguf_source, resolve, stored_generation_config
+from medusa_kit.base.remembered.described import own_config, read_config
 from medusa_kit.base.stored_tensors import StoredTensors, skeleton_of, stored_tensors
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.locks import lock_of
@@ -171,13 +172,12 @@ def model_in_pieces(
     name: str, revision: str | None = None, change: Change | None = None
 ) -> ModelInPieces:
     """Of the base model of this name. Raises CheckpointError, IncompatibleBaseError."""
-    from transformers import AutoConfig
     from transformers.utils import cached_file
 
     source, place = resolve(name, weights=False)
     if source in ("debug", "adapter"):
         raise _cannot(name, "its weights are not all in one checkpoint")
-    config = AutoConfig.from_pretrained(place, revision=revision)
+    config = own_config(read_config(place, revision))
     folder = Path(place)
     if source == "hub":  # the snapshot that the config was read from
         folder = Path(cached_file(name, "config.json", revision=revision)).parent
