@@ -50,11 +50,15 @@ class ModelInPieces:
         self._tied: dict[str, str] = getattr(self.model, "all_tied_weights_keys", None) or {}
         self._names = {module: name for name, module in self.model.named_modules()}
         self._empty: dict[nn.Module, list[tuple[nn.Module, str, Any]]] = {}
-        layers = getattr(self.model.get_decoder(), "layers", None)
+        decoder = self.model.get_decoder()
+        decoder = getattr(decoder, "model", decoder)  # Llama 4's model names itself
+        layers = getattr(decoder, "layers", None)
         if layers is None:
             raise _cannot(config.model_type, "its decoder has no `layers`")
         embedding, output = self.model.get_input_embeddings(), self.model.get_output_embeddings()
         embedding.padding_idx = None  # it is of no use here, and few rows may be fewer than it
+        # Rows are read for each call; Llama 4 looks at the device before.
+        embedding.weight = nn.Parameter(embedding.weight.new_empty(0, device="cpu"), False)
         embedding.register_forward_pre_hook(self._read_used_rows)
         self._output = _Output(output, self._output_rows)
         self.model.set_output_embeddings(self._output)

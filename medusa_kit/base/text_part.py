@@ -146,8 +146,9 @@ def load_causal(
     if not hasattr(config, WHOLE_KEY):
         return AutoModelForCausalLM.from_pretrained(place, **options)  # type: ignore[return-value]
     theirs = AutoConfig.from_pretrained(place, revision=revision)
-    bare = _bare_class(whole_class(theirs))
-    whole, found = bare.from_pretrained(place, config=theirs, **options)
+    if (kind := whole_class(theirs)) is None:  # a text part that was saved alone
+        return causal_class(theirs).from_pretrained(place, config=theirs, **options)
+    whole, found = _bare_class(kind).from_pretrained(place, config=theirs, **options)
     return text_part_of(whole), found
 
 
@@ -215,7 +216,9 @@ def stored_names(config: Any, names: Iterable[str]) -> dict[str, str]:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, rename_source_key
 
-    whole = _bare_class(whole_class(config))(config)
+    if (kind := whole_class(config)) is None:
+        return {name: name for name in names}
+    whole = _bare_class(kind)(config)
     changes = get_model_conversion_mapping(whole)
     converters = [change for change in changes if isinstance(change, WeightConverter)]
     renamings = [change for change in changes if not isinstance(change, WeightConverter)]
