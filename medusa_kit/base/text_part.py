@@ -78,8 +78,8 @@ def causal_class(config: Any) -> Any:
     decoder = MODEL_MAPPING.get(type(config), None)
     if decoder is None:
         raise IncompatibleBaseError(
-            f"transformers has no text model of its own for {config.model_type!r}",
-            hint="the text part of this multimodal model cannot be run alone",
+            f"transformers has no text model for {config.model_type!r} alone",
+            hint="docs/models.md lists the multimodal families whose text part is tested",
         )
     return _with_output(decoder)
 
@@ -149,7 +149,32 @@ def load_causal(
     if (kind := whole_class(theirs)) is None:  # a text part that was saved alone
         return causal_class(theirs).from_pretrained(place, config=theirs, **options)
     whole, found = _bare_class(kind).from_pretrained(place, config=theirs, **options)
-    return text_part_of(whole), found
+    model = text_part_of(whole)
+    if type(model).forward is _forward:
+        _check_same_logits(whole, model)
+    return model, found
+
+
+@torch.no_grad()
+def _check_same_logits(whole: Any, model: Any) -> None:
+    """Raises IncompatibleBaseError for a whole that does more to its text than `_forward`, such as
+    scaling logits."""
+    ids_BT = torch.arange(8, device=model.device)[None] % model.config.vocab_size
+    try:
+        expected_BTV = whole.eval()(ids_BT, use_cache=False).logits
+    except Exception as error:  # of code that was written for the whole
+        raise _no_part(whole, f"the whole cannot run without its towers: {error}") from error
+    found_BTV = model.eval()(ids_BT, use_cache=False).logits
+    if not torch.equal(found_BTV, expected_BTV):
+        most = float((found_BTV - expected_BTV).abs().max())
+        raise _no_part(whole, f"its text model alone gives logits that differ by up to {most:.1e}")
+
+
+def _no_part(whole: Any, why: str) -> IncompatibleBaseError:
+    return IncompatibleBaseError(
+        f"the text part of {whole.config.model_type!r} cannot be taken out of it: {why}",
+        hint="docs/models.md lists the multimodal families whose text part is tested",
+    )
 
 
 @functools.cache

@@ -1,10 +1,13 @@
 """Chat templates that show a list of parts alone get text so; others get text."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from medusa_kit.base.gguf import CHATML_TEMPLATE, byte_tokenizer
+from medusa_kit.base.remembered.described import read_tokenizer
 from medusa_kit.base.tokenizer.content_parts import takes_parts_alone
 from medusa_kit.base.tokenizer.turn_end import end_of_turn
 from medusa_kit.data.chat import encode_conversation
@@ -65,3 +68,18 @@ def test_another_template_is_looked_at_anew() -> None:
     assert takes_parts_alone(tokenizer)
     tokenizer.chat_template = CHATML_TEMPLATE
     assert not takes_parts_alone(tokenizer)
+
+
+def test_a_template_that_only_the_processor_has(tmp_path: Path) -> None:
+    tokenizer_with(None).save_pretrained(tmp_path)
+    assert not read_tokenizer(str(tmp_path)).chat_template
+    template = TEMPLATES["parts"][0]
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    for _ in range(2):  # read, and as it is remembered
+        assert read_tokenizer(str(tmp_path)).chat_template == template
+    tokenizer_with(CHATML_TEMPLATE).save_pretrained(tmp_path)
+    assert read_tokenizer(str(tmp_path)).chat_template == CHATML_TEMPLATE
+    for damaged in ("{", "[]", '{"chat_template": 5}'):
+        tokenizer_with(None).save_pretrained(tmp_path / "damaged")
+        (tmp_path / "damaged" / "chat_template.json").write_text(damaged)
+        assert not read_tokenizer(str(tmp_path / "damaged")).chat_template

@@ -14,6 +14,7 @@ from typing import Any
 
 from medusa_kit.base.remembered.folder import cache_folder
 from medusa_kit.base.text_part import text_part_config
+from medusa_kit.base.tokenizer.processor_template import with_template
 from medusa_kit.files import atomic_write, parse_json
 
 CONFIGS = ("config*.json",)
@@ -67,7 +68,12 @@ def _kind(model_type: str) -> Any:
 
 
 def read_tokenizer(place: str, revision: str | None = None) -> Any:
-    """What AutoTokenizer reads. Raises what it raises."""
+    """What AutoTokenizer reads, with the chat template of the processor where it has none. Raises
+    what AutoTokenizer raises."""
+    return with_template(_read_tokenizer(place, revision), place, revision)
+
+
+def _read_tokenizer(place: str, revision: str | None) -> Any:
     import transformers
 
     memory = _Memory("tokenizer-parts", place, TOKENIZERS)
