@@ -16,7 +16,7 @@ from medusa_kit.base.gguf_files.parts import read_headers
 from medusa_kit.base.placement import load_dtype
 from medusa_kit.base.quantization import installing, is_known, method_of
 from medusa_kit.base.remembered.described import own_config, read_config, read_tokenizer
-from medusa_kit.base.text_part import causal_model, load_causal
+from medusa_kit.base.text_part import WHOLE_KEY, causal_model, load_causal
 from medusa_kit.errors import (
     CheckpointError,
     IncompatibleBaseError,
@@ -160,13 +160,15 @@ def read_parts(place: str, source: str, revision: str | None) -> tuple[Any, Path
     return config, folder, _tokenizer(str(folder), None, quietly=True)
 
 
-def generation_config_of(folder: Path) -> Any:
-    """As transformers has it on a model that it loads from there."""
+def generation_config_of(folder: Path, config: Any) -> Any:
+    """As transformers has it on a model that it loads from there, whose config is `config`."""
     from transformers import GenerationConfig
 
     try:
         return GenerationConfig.from_pretrained(folder)
     except OSError:
+        if hasattr(config, WHOLE_KEY):  # what the file says is nested there
+            return GenerationConfig.from_model_config(config)
         return GenerationConfig.from_pretrained(
             folder, config_file_name="config.json", _from_model_config=True
         )

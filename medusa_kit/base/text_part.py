@@ -40,7 +40,8 @@ def text_part_config(config: Any) -> Any:
     if whole is None:
         return config
     text = copy.deepcopy(config.get_text_config())
-    _complete(text, config, _tied(whole, config))
+    text.tie_word_embeddings = _tied(whole, config)
+    _complete(text, config)
     return text
 
 
@@ -50,9 +51,8 @@ def _tied(whole: Any, config: Any) -> bool:
     return bool(getattr(says, "tie_word_embeddings", False))
 
 
-def _complete(text: Any, config: Any, tied: bool) -> None:
+def _complete(text: Any, config: Any) -> None:
     setattr(text, WHOLE_KEY, config.model_type)
-    text.tie_word_embeddings = tied
     text.dtype = getattr(text, "dtype", None) or getattr(config, "dtype", None)
     if getattr(config, "quantization_config", None) is not None:
         text.quantization_config = config.quantization_config
@@ -150,6 +150,7 @@ def load_causal(
         return causal_class(theirs).from_pretrained(place, config=theirs, **options)
     whole, found = _bare_class(kind).from_pretrained(place, config=theirs, **options)
     model = text_part_of(whole)
+    _complete(model.config, theirs)
     if type(model).forward is _forward:
         _check_same_logits(whole, model)
     return model, found
@@ -271,11 +272,17 @@ def _prefixes(whole: Any, by_module: dict[nn.Module, str]) -> dict[str, str]:
     return {by_module[decoder]: f"{text.base_model_prefix}.", by_module[output]: "lm_head."}
 
 
+def in_memory(model: Any) -> Any:
+    """The text part of a multimodal model, which shares its modules; any other model itself."""
+    kind = whole_class(model.config) if hasattr(model.config, "get_text_config") else None
+    return text_part_of(model) if kind is not None and isinstance(model, kind) else model
+
+
 def text_part_of(whole: Any) -> Any:
     """The text part of a multimodal model in memory, which shares its modules."""
     decoder, output = whole.get_decoder(), whole.get_output_embeddings()
     text = decoder.config
-    _complete(text, whole.config, output.weight is decoder.get_input_embeddings().weight)
+    text.tie_word_embeddings = output.weight is decoder.get_input_embeddings().weight
     if decoder.get_output_embeddings() is output:  # Llama 4's is a causal language model
         model = decoder
     else:

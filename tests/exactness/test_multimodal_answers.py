@@ -17,8 +17,10 @@ import medusa_kit
 from medusa_kit.base.families import why_impossible
 from medusa_kit.base.in_pieces import model_in_pieces
 from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import wrap_model
 from medusa_kit.base.remembered.described import own_config, read_config
 from medusa_kit.base.text_part import causal_model, load_causal
+from medusa_kit.errors import ConfigError
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.packed.base import PackedBase, base_for_decoding
@@ -128,3 +130,20 @@ def test_what_its_layers_rule_out_is_refused_by_its_text_part(
     kind: str, folders: dict[str, Path]
 ) -> None:
     assert why_impossible(read_config(str(folders[kind])))
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen2_5_vl"])
+def test_inside_the_wholes_own_generate(kind: str, folders: dict[str, Path]) -> None:
+    whole = tiny_whole(kind)
+    ids_BT = torch.randint(3, VOCAB, (2, 9))
+    request = {"attention_mask": torch.ones_like(ids_BT), "max_new_tokens": 10, "do_sample": False}
+    plain_BT = whole.generate(ids_BT, **request)
+    entry = medusa_kit.custom_generate
+    assert torch.equal(whole.generate(ids_BT, **request, custom_generate=entry), plain_BT)
+    assert torch.equal(whole.generate(ids_BT, **request), plain_BT)
+    in_memory, loaded = wrap_model(whole).info, load_base_model(str(folders[kind])).info
+    assert in_memory.fingerprint == loaded.fingerprint
+    with pytest.raises(ConfigError, match="cannot honour token_type_ids"):
+        whole.generate(
+            ids_BT, **request, token_type_ids=torch.ones_like(ids_BT), custom_generate=entry
+        )

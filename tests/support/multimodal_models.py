@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForMultimodalLM
 
-from support.tiny_models import EXPERTS, HEAD, STOP, TWO, UNTIED, VOCAB, WINDOW
-
 from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.base.text_part import _no_towers
+from support.tiny_models import EXPERTS, HEAD, STOP, TWO, UNTIED, VOCAB, WINDOW
 
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
           "num_attention_heads": 2, "patch_size": 4, "image_size": 8}  # fmt: skip
@@ -28,12 +27,13 @@ GEMMA3N = {**TWO, **HEAD, "num_hidden_layers": 4, "sliding_window": 6,
            "layer_types": WINDOW["layer_types"] * 2, "num_kv_shared_layers": 2, "laurel_rank": 4,
            "activation_sparsity_pattern": [0.0] * 4, "vocab_size_per_layer_input": VOCAB,
            "hidden_size_per_layer_input": 8}  # fmt: skip
-GEMMA4 = {**TWO, **HEAD, **UNTIED, **WINDOW, "global_head_dim": 8, "vocab_size_per_layer_input": VOCAB,
-          "hidden_size_per_layer_input": 8}  # fmt: skip
+GEMMA4 = {**TWO, **HEAD, **UNTIED, **WINDOW, "global_head_dim": 8,
+          "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8}  # fmt: skip
 AUDIO = {"hidden_size": 16, "conf_num_hidden_layers": 1, "conf_num_attention_heads": 2,
          "sscp_conv_channel_size": [4, 2]}  # fmt: skip
 STATE = {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
-         "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}  # fmt: skip
+         "linear_value_head_dim": 8,
+         "layer_types": ["linear_attention", "full_attention"]}  # fmt: skip
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 # model_type, the text part's config, the rest of the whole's
