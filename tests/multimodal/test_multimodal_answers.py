@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.multimodal_models import MULTIMODAL, tiny_whole
+from support.multimodal.whole_models import MULTIMODAL, tiny_whole
 from support.partly_knowing import PartlyKnowing
 from support.small_engines import build_engine, random_prompt
 from support.tiny_models import VOCAB

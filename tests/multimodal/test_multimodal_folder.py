@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.debug_model import ROOT
-from support.multimodal_models import chat_folder
+from support.multimodal.whole_models import chat_folder
 from support.serving.live_server import live_server
 from transformers import AutoModelForMultimodalLM
 
