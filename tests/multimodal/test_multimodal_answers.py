@@ -20,7 +20,6 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import wrap_model
 from medusa_kit.base.remembered.described import own_config, read_config
 from medusa_kit.base.text_part import causal_model, load_causal
-from medusa_kit.errors import ConfigError
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.packed.base import PackedBase, base_for_decoding
@@ -143,7 +142,3 @@ def test_inside_the_wholes_own_generate(kind: str, folders: dict[str, Path]) -> 
     assert torch.equal(whole.generate(ids_BT, **request), plain_BT)
     in_memory, loaded = wrap_model(whole).info, load_base_model(str(folders[kind])).info
     assert in_memory.fingerprint == loaded.fingerprint
-    with pytest.raises(ConfigError, match="cannot honour token_type_ids"):
-        whole.generate(
-            ids_BT, **request, token_type_ids=torch.ones_like(ids_BT), custom_generate=entry
-        )
