@@ -126,7 +126,7 @@ def _forward(
         past_key_values=past_key_values, inputs_embeds=inputs_embeds, **more,
     )  # fmt: skip
     last = isinstance(logits_to_keep, int)
-    kept = slice(-logits_to_keep, None) if last else logits_to_keep  # type: ignore[operator]
+    kept = slice(-logits_to_keep, None) if last else logits_to_keep
     return CausalLMOutputWithPast(
         logits=self.lm_head(found.last_hidden_state[:, kept]),
         past_key_values=found.past_key_values,
@@ -144,7 +144,7 @@ def load_causal(
 
     options |= {"revision": revision, "output_loading_info": True}
     if not hasattr(config, WHOLE_KEY):
-        return AutoModelForCausalLM.from_pretrained(place, **options)  # type: ignore[return-value]
+        return AutoModelForCausalLM.from_pretrained(place, **options)
     theirs = AutoConfig.from_pretrained(place, revision=revision)
     if (kind := whole_class(theirs)) is None:  # a text part that was saved alone
         return causal_class(theirs).from_pretrained(place, config=theirs, **options)
