@@ -65,7 +65,7 @@ ifdef VARIANT
 ifeq ($(filter $(VARIANT),$(VARIANTS)),)
 $(error VARIANT is '$(VARIANT)'; expected one of $(VARIANTS))
 endif
-TESTS ?= tests/exactness tests/formats tests/heads tests/infer/cpu tests/infer/accept \
+TESTS ?= tests/exactness tests/multimodal tests/formats tests/heads tests/infer/cpu tests/infer/accept \
 	tests/bench/test_verify.py tests/engine/test_transformers_entry.py \
 	tests/infer/attention/test_attention.py tests/infer/cuda_graph/test_cuda_graph.py \
 	tests/infer/test_self_check.py
