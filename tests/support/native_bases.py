@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from support.tiny_models import COMMON, tiny_model
 
-LITTLE = 0.25  # of what a layer would add to its input
+LITTLE = 0.05  # of what a layer would add to its input
 
 
 def mtp_folder(

@@ -35,7 +35,7 @@ class MtpDrafter(TrieDrafter):
     next one."""
 
     name = "mtp"
-    reads_hidden = True
+    reads_hidden = reads_prompts = True
 
     def __init__(self, verifier: Verifier, layers: Any, num_tokens: int) -> None:
         super().__init__(verifier.base.device)
@@ -53,8 +53,10 @@ class MtpDrafter(TrieDrafter):
         for index, rows in enumerate(self.rows):
             rows.join(len(state.tokens))
             self._outputs[index] += [None] * len(state.tokens)
-        self._tokens += [[root] for root in state.roots_B]
-        self._hidden += list(self._own(state.hidden_BD).split(1))
+        read = state.prompt_hidden or state.hidden_BD.split(1)
+        for tokens, root, hidden_TD in zip(state.tokens, state.roots_B, read, strict=True):
+            self._tokens.append([*tokens, root][-len(hidden_TD) :])
+            self._hidden.append(self._own(hidden_TD))
 
     def select_rows(self, rows: Sequence[int]) -> None:
         for layer in self.rows:

@@ -101,7 +101,8 @@ def _pattern(config: Any) -> re.Pattern[str]:
 
 def _folder(base: BaseModel) -> Path | None:
     """Where the base's files lie on this machine."""
-    place = Path(base.model.config.name_or_path or "")
+    config = base.config if base.is_light else base.model.config
+    place = Path(config.name_or_path or "")
     if (place / "config.json").is_file():
         return place
     if base.info.source != "hub":
