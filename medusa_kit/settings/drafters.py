@@ -139,6 +139,7 @@ OPTIONS: dict[DrafterName, type[Section]] = {
     "none": NoOptions,
 }
 DRAFTERS = allowed("drafter")
+BROUGHT_ALONG = ("mtp",)  # by layers of the base's own checkpoint, which few have
 READ_HEADS = ("medusa", "combined", "auto")  # where there are any
 READ_DRAFT_MODEL = ("draft-model", "combined", "auto")  # where one is named
 
