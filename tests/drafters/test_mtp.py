@@ -1,5 +1,5 @@
-"""MTP layers of a checkpoint as drafter: the drafts are those of transformers' own loop over the same
-layers, and the answers are plain decoding's, whoever joins, leaves or runs out of context."""
+"""MTP layers of a checkpoint as drafter: the drafts are those of transformers' own loop over the
+same layers, and the answers are plain decoding's, whoever joins, leaves or runs out of context."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from support.native_bases import change_config, mtp_folder, without_mtp
+from support.native_bases import change_config, mtp_folder, qwen_folder, without_mtp
 from support.small_engines import build_engine, random_prompt
 from support.tiny_models import CONTEXT
 from transformers import AutoModelForCausalLM
 from transformers.generation.candidate_generator import MTPCandidateGenerator
 
 from medusa_kit.base.loading import load_base_model
+from medusa_kit.bench.bench import bench
+from medusa_kit.bench.methods import ONE_NODE, standard_methods
 from medusa_kit.drafters.native import mtp
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import IncompatibleBaseError
@@ -27,10 +29,16 @@ TOKENS = 24
 DRAWN = {"temperature": 0.7, "top_p": 0.9, "seed": 3, "max_new_tokens": TOKENS}
 
 
-@pytest.fixture(scope="module", params=BASES, ids=lambda one: f"{one[0]}-{one[1]}")
+@pytest.fixture(
+    scope="module", params=[*BASES, ("qwen3_5", 1)], ids=lambda one: "-".join(map(str, one))
+)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     family, layers = request.param
-    folder = mtp_folder(tmp_path_factory.mktemp("base"), family, layers)
+    folder = tmp_path_factory.mktemp("base")
+    if family == "qwen3_5":
+        qwen_folder(folder)
+    else:
+        mtp_folder(folder, family, layers)
     return build_engine(load_base_model(str(folder), device="cpu"))
 
 
@@ -164,3 +172,11 @@ def test_auto_asks_them(engine: Engine) -> None:
     assert not any("MTP" in note for note in found.stats.drafter_notes)
     sources = engine.generate(PROMPTS[0], drafter="combined", max_new_tokens=4).stats.drafter
     assert "mtp" in sources
+
+
+def test_bench_compares_them(engine: Engine) -> None:
+    """Beside plain decoding, though nobody has asked for them by name."""
+    methods = standard_methods({"ours": engine}, None, 6)
+    assert [method.name for method in methods] == [ONE_NODE, "medusa-kit, mtp"]
+    report = bench(methods, [[5, 6, 7], [40, 41]], 6)
+    assert [result.total.identical for result in report.results] == [2, 2]

@@ -16,7 +16,15 @@ from medusa_kit.drafters.heads.source import HeadsSource
 from medusa_kit.drafters.mixed.under_grammar import under_grammar
 from medusa_kit.drafters.native.mtp_layers import num_layers, why_none
 from medusa_kit.drafters.trie import Source, Trie, TrieDrafter, draft_of, learn, weighed
-from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, notes_of, reads_prompts, tell_end
+from medusa_kit.infer.draft import (
+    Draft,
+    Drafter,
+    State,
+    StepResult,
+    notes_of,
+    reads_prompts,
+    tell_end,
+)
 from medusa_kit.tree.dynamic import DynamicTree
 
 LONG_MATCH = 4  # tokens

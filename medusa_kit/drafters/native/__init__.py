@@ -1,1 +1,1 @@
-"""Drafts that a base brings along: layers of its own checkpoint that were trained to draft for it."""
+"""Drafts that a base brings along: layers of its own checkpoint, trained to draft for it."""

@@ -1,7 +1,7 @@
 """One layer run over chains of hidden states, each row with keys and values of its own.
 
-Rows come and go, and have chains of different length. What a layer reads is not what the base reads,
-so its cache is its own, with the first place at any position of the row's text.
+Rows come and go, and have chains of different length. What a layer reads is not what the base
+reads, so its cache is its own, with the first place at any position of the row's text.
 
 Shapes: B rows, N nodes of the longest chain, T nodes of a row's chain, D hidden.
 """

@@ -1,7 +1,8 @@
 """The layers of a checkpoint that predict further tokens (multi-token prediction).
 
-Most models with such layers leave them out when they are loaded (`_keys_to_ignore_on_load_unexpected`
-of transformers), so they are read from the checkpoint here, by transformers' own `MtpModel`.
+Models with such layers leave them out when they are loaded (transformers'
+`_keys_to_ignore_on_load_unexpected`), so they are read from the checkpoint here, by transformers'
+own `MtpModel`.
 """
 
 import copy
@@ -53,7 +54,6 @@ def load_layers(base: BaseModel) -> Any:
     if (why := why_none(base)) is not None:
         raise IncompatibleBaseError(why, hint=HINT)
     try:
-        from transformers import AutoModelForCausalLM
         from transformers.modeling_layers import MtpModel
     except ImportError as error:
         raise IncompatibleBaseError(
@@ -64,7 +64,7 @@ def load_layers(base: BaseModel) -> Any:
     with building_models:
         try:
             with torch.device("meta"):  # the base's own norms may have been replaced
-                skeleton = AutoModelForCausalLM.from_config(_as_transformers_reads_it(base))
+                skeleton = type(base.model)._from_config(_as_transformers_reads_it(base))
             # Else transformers would read the layers of the models alone whose sizes it knows.
             skeleton._keys_to_ignore_on_load_unexpected = {_pattern(base.config).pattern}
             layers = MtpModel.from_pretrained(skeleton, device_map={"": base.device})
@@ -83,7 +83,10 @@ def _as_transformers_reads_it(base: BaseModel) -> Any:
     text = config.get_text_config()
     count = num_layers(text)
     text.num_mtp_layers, text.dtype = count, base.dtype
-    for kinds, ours in (("layer_types", "mtp_layer_types"), ("mlp_layer_types", "mtp_mlp_layer_types")):
+    for kinds, ours in (
+        ("layer_types", "mtp_layer_types"),
+        ("mlp_layer_types", "mtp_mlp_layer_types"),
+    ):
         listed = getattr(text, kinds, None)
         if listed is not None and getattr(text, ours, None) is None:
             # They are made as the last layer of the base, but none of them carries a state.

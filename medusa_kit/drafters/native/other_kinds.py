@@ -1,6 +1,6 @@
 """Checkpoints that draft for one base only and are not read yet, known by their config.
 
-As a draft model they would be loaded wrongly, or fail with a message that says nothing of the reason.
+As a draft model they would be loaded wrongly, or fail with a message that gives another reason.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,8 @@ def refuse_other_kinds(name: str) -> None:
         raise ConfigError(
             f"draft model {name!r} is {kind}, which {NEEDS[kind]}; steps hand drafters the last "
             "one alone",
-            hint="name a small causal model, or use the base's own MTP layers (drafter mtp) or heads",
+            hint="name a small causal model, or use heads or the base's own MTP layers (drafter "
+            "mtp)",
         )
 
 
