@@ -240,8 +240,9 @@ class Batch:
             hidden_BD, logits_BV = self._with_room(
                 lambda: self.verifier.read_prompts(self.cache, places, texts, seen)
             )
-            for piece in wanted if seen else ():
-                self._prompt_hidden.setdefault(piece.key, []).append(seen[piece.place])
+            if seen:  # empty where C++ has read them
+                for piece in wanted:
+                    self._prompt_hidden.setdefault(piece.key, []).append(seen[piece.place])
             return list(zip(hidden_BD.split(1), logits_BV, strict=True))
 
         return together_or_alone(read, [piece.key for piece in pieces])

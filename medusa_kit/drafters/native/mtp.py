@@ -114,7 +114,7 @@ class MtpDrafter(TrieDrafter):
             outputs, before = layer.read(rows, hidden, tokens, ends), self._outputs[index]
             # The next layer reads this one's output before each token.
             hidden = [
-                out_TD[:-1] if before[row] is None else torch.cat([before[row], out_TD[:-1]])
+                torch.cat([*_known(before[row]), out_TD[:-1]])
                 for row, out_TD in zip(rows, outputs, strict=True)
             ]
             for row, out_TD in zip(rows, outputs, strict=True):
@@ -128,9 +128,7 @@ class MtpDrafter(TrieDrafter):
     def _draft(self, tries: Sequence[Trie], limits: Sequence[int], ends: Sequence[int]) -> None:
         """Grow a chain in each trie, of at most so many tokens, behind the root at `ends`."""
         found: dict[int, list[Tensor]] = {  # what the layer at hand puts out: at the root, and on
-            row: [one for one in (self._outputs[0][row],) if one is not None]
-            for row, limit in enumerate(limits)
-            if limit > 0
+            row: _known(self._outputs[0][row]) for row, limit in enumerate(limits) if limit > 0
         }
         depth = 0
         while found:
@@ -151,7 +149,7 @@ class MtpDrafter(TrieDrafter):
             found = {}
             for row, out_TD in zip(rows, outputs, strict=True):
                 at_root = self._outputs[index][row] if depth < len(self.rows) else None
-                found[row] = [*([] if at_root is None else [at_root]), *out_TD.split(1)]
+                found[row] = [*_known(at_root), *out_TD.split(1)]
 
     def _extend(self, tries: Sequence[Trie], outputs: dict[int, Tensor], depth: int) -> None:
         """Append the likeliest token after each of these rows' chains."""
@@ -168,6 +166,10 @@ class MtpDrafter(TrieDrafter):
         for one in trie.chances:
             chance *= one
         return chance >= self._least
+
+
+def _known(output_1D: Tensor | None) -> list[Tensor]:
+    return [] if output_1D is None else [output_1D]
 
 
 def _forward(
