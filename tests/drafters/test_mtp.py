@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.native_bases import change_config, mtp_folder, qwen_folder, without_mtp
+from support.native.mtp_folders import change_config, mtp_folder, qwen_folder, without_mtp
 from support.small_engines import build_engine, random_prompt
 from support.tiny_models import CONTEXT
 from transformers import AutoModelForCausalLM
