@@ -13,7 +13,7 @@ from support.tiny_models import CONTEXT, VOCAB, tiny_base
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
-from medusa_kit.settings.drafters import DRAFTERS, READ_HEADS
+from medusa_kit.settings.drafters import BROUGHT_ALONG, DRAFTERS, READ_HEADS
 
 FAMILIES = ("llama", "gemma3", "gpt2")
 OPTIONS: dict[str, list[dict]] = {
@@ -22,7 +22,8 @@ OPTIONS: dict[str, list[dict]] = {
     "draft-model": [{}, {"width": 2, "lengths": "fixed"}, {"staged": {"drafter": "suffix"}}],
     "lookahead": [{"window": 3, "ngram": 3, "guesses": 3}],
 }
-CASES = [(name, options) for name in DRAFTERS for options in OPTIONS.get(name, [{}])]
+ANYWHERE = [name for name in DRAFTERS if name not in BROUGHT_ALONG]
+CASES = [(name, options) for name in ANYWHERE for options in OPTIONS.get(name, [{}])]
 PROMPTS = [random_prompt(7, 1) * 4, random_prompt(5, 2), random_prompt(CONTEXT - 12, 3)]
 TOKENS = 30
 

@@ -9,7 +9,7 @@ from support.small_engines import engine_with_heads
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
-from medusa_kit.settings.drafters import DRAFTERS
+from medusa_kit.settings.drafters import BROUGHT_ALONG, DRAFTERS
 from medusa_kit.settings.grammar import Grammar
 
 OPTIONS: dict[str, list[dict]] = {
@@ -19,7 +19,8 @@ OPTIONS: dict[str, list[dict]] = {
                     {"sampling": "rejection"}],
     "lookahead": [{"window": 3, "ngram": 3, "guesses": 3}],
 }  # fmt: skip
-CASES = [(name, options) for name in DRAFTERS for options in OPTIONS.get(name, [{}])]
+ANYWHERE = [name for name in DRAFTERS if name not in BROUGHT_ALONG]
+CASES = [(name, options) for name in ANYWHERE for options in OPTIONS.get(name, [{}])]
 TIGHT = {"x-guidance": {"whitespace_flexible": False}}
 SCHEMA = {
     "type": "object", "required": ["name", "tags", "n"], "additionalProperties": False, **TIGHT,
