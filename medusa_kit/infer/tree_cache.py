@@ -101,7 +101,7 @@ class TreeCache(Cache):
     ) -> None:
         if isinstance(layers, int):
             layers = [TreeCacheLayer(index, self) for index in range(layers)]
-        super().__init__(layers=layers)
+        Cache.__init__(self, layers=layers)  # whatever class of transformers' is mixed in
         self._slotted = [layer for layer in layers if isinstance(layer, TreeCacheLayer)]
         self._num_in_block = len(self._slotted)
         self.lengths = [0] * batch_size

@@ -16,8 +16,9 @@ from medusa_kit.infer.tree_step import Chunk, TreeStep, Window
 class AttentionCall:
     """The input of tree attention in one layer of one forward.
 
-    `window`: how many of the newest positions a node sees, its own included, or the chunk that it
-    sees its own of (Llama 4). `softcap` (Gemma 2) bounds the scores. `sinks_H` (gpt-oss) take part in the softmax and add nothing to the output.
+    `window`: how many of the newest positions a node sees, its own included, or chunks, of which it
+    sees its own (Llama 4). `softcap` (Gemma 2) bounds the scores. `sinks_H` (gpt-oss) take part in
+    the softmax and add nothing to the output.
     """
 
     query_BHNE: Tensor

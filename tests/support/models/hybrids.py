@@ -75,7 +75,7 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
                       "context_length": CONTEXT, **UNTIED}),
 }  # fmt: skip
 # Those that are decoded with chains; the others are refused, with the reason.
-REFUSED = ("jamba", "falcon_mamba", "mamba", "minimax", "recurrent_gemma", "rwkv")
+REFUSED = ("jamba", "falcon_mamba", "mamba", "recurrent_gemma", "rwkv")
 CHAINS = [family for family in HYBRIDS if family not in REFUSED]
 
 
