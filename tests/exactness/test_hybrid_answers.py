@@ -154,7 +154,7 @@ def test_every_drafter(engine: Engine, name: str) -> None:
 
 
 def test_lookahead_is_refused(engine: Engine) -> None:
-    with pytest.raises(ConfigError, match="only verify one after another"):
+    with pytest.raises(ConfigError, match="follow one another"):
         engine.generate(PROMPTS[0], drafter="lookahead")
 
 

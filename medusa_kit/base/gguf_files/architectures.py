@@ -12,7 +12,8 @@ UNTESTED = ("falcon", "gemma4", "gpt2", "gpt-oss", "minimax-m2", "nemotron", "qw
             "starcoder2", "deci")  # fmt: skip
 # Read from their own folders, though not from these files, which transformers does not dequantise.
 OTHER_FORMS = ("falcon-h1", "glm-dsa", "granitehybrid", "kimi-linear", "lfm2moe", "llama4",
-               "mamba2", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next")  # fmt: skip
+               "mamba2", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe",
+               "qwen3next")  # fmt: skip
 # Draft tokens cannot be verified on these, see families.py.
 WITHOUT_TREES = {
     "mamba": "transformers reads several tokens at once only from the start of a text",

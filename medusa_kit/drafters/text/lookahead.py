@@ -179,8 +179,8 @@ def build(context: DraftContext, options: LookaheadOptions) -> LookaheadDrafter:
     verifies chains alone: windows are branches."""
     if context.verifier.chains_only:
         raise ConfigError(
-            f"lookahead refines several guesses side by side, and {context.base.info.name!r} can "
-            f"only verify one after another: {needs_chains(context.base.config)}",
+            f"lookahead needs branches, and on {context.base.info.name!r} draft tokens must "
+            f"follow one another: {needs_chains(context.base.config)}",
             hint="use another drafter, such as auto",
         )
     nodes, most = most_nodes(options), min(context.base.info.context_length, MAX_NODES)

@@ -10,24 +10,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import cache_utils
-from transformers.cache_utils import CacheLayerMixin, DynamicCache
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DummyLayer,
+    DynamicCache,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+)
 
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
 
 LayerState = tuple[Tensor | None, ...]  # [1, ...] each: convolutions, then recurrent states
-FIRST_VERSION = "5.23"  # of transformers in which all families keep their states in cache layers
-_Linear: Any = getattr(cache_utils, "LinearAttentionLayer", CacheLayerMixin)
-_Stateful: Any = getattr(cache_utils, "LinearAttentionCacheLayerMixin", type(None))
-_Dummy: Any = getattr(cache_utils, "DummyLayer", type(None))
 
 
-class StateLayer(_Linear):
+class StateLayer(LinearAttentionLayer):
     """The states of one layer, of the rows in use while a forward runs."""
 
     def __init__(self, number_of_states: int) -> None:
-        _Linear.__init__(self, number_of_states=number_of_states)
+        LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
 
     def begin(self, states: Sequence[LayerState] | None) -> None:
         """Let a forward go on from these rows' states; None: their texts begin with it."""
@@ -69,14 +70,17 @@ def layers_for(config: Any, cache: TreeCache) -> list[Any]:
     """
     layers, num_slotted = list[Any](), 0
     for own in DynamicCache(config=config).layers:
-        slotted, states = isinstance(own, CacheLayerMixin), isinstance(own, _Stateful)
+        slotted, states = (
+            isinstance(own, CacheLayerMixin),
+            isinstance(own, LinearAttentionCacheLayerMixin),
+        )
         if slotted and states:
             layers.append(StateAndSlotsLayer(own.number_of_states, num_slotted, cache))
         elif states:
             layers.append(StateLayer(own.number_of_states))
         elif slotted:
             layers.append(TreeCacheLayer(num_slotted, cache))
-        elif isinstance(own, _Dummy):
+        elif isinstance(own, DummyLayer):
             layers.append(own)
         else:
             raise IncompatibleBaseError(

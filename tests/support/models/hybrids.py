@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from support.tiny_models import COMMON, CONTEXT, EXPERTS, HEAD, LATENT, ROUTED, STOP, UNTIED, VOCAB
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from medusa_kit.base.model import BaseModel, wrap_model
 
@@ -76,7 +76,11 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 # Those that are decoded with chains; the others are refused, with the reason.
 REFUSED = ("jamba", "falcon_mamba", "mamba", "recurrent_gemma", "rwkv")
-CHAINS = [family for family in HYBRIDS if family not in REFUSED]
+CHAINS = [
+    family
+    for family, (kind, _) in HYBRIDS.items()
+    if family not in REFUSED and kind in CONFIG_MAPPING  # older versions lack some
+]
 
 
 def tiny_hybrid(family: str, seed: int = 0, **changes: Any) -> Any:

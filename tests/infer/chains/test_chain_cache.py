@@ -1,0 +1,158 @@
+"""The cache of models that carry a state: what is kept, what is read again, what it costs."""
+
+import copy
+
+import pytest
+import torch
+from support.models.hybrids import tiny_hybrid, tiny_hybrid_base
+from support.small_engines import random_prompt
+
+from medusa_kit.errors import ConfigError, ContextLengthError
+from medusa_kit.infer.chains.cache import ChainCache
+from medusa_kit.infer.chains.choice import verifier_for
+from medusa_kit.infer.chains.verifier import ChainVerifier
+from medusa_kit.infer.draft import Draft, Topology, padded_draft
+from medusa_kit.infer.tree_step import Nodes
+
+CPU = torch.device("cpu")
+PROMPT = random_prompt(9, 9)
+
+
+@pytest.fixture(scope="module", params=["qwen3_5", "lfm2", "falcon_h1", "mamba2"])
+def verifier(request: pytest.FixtureRequest) -> ChainVerifier:
+    found = verifier_for(tiny_hybrid_base(request.param))
+    assert isinstance(found, ChainVerifier)
+    return found
+
+
+def started(verifier: ChainVerifier, *prompts: list[int], slots: int = 64) -> ChainCache:
+    cache = verifier.new_cache(len(prompts), slots)
+    verifier.prefill(cache, prompts)
+    return cache
+
+
+def score(verifier: ChainVerifier, cache: ChainCache, *chains: list[int]) -> torch.Tensor:
+    nodes = Nodes.chains(chains, CPU)
+    return verifier.score_trees(cache, nodes, range(len(chains))).logits_NV
+
+
+def whole(verifier: ChainVerifier, text: list[int]) -> torch.Tensor:
+    """logits_TV of a text that is read at once by an untouched model."""
+    family = verifier.base.info.name.removeprefix("tiny-")
+    with torch.no_grad():
+        return tiny_hybrid(family)(torch.tensor([text]), use_cache=False).logits[0]
+
+
+def near(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    return float((actual - expected).abs().max()) < 1e-3 * float(expected.std())
+
+
+def test_what_was_rejected_leaves_no_trace(verifier: ChainVerifier) -> None:
+    cache, text = started(verifier, PROMPT), list(PROMPT)
+    for seed, kept in enumerate([1, 3, 4, 2, 1, 1, 4, 1]):  # of chains of four
+        chain = random_prompt(4, 100 + seed)
+        logits = score(verifier, cache, chain)
+        assert near(logits, whole(verifier, [*text, *chain])[-4:])
+        cache.commit([range(kept)])
+        text += chain[:kept]
+        assert cache.lengths[0] + len(cache.unread[0]) == len(text)
+        assert bool(cache.unread[0]) == (kept < 4)
+
+
+def test_scoring_again_changes_nothing(verifier: ChainVerifier) -> None:
+    """As after a forward that failed: what is not committed is forgotten."""
+    cache = started(verifier, PROMPT)
+    first = score(verifier, cache, [5, 6, 7])
+    score(verifier, cache, [8, 9])
+    assert torch.equal(score(verifier, cache, [5, 6, 7]), first)
+
+
+def test_rows_are_kept_apart(verifier: ChainVerifier) -> None:
+    prompts = [random_prompt(n, n) for n in (4, 9, 9)]
+    cache = started(verifier, *prompts)
+    chains = [[5, 6, 7], [8], [10, 11, 12]]
+    parts = score(verifier, cache, *chains).split([3, 1, 3])
+    for prompt, chain, part in zip(prompts, chains, parts, strict=True):
+        assert near(part, whole(verifier, [*prompt, *chain])[-len(chain) :])
+    cache.commit([range(1), range(1), range(3)])
+    cache.select_rows([2, 0])
+    parts = score(verifier, cache, [20, 21], [22, 23]).split([2, 2])
+    assert near(parts[0], whole(verifier, [*prompts[2], 10, 11, 12, 20, 21])[-2:])
+    assert near(parts[1], whole(verifier, [*prompts[0], 5, 22, 23])[-2:])
+    cache.grow(128, 3)
+    verifier.read_prompts(cache, [2], [[40]])
+    parts = score(verifier, cache, [30], [31], [32]).split([1, 1, 1])
+    assert near(parts[0], whole(verifier, [*prompts[2], 10, 11, 12, 30])[-1:])
+    assert near(parts[2], whole(verifier, [40, 32])[-1:])
+
+
+def test_a_row_goes_on_from_states_that_were_kept(verifier: ChainVerifier) -> None:
+    cache = started(verifier, PROMPT, [3])
+    chain = random_prompt(4, 1)
+    score(verifier, cache, chain, [4])
+    cache.commit([range(4), range(1)])
+    assert [cache.usable(0, length) for length in (8, 9, 10, 12, 13, 20)] == [0, 9, 9, 9, 13, 13]
+    cache.copy_first(0, 1, 9)
+    assert near(score(verifier, cache, [7], [8])[1:], whole(verifier, [*PROMPT, 8])[-1:])
+    assert cache.lengths == [13, 9]
+    cache.keep_first(0, 9)
+    assert near(score(verifier, cache, [7], [8])[:1], whole(verifier, [*PROMPT, 7])[-1:])
+    cache.forget(0)
+    verifier.read_prompts(cache, [0], [[5, 6]])
+    assert near(score(verifier, cache, [7], [8])[:1], whole(verifier, [5, 6, 7])[-1:])
+    with pytest.raises(KeyError):
+        cache.keep_first(0, 1)
+
+
+def test_states_count_as_memory(verifier: ChainVerifier) -> None:
+    cache = verifier.new_cache(2, 64)
+    empty = cache.num_bytes
+    verifier.prefill(cache, [PROMPT, PROMPT])
+    one = sum(t.nbytes for layer in cache._states[0] or () for t in layer if t is not None)
+    assert one > 0
+    assert cache.num_bytes >= empty + 2 * one
+
+
+def test_no_more_nodes_than_slots(verifier: ChainVerifier) -> None:
+    cache = started(verifier, PROMPT, slots=12)
+    with pytest.raises(ContextLengthError, match="4 nodes after 9 tokens"):
+        score(verifier, cache, [5, 6, 7, 8])
+    assert near(score(verifier, cache, [5]), whole(verifier, [*PROMPT, 5])[-1:])
+
+
+def test_a_kept_state_is_never_written_to(verifier: ChainVerifier) -> None:
+    cache = started(verifier, PROMPT)
+    before = copy.deepcopy(cache._states)
+    score(verifier, cache, [5, 6, 7])
+    score(verifier, cache, [5])
+    for layer, old in zip(cache._states[0] or (), before[0] or (), strict=True):
+        for tensor, own in zip(layer, old, strict=True):
+            assert tensor is own is None or torch.equal(tensor, own)
+
+
+def test_of_a_tree_the_first_path_is_taken(verifier: ChainVerifier) -> None:
+    parents = [-1, 0, 0, 2, 1, 4, -2]
+    topology = Topology.from_parents(parents, CPU)
+    draft = Draft(torch.tensor([[3, 4, 5, 6, 7, 8, 9]]), [topology])
+    fitted = verifier.fitted(draft)
+    assert fitted.topologies[0].parents == (-1, 0, -2, -2, 1, 4, -2)
+    assert fitted.tokens_BN is draft.tokens_BN
+    chain = padded_draft([[3, 4]], [[-1, 0]], CPU)
+    assert verifier.fitted(chain) is chain
+
+
+def test_nodes_off_the_path_are_not_scored(verifier: ChainVerifier) -> None:
+    cache = started(verifier, PROMPT)
+    topology = Topology.from_parents([-1, -2, 0, -2, 2], CPU)
+    nodes = Nodes(torch.tensor([3, 4, 5, 6, 7]), topology.used_depths, topology.used_sees, [5])
+    scores = verifier.score_trees(cache, nodes, [0])
+    assert near(scores.logits_NV[[0, 2, 4]], whole(verifier, [*PROMPT, 3, 5, 7])[-3:])
+    assert not scores.logits_NV[[1, 3]].any()
+    cache.commit([[0, 2]])
+    assert cache.unread[0] == [3, 5]
+
+
+def test_prefix_layers_are_refused(verifier: ChainVerifier) -> None:
+    assert verifier.with_prefix(None) is verifier
+    with pytest.raises(ConfigError, match="prefix layer"):
+        verifier.with_prefix(object())  # type: ignore[arg-type]
