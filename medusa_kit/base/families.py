@@ -57,7 +57,6 @@ IMPOSSIBLE = {
 # Each token chooses the keys that it attends to, by scores of positions alone, from those that the
 # mask lets it see. So a tree's mask is enough; the layers add the choice to it themselves.
 INDEXED = ("deepseek_v32", "glm_moe_dsa")
-OLD_INDEX = "transformers older than 5.23 keeps the index of its keys outside of its cache"
 NO_LIMIT = 1 << 30  # context of families that state none
 LEAST_CONTEXT = 17  # tokens of the longest text that the self-check reads
 
@@ -83,10 +82,8 @@ def why_impossible(config: Any) -> str | None:
     if getattr(config, "alibi", False) is True:  # Falcon's first models
         return SLOTS
     layers = getattr(config, "layer_types", None) or ()
-    if masks_itself(config):
-        return too_short(config) if _keeps_index() else OLD_INDEX
     for kind in layers:
-        if kind in IMPOSSIBLE_LAYERS:
+        if kind in IMPOSSIBLE_LAYERS and not masks_itself(config):
             return IMPOSSIBLE_LAYERS[kind]
     return too_short(config)
 
@@ -94,13 +91,6 @@ def why_impossible(config: Any) -> str | None:
 def masks_itself(config: Any) -> bool:
     """Whether attention layers change the mask that they are given, so they need the tree's."""
     return config.get_text_config().model_type in INDEXED
-
-
-def _keeps_index() -> bool:
-    """Whether transformers' cache has a place for the keys that an index chooses by."""
-    from transformers.cache_utils import Cache
-
-    return hasattr(Cache, "update_indexer")
 
 
 def too_short(config: Any) -> str | None:
