@@ -34,7 +34,6 @@ CHAIN_LAYERS = {
     "hybrid_sliding": HALF,
 }
 IMPOSSIBLE_LAYERS = {
-    "chunked_attention": "its chunked attention masks by slot, not by position",
     "indexed_attention": INDEX,
     "minimax_m3_sparse": INDEX,
     "compressed_sparse_attention": INDEX,
@@ -48,14 +47,16 @@ CHAIN_FAMILIES = {
 # Families that are refused as a whole.
 IMPOSSIBLE = {
     **dict.fromkeys(("mamba", "falcon_mamba", "jamba", "zamba"), FROM_START),
-    **dict.fromkeys(("rwkv", "xlstm", "recurrent_gemma", "minimax"), OUTSIDE),
+    **dict.fromkeys(("rwkv", "xlstm", "recurrent_gemma"), OUTSIDE),
     **dict.fromkeys(("bloom", "mpt"), SLOTS),
     **dict.fromkeys(("cpmant", "xlnet", "roformer"), SEQUENCE),
     **dict.fromkeys(("openai-gpt", "xlm", "reformer"), "it has no KV cache"),
-    "deepseek_v32": INDEX,
     "gpt_neo": "its local layers count slots, not positions",
     "blt": "it cuts its text into patches, and a patch depends on its neighbours in the sequence",
 }
+# Each token chooses the keys that it attends to, by scores of positions alone, from those that the
+# mask lets it see. So a tree's mask is enough; the layers add the choice to it themselves.
+INDEXED = ("deepseek_v32", "glm_moe_dsa")
 NO_LIMIT = 1 << 30  # context of families that state none
 LEAST_CONTEXT = 17  # tokens of the longest text that the self-check reads
 
@@ -82,9 +83,14 @@ def why_impossible(config: Any) -> str | None:
         return SLOTS
     layers = getattr(config, "layer_types", None) or ()
     for kind in layers:
-        if kind in IMPOSSIBLE_LAYERS:
+        if kind in IMPOSSIBLE_LAYERS and not masks_itself(config):
             return IMPOSSIBLE_LAYERS[kind]
     return too_short(config)
+
+
+def masks_itself(config: Any) -> bool:
+    """Whether attention layers change the mask that they are given, so they need the tree's."""
+    return config.get_text_config().model_type in INDEXED
 
 
 def too_short(config: Any) -> str | None:

@@ -57,6 +57,7 @@ CHAINS: Sequence[Sequence[Shape]] = (
 )
 # The window of sliding layers during the check: prompts are too short for a real one to matter.
 CHECK_WINDOW = 4
+WINDOWS = ("sliding_window", "attention_chunk_size")  # what models call them
 
 Paths = Sequence[Sequence[int]]
 
@@ -282,19 +283,19 @@ def _split_finely(verifier: Verifier, wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def narrow_windows(owners: Iterable[Any]) -> Iterator[bool]:
-    """Narrow every sliding window during the check, so that a wrong one shows on a short text.
+    """Narrow every window and chunk during the check, so that a wrong one shows on a short text.
     Yields whether there is any."""
-    windows = [(owner, owner.sliding_window)
-               for owner in {id(owner): owner for owner in owners}.values()
-               if isinstance(getattr(owner, "sliding_window", None), int)
-               and owner.sliding_window > CHECK_WINDOW]  # fmt: skip
+    windows = [(owner, name, getattr(owner, name))
+               for owner in {id(owner): owner for owner in owners}.values() for name in WINDOWS
+               if isinstance(getattr(owner, name, None), int)
+               and getattr(owner, name) > CHECK_WINDOW]  # fmt: skip
     try:
-        for owner, _ in windows:
-            owner.sliding_window = CHECK_WINDOW
+        for owner, name, _ in windows:
+            setattr(owner, name, CHECK_WINDOW)
         yield bool(windows)
     finally:
-        for owner, window in windows:
-            owner.sliding_window = window
+        for owner, name, window in windows:
+            setattr(owner, name, window)
 
 
 def _path(node: int, prompt: list[int], tree: list[int], topology: Topology) -> list[int]:

@@ -31,6 +31,7 @@ class TreeCacheLayer(CacheLayerMixin):
         super().__init__()
         self.index = index
         self.cache = cache
+        self._indexer: TreeCacheLayer | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys, self.values = self.cache.allocate(self.index, key_states, value_states)
@@ -66,6 +67,13 @@ class TreeCacheLayer(CacheLayerMixin):
         keys, values = self.keys[rows, :, :in_sight], self.values[rows, :, :in_sight]
         return keys.to(computed_in), values.to(computed_in)
 
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """The same of the keys [B, N, E] by which a layer chooses among its slots: [B, L, E]."""
+        if self._indexer is None:
+            self._indexer = self.cache.more_slots()
+        keys_B1NE = indexer_key_states[:, None]
+        return self._indexer.update(keys_B1NE, keys_B1NE[..., :0])[0][:, 0]
+
     def get_seq_length(self) -> int:
         return max(self.cache.lengths_in_use)
 
@@ -93,8 +101,9 @@ class TreeCache(Cache):
     ) -> None:
         if isinstance(layers, int):
             layers = [TreeCacheLayer(index, self) for index in range(layers)]
-        super().__init__(layers=layers)
+        Cache.__init__(self, layers=layers)  # whatever class of transformers' is mixed in
         self._slotted = [layer for layer in layers if isinstance(layer, TreeCacheLayer)]
+        self._num_in_block = len(self._slotted)
         self.lengths = [0] * batch_size
         self.num_slots = num_slots
         self._dtype = dtype
@@ -185,17 +194,23 @@ class TreeCache(Cache):
     def allocate(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Zeroed slots for layer `index` in the shape of its first keys and values."""
         B, (_, G, _, E) = len(self.lengths), keys.shape
-        shape = (len(self._slotted), 2, B, G, self.num_slots, E)
+        shape = (self._num_in_block, 2, B, G, self.num_slots, E)
         dtype = self._dtype or keys.dtype
-        if self._block is None:
-            self._block = untouched_zeros(shape, dtype, keys.device)
-        if values.shape == keys.shape and self._block.shape == shape:
-            return self._block[index, 0], self._block[index, 1]
+        if values.shape == keys.shape:
+            if self._block is None:
+                self._block = untouched_zeros(shape, dtype, keys.device)
+            if self._block.shape == shape:
+                return self._block[index, 0], self._block[index, 1]
         values_shape = (B, values.shape[1], self.num_slots, values.shape[3])
         own_keys = untouched_zeros((B, G, self.num_slots, E), dtype, keys.device)
         own_values = untouched_zeros(values_shape, dtype, keys.device)
         self._strays.append((own_keys, own_values))
         return own_keys, own_values
+
+    def more_slots(self) -> TreeCacheLayer:
+        """Slots that a layer has besides those of its keys and values."""
+        self._slotted.append(TreeCacheLayer(len(self._slotted), self))
+        return self._slotted[-1]
 
     def reach(self, rows: Sequence[int], counts: Sequence[int]) -> None:
         """So many nodes are written after what is committed in these rows."""
@@ -346,11 +361,10 @@ class TreeCache(Cache):
         self.lengths = [of(row, self.lengths) for row in rows]
         self._reached = [of(row, self._reached) for row in rows]
         self._held = list(self._reached)
-        self._block, self._strays = block, []
+        self._block, self._strays = block, list(strays.values())
         for layer in self._slotted:
             if id(layer.keys) in strays:
                 layer.keys, layer.values = strays[id(layer.keys)]
-                self._strays.append((layer.keys, layer.values))
             elif layer.keys is not None and self._block is not None:
                 layer.keys, layer.values = self._block[layer.index, 0], self._block[layer.index, 1]
 

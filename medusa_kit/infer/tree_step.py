@@ -22,6 +22,24 @@ from medusa_kit.infer.transfer import to_device
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """In a window's place: a layer sees the positions of the chunk that a node is in, of so many
+    each."""
+
+    size: int
+
+
+Window = int | Chunk | None  # a number: the newest positions that a layer sees, a node's included
+
+
+def oldest_seen(window: int | Chunk, positions: Tensor) -> Tensor:
+    """The first position that a layer sees from each of these."""
+    if isinstance(window, Chunk):
+        return positions // window.size * window.size
+    return positions - window + 1
+
+
 @dataclass
 class TreeStep:
     """One forward: N nodes after `lengths[b]` committed tokens in each row.
@@ -51,19 +69,27 @@ class TreeStep:
     def num_slots(self) -> int:
         return max(self.lengths) + self.num_nodes
 
-    def sees_all(self, window: int | None) -> bool:
+    @property
+    def seq_length(self) -> int:
+        """The tokens in the cache, as the cache counts them for a model: the longest row's."""
+        return max(self.lengths)
+
+    def positions(self) -> Tensor:
+        """positions_BN of the nodes."""
+        return self.device_lengths()[:, None] + self.depths_BN
+
+    def sees_all(self, window: Window) -> bool:
         """Whether no slot in sight is hidden: one node a row, rows of one length, no window."""
         even = min(self.lengths) == max(self.lengths)
         return self.num_nodes == 1 and even and not self.window_applies(window)
 
-    def is_causal(self, window: int | None) -> bool:
+    def is_causal(self, window: Window) -> bool:
         return self.causal_prompt and not self.window_applies(window)
 
-    def mask(self, window: int | None, repeats: int = 1) -> Tensor:
+    def mask(self, window: Window, repeats: int = 1) -> Tensor:
         """Which slots each node attends to, bool [B, 1, M·N, L], the N nodes repeated M times.
 
-        `window`: a sliding layer sees the `window` newest positions, itself included; positions
-        count, not slots, since sibling nodes share a position.
+        In a window, or a chunk, positions count, not slots, since sibling nodes share a position.
         """
         effective = window if self.window_applies(window) else None
         return self.once(
@@ -71,7 +97,7 @@ class TreeStep:
             lambda: self._build_mask(effective).repeat(1, repeats, 1).unsqueeze(1),
         )
 
-    def additive_mask(self, window: int | None, repeats: int, dtype: torch.dtype) -> Tensor:
+    def additive_mask(self, window: Window, repeats: int, dtype: torch.dtype) -> Tensor:
         """The same as numbers to add to scores, 0 and -inf, built once for all layers."""
         effective = window if self.window_applies(window) else None
         mask = self.mask(window, repeats)
@@ -88,8 +114,9 @@ class TreeStep:
             self._shared[key] = build()
         return self._shared[key]
 
-    def window_applies(self, window: int | None) -> bool:
-        return window is not None and self.num_slots > window
+    def window_applies(self, window: Window) -> bool:
+        size = window.size if isinstance(window, Chunk) else window
+        return size is not None and self.num_slots > size
 
     def padded(self, flat_1HNE: Tensor) -> Tensor:
         """[B, H, N, E] from the nodes of all rows as one; zeros where padded."""
@@ -108,20 +135,19 @@ class TreeStep:
             self.lengths_B = to_device(self.lengths, self.depths_BN.device)
         return self.lengths_B
 
-    def _build_mask(self, window: int | None) -> Tensor:
+    def _build_mask(self, window: Window) -> Tensor:
         device = self.depths_BN.device
         lengths_B11 = self.device_lengths()[:, None, None]
         slots_L = torch.arange(self.num_slots, device=device)
         mask_BNL = (slots_L < lengths_B11).expand(-1, self.num_nodes, -1).clone()
+        sees_BNN = self.sees_BNN
         if window is not None:
-            oldest_BN1 = lengths_B11 + self.depths_BN[:, :, None] - window + 1
+            positions_BN = self.positions()
+            oldest_BN1 = oldest_seen(window, positions_BN)[:, :, None]
             mask_BNL &= slots_L >= oldest_BN1
+            sees_BNN = sees_BNN & (positions_BN[:, None, :] >= oldest_BN1)
         for row, length in enumerate(self.lengths):
-            sees_NN = self.sees_BNN[row]
-            if window is not None:
-                distance_NN = self.depths_BN[row][:, None] - self.depths_BN[row][None, :]
-                sees_NN = sees_NN & (distance_NN < window)
-            mask_BNL[row, :, length : length + self.num_nodes] = sees_NN
+            mask_BNL[row, :, length : length + self.num_nodes] = sees_BNN[row]
         return mask_BNL
 
 

@@ -182,8 +182,7 @@ class Verifier:
     def _positions(self, step: TreeStep) -> Tensor:
         """positions_BN. Nodes past the context's last position, which are never accepted, get that
         position."""
-        positions_BN = step.device_lengths()[:, None] + step.depths_BN
-        return step.unpadded(positions_BN.clamp_max(self.base.info.context_length - 1))
+        return step.unpadded(step.positions().clamp_max(self.base.info.context_length - 1))
 
     def _run_model(
         self,

@@ -27,11 +27,10 @@ from medusa_kit.infer.verifier import Verifier
 STATEFUL = ["mamba2", "bamba", "nemotron_h", "granitemoehybrid", "qwen3_next", "olmo_hybrid"]
 REASONS = {
     **dict.fromkeys(("mamba", "falcon_mamba", "jamba", "zamba"), "only from the start of a text"),
-    **dict.fromkeys(("rwkv", "xlstm", "recurrent_gemma", "minimax"), "outside of transformers'"),
+    **dict.fromkeys(("rwkv", "xlstm", "recurrent_gemma"), "outside of transformers'"),
     **dict.fromkeys(("bloom", "mpt"), "ALiBi"),
     "gpt_neo": "count slots",
-    "llama4_text": "chunked attention",
-    "deepseek_v32": "by an index",
+    "deepseek_v4": "by an index",
     "openai-gpt": "no KV cache",
     "xlnet": "no position ids",
     "bart": "encoder-decoder",

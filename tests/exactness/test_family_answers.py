@@ -1,8 +1,8 @@
 """Every family that docs/models.md lists: greedy answers equal those of plain transformers.
 
 The wide test is small, one for each family; what costs more (sixteen rows, the context's end, a
-stop token inside the tree) is asked of four that differ most: windows and caps, sinks, latent
-attention, and a class that keeps its own attention.
+stop token inside the tree, texts that begin alike) is asked of those that differ most: windows and
+caps, sinks, latent attention, a class that keeps its own attention, chunks, and an index of keys.
 """
 
 import pytest
@@ -11,11 +11,12 @@ from support.small_engines import build_engine, random_prompt
 from support.tiny_models import CONTEXT, MORE, STOP, tiny_base
 
 from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.request import Row, make_row
 from medusa_kit.settings.sampling import SamplingParams
 
-DIFFERENT = ["gemma2", "gpt_oss", "deepseek_v3", "falcon"]
+DIFFERENT = ["gemma2", "gpt_oss", "deepseek_v3", "falcon", "llama4", "deepseek_v32"]
 Truths = dict[tuple[int, ...], list[int]]
 
 
@@ -81,3 +82,23 @@ def test_a_stop_token_inside_the_tree(family: str) -> None:
         assert row.token_ids == answer[:end]
     assert rows[0].finish_reason == "stop"
     assert rows[0].num_steps < len(rows[0].token_ids) - 1
+
+
+@pytest.mark.parametrize("family", [*DIFFERENT, "glm_moe_dsa"])
+def test_texts_that_begin_alike(family: str) -> None:
+    """Slots are read again by a longer text, in the same row and in another."""
+    engine, first = build_engine(tiny_base(family)), random_prompt(20, 20)
+    batch = Batch(engine.verifier, 2)
+    answer = plain_answer(family, first, 12)
+    for prompts in ([first], [[*first, *answer, 5], [*first, *random_prompt(6, 2)]]):
+        truths = {tuple(prompt): plain_answer(family, prompt, 12) for prompt in prompts}
+        rows = [make_row(engine.verifier, prompt, SamplingParams(), 12) for prompt in prompts]
+        drafter = PartlyKnowing(truths)
+        for row in rows:
+            batch.add(row, drafter)
+        while batch.num_rows:
+            batch.step()
+            batch.raise_error()
+        assert [row.token_ids for row in rows] == list(truths.values())
+    assert rows[0].num_cached > len(first)
+    assert rows[1].num_cached >= len(first)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from medusa_kit.infer.draft import Topology
-from medusa_kit.infer.tree_step import TreeStep, attach_holder, current_step
+from medusa_kit.infer.tree_step import Chunk, TreeStep, Window, attach_holder, current_step
 
 CPU = torch.device("cpu")
 PARENTS = (-1, 0, 0, 1, 2, 2, 3)
@@ -24,10 +24,14 @@ def path_to(node: int, parents: tuple[int, ...]) -> list[int]:
     return ([] if node == 0 else path_to(parents[node], parents)) + [node]
 
 
-def expected_mask(
-    lengths: list[int], trees: list[tuple[int, ...]], window: int | None
-) -> torch.Tensor:
+def expected_mask(lengths: list[int], trees: list[tuple[int, ...]], window: Window) -> torch.Tensor:
     """Row by row, slot by slot: a slot holds a token at a position; ancestors only, window last."""
+
+    def sees(own: int, position: int) -> bool:
+        if isinstance(window, Chunk):
+            return own // window.size == position // window.size
+        return window is None or own - position < window
+
     N = len(trees[0])
     mask = torch.zeros(len(lengths), N, max(lengths) + N, dtype=torch.bool)
     for row, (length, parents) in enumerate(zip(lengths, trees, strict=True)):
@@ -37,12 +41,15 @@ def expected_mask(
             position_of |= {length + n: length + depth for depth, n in enumerate(path)}
             own = length + len(path) - 1
             for slot, position in position_of.items():
-                mask[row, node, slot] = window is None or own - position < window
+                mask[row, node, slot] = sees(own, position)
     return mask
 
 
-@pytest.mark.parametrize("window", [None, 1, 2, 3, 5, 8, 11, 1000])
-def test_mask_is_the_rule_for_rows_of_different_length_and_tree(window: int | None) -> None:
+CHUNKS = [Chunk(size) for size in (1, 2, 3, 5, 8, 11, 1000)]
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 3, 5, 8, 11, 1000, *CHUNKS])
+def test_mask_is_the_rule_for_rows_of_different_length_and_tree(window: Window) -> None:
     lengths, trees = [9, 4, 0], [PARENTS, OTHER, PARENTS]
     mask = make_step(lengths, trees).mask(window)
     assert mask.shape == (3, 1, 7, 16)
@@ -58,6 +65,7 @@ def test_a_mask_is_built_once_and_never_shared_by_two_windows() -> None:
     step = make_step([9], [PARENTS])
     assert step.mask(3) is step.mask(3)
     assert not torch.equal(step.mask(3), step.mask(None))
+    assert not torch.equal(step.mask(3), step.mask(Chunk(3)))
     assert step.mask(500) is step.mask(None)  # such a window hides nothing
 
 

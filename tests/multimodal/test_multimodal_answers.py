@@ -14,7 +14,6 @@ from support.small_engines import build_engine, random_prompt
 from support.tiny_models import VOCAB
 
 import medusa_kit
-from medusa_kit.base.families import why_impossible
 from medusa_kit.base.in_pieces import model_in_pieces
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import wrap_model
@@ -26,8 +25,6 @@ from medusa_kit.infer.packed.base import PackedBase, base_for_decoding
 from medusa_kit.infer.request import make_row
 from medusa_kit.settings.sampling import SamplingParams
 
-NO_TREES = ["qwen3_5"]  # refused by its config, until there are chains for it
-DECODED = [kind for kind in MULTIMODAL if kind not in NO_TREES]
 IN_CPP = ["gemma3", "gemma3-tied", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 CONVERTED = ["qwen3_vl_moe"]  # transformers turns the experts' matrices as it reads them
 TOWERS = ("vision", "visual", "multi_modal", "audio", "embed_vision", "embed_audio", "projector")
@@ -75,7 +72,7 @@ def test_it_has_the_bits_of_the_whole_and_none_of_its_towers(
     assert described.all_tied_weights_keys == model.all_tied_weights_keys
 
 
-@pytest.mark.parametrize("kind", DECODED)
+@pytest.mark.parametrize("kind", MULTIMODAL)
 def test_random_trees_in_a_batch(kind: str, folders: dict[str, Path]) -> None:
     base = load_base_model(str(folders[kind]), device="cpu")
     engine, whole = build_engine(base), tiny_whole(kind)
@@ -90,7 +87,7 @@ def test_random_trees_in_a_batch(kind: str, folders: dict[str, Path]) -> None:
     assert sum(row.num_steps for row in rows) < sum(len(row.token_ids) for row in rows) - 3
 
 
-@pytest.mark.parametrize("kind", [kind for kind in DECODED if kind not in CONVERTED])
+@pytest.mark.parametrize("kind", [kind for kind in MULTIMODAL if kind not in CONVERTED])
 def test_layer_by_layer(kind: str, folders: dict[str, Path]) -> None:
     ids_BT = torch.randint(3, VOCAB, (3, 12))
     with torch.no_grad():
@@ -122,13 +119,6 @@ def test_a_text_part_that_was_saved_alone_is_the_same_base(
     alone = load_base_model(str(tmp_path), device="cpu")
     assert alone.info.fingerprint == base.info.fingerprint
     assert base_for_decoding(str(tmp_path)).info.fingerprint == base.info.fingerprint
-
-
-@pytest.mark.parametrize("kind", NO_TREES)
-def test_what_its_layers_rule_out_is_refused_by_its_text_part(
-    kind: str, folders: dict[str, Path]
-) -> None:
-    assert why_impossible(read_config(str(folders[kind])))
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "qwen2_5_vl"])

@@ -60,6 +60,8 @@ LATENT = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_
           "v_head_dim": 6, "num_key_value_heads": 4}  # fmt: skip
 GEMMA2 = {**HEAD, **WINDOW, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0,
           "final_logit_softcapping": 3.0, **UNTIED}  # fmt: skip
+# With few heads many scores are 0, and ties are broken by the order of slots. Models have 32 or 64.
+INDEX = {"index_topk": 6, "index_head_dim": 8, "index_n_heads": 16}
 TWO = {**COMMON, "num_hidden_layers": 2}
 NEOX_TWO = {**NEOX, "num_hidden_layers": 2}
 GPT2_TWO = {**GPT2, "n_layer": 2}
@@ -74,6 +76,7 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "codegen": ("codegen", {**GPT2_TWO, "rotary_dim": 4}),
     "deepseek_v2": ("deepseek_v2", {**TWO, **LATENT, **ROUTED, "topk_method": "greedy"}),
     "deepseek_v3": ("deepseek_v3", {**TWO, **LATENT, **ROUTED}),
+    "deepseek_v32": ("deepseek_v32", {**TWO, **LATENT, **ROUTED, **INDEX}),
     "ernie4_5": ("ernie4_5", {**TWO, **HEAD}),
     "exaone4": ("exaone4", {**TWO, **WINDOW}),
     "falcon": ("falcon", {**NEOX_TWO, "ffn_hidden_size": 48, "alibi": False}),
@@ -92,6 +95,8 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
                               "hidden_size_per_layer_input": 8}),
     "glm4": ("glm4", {**TWO, **HEAD}),
     "glm4_moe": ("glm4_moe", {**TWO, **HEAD, **ROUTED}),
+    "glm_moe_dsa": ("glm_moe_dsa", {**COMMON, **LATENT, **ROUTED, **INDEX,
+                                    "indexer_types": ["full", "shared", "full"]}),
     "gpt_bigcode": ("gpt_bigcode", GPT2_TWO),
     "gpt_oss": ("gpt_oss", {**TWO, **HEAD, **WINDOW, **EXPERTS}),
     "gptj": ("gptj", {**GPT2_TWO, "rotary_dim": 4}),
@@ -100,6 +105,10 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
                                               "position_embedding_type": "rope",
                                               "shared_intermediate_size": 16, "mamba_n_heads": 8}),
     "helium": ("helium", {**TWO, **HEAD}),
+    # The scale of queries changes every four positions in layers without rotation, every fourth.
+    "llama4": ("llama4_text", {**COMMON, **HEAD, "attention_chunk_size": 6, "num_hidden_layers": 4,
+                               "intermediate_size_mlp": 48, "num_local_experts": 4,
+                               "attn_scale": 1.0, "floor_scale": 4}),
     "minimax_m2": ("minimax_m2", {**TWO, **HEAD, **EXPERTS}),
     "nemotron": ("nemotron", {**TWO, **HEAD}),
     "olmo": ("olmo", TWO),

@@ -43,6 +43,8 @@ def read_config(one_file: Path, model: GGUFModel) -> Any:
             setattr(config, key, found.get(key))
     if found.architecture == "qwen3moe" and (size := found.get("expert_feed_forward_length")):
         config.moe_intermediate_size = size
+    if found.architecture == "lfm2":  # transformers sets it under the name that others have
+        config.norm_eps = found.get("attention.layer_norm_rms_epsilon", config.norm_eps)
     if found.architecture == "phi3":
         config.sliding_window = found.get("attention.sliding_window") or None
     if config.pad_token_id is not None and config.pad_token_id >= config.vocab_size:

@@ -13,13 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medusa_kit.base.families import masks_itself
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.attention.sdpa import explicit, tree_sdpa
-from medusa_kit.infer.tree_step import StepHolder, attach_holder, current_step
+from medusa_kit.infer.attention.temperature import scaled_by_position
+from medusa_kit.infer.tree_step import Chunk, StepHolder, Window, attach_holder, current_step
 
 ATTENTION_NAME = "medusa_tree"
-MASKED = ("sdpa", "eager")  # stock attention that follows its mask
+STOCK = "sdpa"
+MASKED = (STOCK, "eager")  # stock attention that follows its mask
 # The modelling files of families with sliding windows import this.
 WINDOWED = "create_sliding_window_causal_mask"
 
@@ -50,8 +53,12 @@ def medusa_tree(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
-    window = kwargs["sliding_window"] if "sliding_window" in kwargs else _window_of_config(module)
+    window: Window = _chunk_of_config(module)
+    if window is None:
+        given = "sliding_window" in kwargs
+        window = kwargs["sliding_window"] if given else _window_of_config(module)
     attend = step.attend or tree_sdpa
+    query = scaled_by_position(module, query, step)
     if step.at_N is not None:
         query = step.padded(query)
     call = AttentionCall(query, key, value, step, scale, window, softcap, sinks)
@@ -67,11 +74,19 @@ def _window_of_config(module: Any) -> int | None:
     return (getattr(module.config, "sliding_window", None) or None) if slides else None
 
 
+def _chunk_of_config(module: Any) -> Chunk | None:
+    """The chunk of a layer that attends in chunks (Llama 4)."""
+    kinds = getattr(module.config, "layer_types", None)
+    if kinds is None or kinds[module.layer_idx] != "chunked_attention":
+        return None
+    return Chunk(module.config.attention_chunk_size)
+
+
 def install_tree_attention(model: Any) -> StepHolder:
     """Switch `model` to tree attention; returns the holder that a forward puts its step in.
 
-    A class that does not use the attention interface keeps its own and gets the mask. Raises
-    IncompatibleBaseError where that attention takes no mask (flash).
+    A class that does not use the attention interface, or adds to the mask before it, keeps its own
+    and gets the mask. Raises IncompatibleBaseError where that attention takes no mask (flash).
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -80,7 +95,7 @@ def install_tree_attention(model: Any) -> StepHolder:
     # Without a mask function of the same name transformers would drop padding silently.
     AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
     try:
-        model.set_attn_implementation(ATTENTION_NAME)
+        model.set_attn_implementation(STOCK if masks_itself(model.config) else ATTENTION_NAME)
     except ValueError as error:
         raise _not_switchable(model) from error
     holder = attach_holder(model)

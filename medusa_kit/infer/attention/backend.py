@@ -9,15 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.tree_step import TreeStep
+from medusa_kit.infer.tree_step import Chunk, TreeStep, Window
 
 
 @dataclass(slots=True)  # not frozen: one is made in every layer of every step
 class AttentionCall:
     """The input of tree attention in one layer of one forward.
 
-    `window`: how many of the newest positions a node sees, its own included. `softcap` (Gemma 2)
-    bounds the scores. `sinks_H` (gpt-oss) take part in the softmax and add nothing to the output.
+    `window`: how many of the newest positions a node sees, its own included, or chunks, of which it
+    sees its own (Llama 4). `softcap` (Gemma 2) bounds the scores. `sinks_H` (gpt-oss) take part in
+    the softmax and add nothing to the output.
     """
 
     query_BHNE: Tensor
@@ -25,7 +26,7 @@ class AttentionCall:
     value_BGLE: Tensor
     step: TreeStep
     scale: float
-    window: int | None = None
+    window: Window = None
     softcap: float | None = None
     sinks_H: Tensor | None = None
 
@@ -33,6 +34,12 @@ class AttentionCall:
     def standard(self) -> bool:
         """Whether it is a plain softmax, as torch's own attention computes it."""
         return self.softcap is None and self.sinks_H is None
+
+    @property
+    def slides(self) -> int | None:
+        """The window of a call without chunks."""
+        assert not isinstance(self.window, Chunk)
+        return self.window
 
     @property
     def sees_all(self) -> bool:
@@ -45,10 +52,13 @@ class AttentionCall:
         return self.standard and self.step.is_causal(self.window)
 
 
+CHUNKS = "attention in chunks"  # why a backend is left out
+
+
 @dataclass(frozen=True)
 class Case:
     """The properties of a call that decide whether a backend supports it. Trees, lengths and
-    windows are not among them, since every backend supports all of these.
+    windows that slide are not among them, since every backend supports all of these.
 
     `hides`: whether some slot is hidden from some node (not `AttentionCall.sees_all`).
     `index`: the device's index; None is the current device.
@@ -61,6 +71,7 @@ class Case:
     softcap: bool = False
     sinks: bool = False
     hides: bool = True
+    chunks: bool = False
     index: int | None = None
 
     @classmethod
@@ -74,6 +85,7 @@ class Case:
             call.softcap is not None,
             call.sinks_H is not None,
             not call.sees_all,
+            isinstance(call.window, Chunk),
             query_BHNE.device.index,
         )
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.attention.backend import AttentionCall, Case, compute_capability
+from medusa_kit.infer.attention.backend import CHUNKS, AttentionCall, Case, compute_capability
 from medusa_kit.infer.attention.merge import Part, merge
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.tree_step import TreeStep
@@ -50,6 +50,8 @@ def package(device: str, index: int | None = None) -> Callable[..., Any] | None:
 
 def unsupported(case: Case) -> str | None:
     """Why the flash kernels cannot compute this case, or None."""
+    if case.chunks:
+        return CHUNKS
     if case.head_size != case.value_size:
         return f"keys of {case.head_size} numbers with values of {case.value_size}"
     if case.softcap and package(case.device, case.index) is None:
@@ -69,7 +71,7 @@ def unsupported(case: Case) -> str | None:
 
 def tree_flash(call: AttentionCall) -> Tensor:
     """Attention output [B, N, H, E]; equal to `tree_sdpa` up to rounding."""
-    step, window = call.step, call.window
+    step, window = call.step, call.slides
     if call.is_causal or call.sees_all:
         return tree_sdpa(call)  # torch chooses a flash kernel itself
     B, H, N, E = call.query_BHNE.shape

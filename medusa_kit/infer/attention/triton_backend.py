@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from medusa_kit.infer.attention.backend import (
+    CHUNKS,
     AttentionCall,
     BackendFailure,
     Case,
@@ -47,6 +48,8 @@ def missing() -> tuple[str, str] | None:
 
 def unsupported(case: Case) -> str | None:
     """Why the kernels cannot compute this case, or None."""
+    if case.chunks:
+        return CHUNKS
     if absent := missing():
         return absent[0]
     if case.device == "cpu" and not interpreting():
@@ -109,7 +112,7 @@ def launched(
         split_kernel, (tiles, B * G, S),
         query_BHNE, key_BGLE, value_BGLE, words, depths, lengths, partials_SXV, lses_SX,
         *query_BHNE.stride(), *key_BGLE.stride(), *value_BGLE.stride(),
-        call.scale, call.softcap or 0.0, call.window or 0, G, N, R, words.shape[-1],
+        call.scale, call.softcap or 0.0, call.slides or 0, G, N, R, words.shape[-1],
         1 if step.split_finely else FEWEST_SLOTS,
         E=E, EV=EV, HAS_WINDOW=step.window_applies(call.window), HAS_CAP=call.softcap is not None,
         **tile,

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import cache_utils
 from transformers.cache_utils import (
     CacheLayerMixin,
-    DummyLayer,
     DynamicCache,
     LinearAttentionCacheLayerMixin,
     LinearAttentionLayer,
@@ -21,6 +21,7 @@ from transformers.cache_utils import (
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
 
+NOTHING: Any = getattr(cache_utils, "DummyLayer", ())  # what keeps nothing; 5.17 has none
 LayerState = tuple[Tensor | None, ...]  # [1, ...] each: convolutions, then recurrent states
 
 
@@ -80,7 +81,7 @@ def layers_for(config: Any, cache: TreeCache) -> list[Any]:
             layers.append(StateLayer(own.number_of_states))
         elif slotted:
             layers.append(TreeCacheLayer(num_slotted, cache))
-        elif isinstance(own, DummyLayer):
+        elif isinstance(own, NOTHING):
             layers.append(own)
         else:
             raise IncompatibleBaseError(

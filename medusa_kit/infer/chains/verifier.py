@@ -54,7 +54,12 @@ class ChainVerifier(Verifier):
         )
 
     def new_cache(self, batch_size: int, num_slots: int) -> ChainCache:
-        return ChainCache(self.base.config, batch_size, num_slots, self.cache_dtype)
+        config = self.base.config
+        if config.model_type == "minimax":
+            from medusa_kit.infer.chains.minimax import LightningCache  # imports the model's code
+
+            return LightningCache(config, batch_size, num_slots, self.cache_dtype)
+        return ChainCache(config, batch_size, num_slots, self.cache_dtype)
 
     def fitted(self, draft: Draft) -> Draft:
         """The draft with the first path of each row's tree: at each node its first child, the

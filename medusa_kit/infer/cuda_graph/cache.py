@@ -34,6 +34,9 @@ class StaticTreeCacheLayer(TreeCacheLayer):
         rows = self.cache.rows
         return self.keys[rows], self.values[rows]
 
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        raise NotImplementedError("keys of an index have no slots of fixed shapes")
+
     def get_seq_length(self) -> int:
         return self.cache.num_slots
 

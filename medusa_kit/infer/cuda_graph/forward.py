@@ -14,7 +14,7 @@ from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cuda_graph.cache import StaticTreeCache
 from medusa_kit.infer.cuda_graph.guard import NoHostReads
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import NodeScores, TreeStep
+from medusa_kit.infer.tree_step import NodeScores, TreeStep, Window, oldest_seen
 from medusa_kit.infer.verifier import Forward, Verifier
 
 
@@ -34,10 +34,14 @@ class StaticTreeStep(TreeStep):
     def num_slots(self) -> int:
         return self._num_slots
 
-    def sees_all(self, window: int | None) -> bool:
+    @property
+    def seq_length(self) -> int:
+        return self._num_slots
+
+    def sees_all(self, window: Window) -> bool:
         return False
 
-    def _build_mask(self, window: int | None) -> Tensor:
+    def _build_mask(self, window: Window) -> Tensor:
         """mask_BNS: as in the base class, with hidden slots after each row's nodes."""
         N, lengths_B1 = self.num_nodes, self.device_lengths()[:, None]
         slots_S = torch.arange(self.num_slots, device=lengths_B1.device)
@@ -45,10 +49,10 @@ class StaticTreeStep(TreeStep):
         in_prefix_B1S = (node_BS < 0)[:, None]
         sees_BNN = self.sees_BNN
         if window is not None:
-            oldest_BN1 = lengths_B1[:, :, None] + self.depths_BN[:, :, None] - window + 1
+            positions_BN = self.positions()
+            oldest_BN1 = oldest_seen(window, positions_BN)[:, :, None]
             in_prefix_B1S = in_prefix_B1S & (slots_S >= oldest_BN1)
-            distance_BNN = self.depths_BN[:, :, None] - self.depths_BN[:, None, :]
-            sees_BNN = sees_BNN & (distance_BNN < window)
+            sees_BNN = sees_BNN & (positions_BN[:, None, :] >= oldest_BN1)
         node_B1S = node_BS.clamp(0, N - 1)[:, None]
         in_tree_BNS = sees_BNN.gather(2, node_B1S.expand(-1, N, -1))
         return in_prefix_B1S | (in_tree_BNS & ((node_BS >= 0) & (node_BS < N))[:, None])

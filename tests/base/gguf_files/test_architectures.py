@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support.gguf.tiny_files import MODELS, tiny_model, write_model
+from support.small_engines import build_engine
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
@@ -169,3 +170,35 @@ def test_the_table_of_the_docs() -> None:
     assert rows["through torch"] == {*architectures.TESTED, "llama"}
     assert rows["through torch, not tested"] == set(architectures.UNTESTED)
     assert rows["refused"] >= set(architectures.WITHOUT_TREES)
+    [other] = [names for row, names in rows.items() if "Hub id" in row]
+    assert other == set(architectures.OTHER_FORMS)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message", "hint"),
+    [
+        ("qwen35", "transformers does not dequantise", "folder of safetensors, or by its Hub id"),
+        ("mamba", "only from the start of a text", "docs/models.md"),
+        ("gemma22", "transformers does not dequantise", "is it 'gemma2'"),
+        ("grok", "transformers does not dequantise", "original model's folder"),
+    ],
+)
+def test_what_is_refused_says_what_loads(architecture: str, message: str, hint: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        architectures.check_architecture("some.gguf", architecture)
+    assert hint in (caught.value.hint or "")
+
+
+def test_a_file_of_a_model_with_states_decodes(tmp_path: Path) -> None:
+    """lfm2: with chains, as transformers decodes the model that was written."""
+    model, prompt = tiny_model("lfm2"), [5, 6, 7, 8] * 4
+    write_model(tmp_path / "model.gguf", "lfm2", model)
+    engine = build_engine(load_base_model(str(tmp_path / "model.gguf"), device="cpu"))
+    assert engine.verifier.chains_only
+    ids = torch.tensor([prompt])
+    asked = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), **asked)[0, len(prompt) :]
+    engine.base.generation_config.eos_token_id = None
+    result = engine.generate(prompt, drafter="suffix", max_new_tokens=20)
+    assert result.token_ids == expected.tolist()
+    assert len(result.token_ids) == 20

@@ -1,8 +1,8 @@
 """GGUF files of tiny random models of several architectures, as llama.cpp's converter writes them.
 
 Names of tensors are those of the gguf package. What the converter changes is changed here too:
-Llama's queries and keys have the halves of a head in turn, Gemma's norms are stored plus one, and
-the experts of a mixture lie in one tensor for each matrix.
+Llama's queries and keys have the halves of a head in turn, Gemma's norms are stored plus one,
+convolutions lack a dimension, and the experts of a mixture lie in one tensor for each matrix.
 """
 
 from pathlib import Path
@@ -30,6 +30,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3Config", {"pad_token_id": 0}),
     "qwen3moe": ("Qwen3MoeConfig", {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
                                     "moe_intermediate_size": 32, "norm_topk_prob": True}),
+    "lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-3,
+                            "num_hidden_layers": 3, "block_auto_adjust_ff_dim": False}),
     "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }  # fmt: skip
 WRITTEN_AS = {"mixtral": "llama"}
@@ -85,14 +87,19 @@ def _metadata(config: Any, name: str) -> dict[str, Any]:
     head_size = (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
+    kinds, kv_heads = getattr(config, "layer_types", None) or (), config.num_key_value_heads
+    if "conv" in kinds:
+        kv_heads = [0 if kind == "conv" else kv_heads for kind in kinds]
     found = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.head_count_kv": kv_heads,
+        "attention.layer_norm_rms_epsilon": getattr(config, "norm_eps", None)
+        or config.rms_norm_eps,
+        "shortconv.l_cache": getattr(config, "conv_L_cache", None),
         "attention.key_length": head_size,
         "attention.value_length": head_size,
         "rope.dimension_count": head_size,
@@ -149,6 +156,8 @@ def _converted(key: str, x: Tensor, config: Any, architecture: str) -> list[tupl
         gate, up = x.chunk(2, dim=1)
         place = key.removesuffix("gate_up_proj")
         return [(f"{place}gate_proj", gate), (f"{place}up_proj", up)]
+    if key.endswith("conv.conv.weight"):
+        return [(key, x.squeeze(1))]
     if key.endswith("norm.weight") and architecture.startswith("gemma"):
         return [(key, x + 1)]
     if architecture in ("llama", "mixtral"):

@@ -1,5 +1,4 @@
-"""Tiny random models of families that carry a state from token to token, and of some more on which
-no tree can be verified.
+"""Tiny random models of families that carry a state from token to token.
 
 Each has a layer with a state and, where the family has attention, one layer of that. Chunks and
 windows are a few tokens long, so that a short text crosses them.
@@ -74,23 +73,14 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
                                             **UNTIED}),
     "rwkv": ("rwkv", {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2,
                       "context_length": CONTEXT, **UNTIED}),
-    # No state, but no tree either: what is read depends on the order of slots.
-    "llama4": ("llama4_text", {**COMMON, **HEAD, "attention_chunk_size": 6, "num_hidden_layers": 4,
-                               "intermediate_size_mlp": 48, "num_local_experts": 4}),
-    "deepseek_v32": ("deepseek_v32", {**COMMON, **LATENT, **ROUTED, "index_topk": 6,
-                                      "index_head_dim": 8, "index_n_heads": 16}),
-    "glm_moe_dsa": ("glm_moe_dsa", {**COMMON, **LATENT, **ROUTED, "index_topk": 6,
-                                    "index_head_dim": 8, "index_n_heads": 16}),
 }  # fmt: skip
 # Those that are decoded with chains; the others are refused, with the reason.
-REFUSED = ("jamba", "falcon_mamba", "mamba", "minimax", "recurrent_gemma", "rwkv", "llama4",
-           "deepseek_v32", "glm_moe_dsa")  # fmt: skip
+REFUSED = ("jamba", "falcon_mamba", "mamba", "recurrent_gemma", "rwkv")
 CHAINS = [
     family
     for family, (kind, _) in HYBRIDS.items()
     if family not in REFUSED and kind in CONFIG_MAPPING  # older versions lack some
 ]
-STATELESS = ("llama4", "deepseek_v32", "glm_moe_dsa")
 
 
 def tiny_hybrid(family: str, seed: int = 0, **changes: Any) -> Any:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+from support.models.hybrids import HYBRIDS, REFUSED
 from support.tiny_models import FAMILIES, MORE
 
 ROOT = Path(__file__).parents[3]
@@ -43,8 +44,6 @@ class Part:
         return " ".join(f"`{name}`{note}" for name, note in sorted(said.items()))
 
 
-# Families that carry a state (support/models/hybrids.py: HYBRIDS without REFUSED, and not CHAINS,
-# which depends on the version) have a part of their own once answers over chains have a test.
 PARTS = (
     Part(
         FAMILIES,
@@ -60,6 +59,12 @@ PARTS = (
             "granitemoehybrid": "attention alone",
             "phi3-longrope": "longrope",
         },
+    ),
+    Part(
+        {family: HYBRIDS[family] for family in HYBRIDS if family not in REFUSED},
+        "random chains in a batch; texts that go on",
+        "tests/exactness/test_hybrid_answers.py",
+        {"granitemoehybrid": "with Mamba"},
     ),
 )
 
