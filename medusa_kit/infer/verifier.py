@@ -232,7 +232,7 @@ class Verifier:
         `seen`: gets the base's hidden_TD at all tokens of each row's piece, where torch runs it."""
         order, ends = list[int](), list[RaggedScores]()
         whole = list[Tensor]()
-        forward = None if seen is None else _recorded(self.base.hidden_and_logits, whole)
+        forward = None if seen is None else recorded(self.base.hidden_and_logits, whole)
         for some in _of_one_size([cache.lengths[row] for row in rows], pieces):
             own, chains = [rows[index] for index in some], [pieces[index] for index in some]
             nodes = Nodes.chains(chains, self.base.device)
@@ -308,7 +308,7 @@ class Verifier:
         return torch.cat(hidden), torch.cat(logits)
 
 
-def _recorded(forward: Forward, whole: list[Tensor]) -> Forward:
+def recorded(forward: Forward, whole: list[Tensor]) -> Forward:
     """The same; the hidden states of all tokens go to `whole`, whichever are asked for."""
 
     def run(tokens_BN: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from medusa_kit.infer.draft import ROOT, UNUSED, Draft, shared_topology
 from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores
-from medusa_kit.infer.verifier import Verifier
+from medusa_kit.infer.verifier import Forward, Verifier, recorded
 from medusa_kit.no_gradients import no_gradients
 
 # Tokens that are read again in front of a chain, at most; more are read in a forward of their own.
@@ -112,24 +112,39 @@ class ChainVerifier(Verifier):
 
     @no_gradients
     def read_prompts(
-        self, cache: TreeCache, rows: Sequence[int], pieces: Sequence[Sequence[int]]
+        self,
+        cache: TreeCache,
+        rows: Sequence[int],
+        pieces: Sequence[Sequence[int]],
+        seen: dict[int, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(cache, ChainCache)
-        hidden, logits = self._read(cache, rows, [list(piece) for piece in pieces], 1)
+        hidden, logits = self._read(cache, rows, [list(piece) for piece in pieces], 1, seen)
         cache.commit(pieces, rows)
         cache.end_prompt(rows)
         return torch.cat([one[-1:] for one in hidden]), torch.cat([one[-1:] for one in logits])
 
     def _read(
-        self, cache: ChainCache, rows: Sequence[int], chains: Sequence[list[int]], most_scored: int
+        self,
+        cache: ChainCache,
+        rows: Sequence[int],
+        chains: Sequence[list[int]],
+        most_scored: int,
+        seen: dict[int, Tensor] | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """(hidden_ND, logits_NV) of each row's new tokens, at least of the last `most_scored`; its
-        unread ones are read in front of them."""
+        unread ones are read in front of them. `seen`: gets hidden_TD of all that each row reads."""
+        whole = list[Tensor]()
+        forward = self.base.hidden_and_logits
+        forward = forward if seen is None else recorded(forward, whole)
         texts = [[*cache.unread[row], *chain] for row, chain in zip(rows, chains, strict=True)]
         hidden, logits = dict[int, Tensor](), dict[int, Tensor]()
         for some in _alike([cache.lengths[row] > 0 for row in rows], texts):
             own = [rows[index] for index in some]
-            read_BND, scored_BMV = self._forward(cache, own, [texts[i] for i in some], most_scored)
+            read = self._forward(cache, own, [texts[i] for i in some], most_scored, forward)
+            read_BND, scored_BMV = read
+            if seen is not None:
+                seen.update(zip(own, whole.pop(), strict=True))
             for place, index in enumerate(some):
                 count = len(chains[index])
                 hidden[index] = read_BND[place, max(read_BND.shape[1] - count, 0) :]
@@ -138,7 +153,12 @@ class ChainVerifier(Verifier):
         return [hidden[index] for index in order], [logits[index] for index in order]
 
     def _forward(
-        self, cache: ChainCache, rows: Sequence[int], texts: Sequence[list[int]], most_scored: int
+        self,
+        cache: ChainCache,
+        rows: Sequence[int],
+        texts: Sequence[list[int]],
+        most_scored: int,
+        forward: Forward,
     ) -> tuple[Tensor, Tensor]:
         """(hidden_BMD, logits_BMV) of the last nodes of texts of one length."""
         nodes = Nodes.chains(texts, self.base.device)
@@ -148,7 +168,6 @@ class ChainVerifier(Verifier):
             cache.check_room(N)
             tokens_BN, depths_BN, sees_BNN = nodes.padded()
             step = self._step(cache, depths_BN, sees_BNN, not any(cache.lengths_in_use))
-            forward = self.base.hidden_and_logits
             hidden_BXD, logits_BMV = self._run_model(forward, cache, step, tokens_BN, last_M)
         return hidden_BXD, logits_BMV
 

@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from support.models.hybrids import DELTA
 from support.tiny_models import COMMON, STOP, tiny_model
 
 LITTLE = 0.05  # of what a layer would add to its input
-ADDING = ("o_proj.weight", "down_proj.weight")
+ADDING = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
 
 
 def mtp_folder(
@@ -39,11 +40,13 @@ def mtp_folder(
 
 
 def qwen_folder(folder: Path) -> Path:
-    """The same as Qwen3.5's checkpoints hold it, in names of its own; attention in every layer."""
-    kind = "full_attention"
+    """The same as Qwen3.5's checkpoints hold it, in names of its own. Its first layer carries a
+    state, so that its draft tokens are verified as chains."""
+    kinds = ["linear_attention", "full_attention"]
     config = AutoConfig.for_model(
         "qwen3_5_text",
-        **{**COMMON, "head_dim": 16, "layer_types": [kind] * 3, "eos_token_id": STOP,
+        **{**COMMON, **DELTA, "head_dim": 16, "layer_types": [*kinds, kinds[1]],
+           "eos_token_id": STOP,
            "mtp_num_hidden_layers": 1, "tie_word_embeddings": False},
     )  # fmt: skip
     torch.manual_seed(0)
@@ -55,7 +58,7 @@ def qwen_folder(folder: Path) -> Path:
     for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
         weights[f"mtp.{norm}.weight"] = torch.zeros(COMMON["hidden_size"])  # one is added to it
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    change_config(folder, num_hidden_layers=2, layer_types=[kind] * 2)
+    change_config(folder, num_hidden_layers=2, layer_types=kinds)
     return folder
 
 
