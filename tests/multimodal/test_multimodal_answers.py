@@ -78,9 +78,9 @@ def test_random_trees_in_a_batch(kind: str, folders: dict[str, Path]) -> None:
     engine, whole = build_engine(base), tiny_whole(kind)
     assert engine.check.relative_error < 1e-4
     prompts = [random_prompt(length, length) for length in (1, 9, 20)]
-    truths = {tuple(prompt): whole_answer(whole, prompt, 12) for prompt in prompts}
+    truths = {tuple(prompt): whole_answer(whole, prompt, 16) for prompt in prompts}
     assert len({token for answer in truths.values() for token in answer}) > 4, "proves too little"
-    rows = [make_row(engine.verifier, prompt, SamplingParams(), 12) for prompt in prompts]
+    rows = [make_row(engine.verifier, prompt, SamplingParams(), 16) for prompt in prompts]
     for _ in decode(engine.verifier, PartlyKnowing(truths), rows):
         pass
     assert [row.token_ids for row in rows] == list(truths.values())
