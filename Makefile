@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test test-precisions test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check test-gpu demo bench bench-llama-cpp bench-serving recording clean
+.PHONY: help install check fmt fix test verified test-precisions test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check test-gpu demo bench bench-llama-cpp bench-serving recording clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -65,7 +65,7 @@ ifdef VARIANT
 ifeq ($(filter $(VARIANT),$(VARIANTS)),)
 $(error VARIANT is '$(VARIANT)'; expected one of $(VARIANTS))
 endif
-TESTS ?= tests/exactness tests/formats tests/heads tests/infer/cpu tests/infer/accept \
+TESTS ?= tests/exactness tests/multimodal tests/formats tests/heads tests/infer/cpu tests/infer/accept \
 	tests/bench/test_verify.py tests/engine/test_transformers_entry.py \
 	tests/infer/attention/test_attention.py tests/infer/cuda_graph/test_cuda_graph.py \
 	tests/infer/test_self_check.py
@@ -73,9 +73,15 @@ endif
 
 # One thread a process: tiny models are slower with more, several times slower on a busy machine.
 # A file's tests stay in one process, since they share its fixtures. Each process needs some 3 GB.
-test: install ## The whole test suite (no network, no GPU); VARIANT=avx2: as on another processor; OLDEST=1, NEWEST=1: other versions
-	OMP_NUM_THREADS=1 $(VARIANT_$(VARIANT)) $(BIN)/python -m pytest \
-		-n logical --maxprocesses 4 --dist loadfile $(TESTS)
+# Files run by name, which ends with quick ones; pytest-xdist would end with those of few tests, some
+# of which take a minute, and the other processes would wait for them.
+# CASES=all: tests that sample combinations (tests/support/samples) run each of them.
+test: install ## The whole test suite (no network, no GPU); CASES=all: and every combination; VARIANT=avx2: as on another processor; OLDEST=1, NEWEST=1: other versions
+	OMP_NUM_THREADS=1 $(if $(CASES),MEDUSA_KIT_CASES=$(CASES)) $(VARIANT_$(VARIANT)) $(BIN)/python -m pytest \
+		-n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TESTS)
+
+verified: install ## The families of docs/models.md: their tests, then the table with version and date
+	OMP_NUM_THREADS=1 PYTHONPATH=tests:. $(BIN)/python -m support.models.verified_families
 
 # `test` runs a seeded sample of these.
 test-precisions: install ## int16 and int8 activations, every case: drafters, batches, grammars, the server; VARIANT=avx2: as on another processor

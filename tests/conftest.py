@@ -13,6 +13,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 if not torch.cuda.is_available():  # must be set before anything imports triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from support.kernels.compiled import in_wheel
 from support.tiny_models import tiny_base
 
 from medusa_kit.base.files import quiet_transformers
@@ -21,6 +22,8 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.cpu import kernels
 
 quiet_transformers()
+if (isa := os.environ.get(kernels.ISA_SWITCH)) and (wheels := in_wheel(isa)):
+    kernels.packaged_library = lambda: wheels  # else that level is compiled once more
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started this in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

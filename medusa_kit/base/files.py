@@ -16,6 +16,7 @@ from medusa_kit.base.gguf_files.parts import read_headers
 from medusa_kit.base.placement import load_dtype
 from medusa_kit.base.quantization import installing, is_known, method_of
 from medusa_kit.base.remembered.described import own_config, read_config, read_tokenizer
+from medusa_kit.base.text_part import WHOLE_KEY, causal_model, load_causal
 from medusa_kit.errors import (
     CheckpointError,
     IncompatibleBaseError,
@@ -159,13 +160,15 @@ def read_parts(place: str, source: str, revision: str | None) -> tuple[Any, Path
     return config, folder, _tokenizer(str(folder), None, quietly=True)
 
 
-def generation_config_of(folder: Path) -> Any:
-    """As transformers has it on a model that it loads from there."""
+def generation_config_of(folder: Path, config: Any) -> Any:
+    """As transformers has it on a model that it loads from there, whose config is `config`."""
     from transformers import GenerationConfig
 
     try:
         return GenerationConfig.from_pretrained(folder)
     except OSError:
+        if hasattr(config, WHOLE_KEY):  # what the file says is nested there
+            return GenerationConfig.from_model_config(config)
         return GenerationConfig.from_pretrained(
             folder, config_file_name="config.json", _from_model_config=True
         )
@@ -174,11 +177,9 @@ def generation_config_of(folder: Path) -> Any:
 def built_sizes(config: Any) -> dict[str, int] | None:
     """Hidden and vocabulary size of a model with this config, which is built on the meta device to
     save memory and time. None where that fails."""
-    from transformers import AutoModelForCausalLM
-
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(own_config(config))
+            model = causal_model(own_config(config))
         weight_VD = model.get_output_embeddings().weight
     except Exception:  # families differ in what they do on the meta device
         return None
@@ -209,7 +210,7 @@ def from_pretrained(
     Raises IncompatibleBaseError, before any weight is read, for what the config rules out;
     CheckpointError.
     """
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+    from transformers import BitsAndBytesConfig
 
     console.stage("reading the model")
     options: dict[str, Any] = {}
@@ -227,9 +228,9 @@ def from_pretrained(
         method = method or _method(config)
         _refuse_unknown(method, place)
         with building_models:
-            model, found = AutoModelForCausalLM.from_pretrained(
-                place, dtype=dtype, revision=revision, attn_implementation=attention,
-                output_loading_info=True, **options,
+            model, found = load_causal(
+                place, config, dtype=dtype, revision=revision, attn_implementation=attention,
+                **options,
             )  # fmt: skip
         if method is None:
             _check_nothing_missing(found["missing_keys"], place)

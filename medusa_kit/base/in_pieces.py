@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_kit.base.files import gguf_source, resolve, stored_generation_config
+from medusa_kit.base.remembered.described import own_config, read_config
 from medusa_kit.base.stored_tensors import StoredTensors, skeleton_of, stored_tensors
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.locks import lock_of
@@ -49,11 +50,15 @@ class ModelInPieces:
         self._tied: dict[str, str] = getattr(self.model, "all_tied_weights_keys", None) or {}
         self._names = {module: name for name, module in self.model.named_modules()}
         self._empty: dict[nn.Module, list[tuple[nn.Module, str, Any]]] = {}
-        layers = getattr(self.model.get_decoder(), "layers", None)
+        decoder = self.model.get_decoder()
+        decoder = getattr(decoder, "model", decoder)  # Llama 4's model names itself
+        layers = getattr(decoder, "layers", None)
         if layers is None:
             raise _cannot(config.model_type, "its decoder has no `layers`")
         embedding, output = self.model.get_input_embeddings(), self.model.get_output_embeddings()
         embedding.padding_idx = None  # it is of no use here, and few rows may be fewer than it
+        # Rows are read for each call; Llama 4 looks at the device before.
+        embedding.weight = nn.Parameter(embedding.weight.new_empty(0, device="cpu"), False)
         embedding.register_forward_pre_hook(self._read_used_rows)
         self._output = _Output(output, self._output_rows)
         self.model.set_output_embeddings(self._output)
@@ -171,13 +176,12 @@ def model_in_pieces(
     name: str, revision: str | None = None, change: Change | None = None
 ) -> ModelInPieces:
     """Of the base model of this name. Raises CheckpointError, IncompatibleBaseError."""
-    from transformers import AutoConfig
     from transformers.utils import cached_file
 
     source, place = resolve(name, weights=False)
     if source in ("debug", "adapter"):
         raise _cannot(name, "its weights are not all in one checkpoint")
-    config = AutoConfig.from_pretrained(place, revision=revision)
+    config = own_config(read_config(place, revision))
     folder = Path(place)
     if source == "hub":  # the snapshot that the config was read from
         folder = Path(cached_file(name, "config.json", revision=revision)).parent

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit import console
-from medusa_kit.base import families, fingerprint, hooks
+from medusa_kit.base import families, fingerprint, hooks, text_part
 from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
@@ -396,5 +396,5 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 
 def wrap_model(model: Any, tokenizer: Any = None, name: str = "in-memory") -> BaseModel:
-    """A base model around a transformers model that the caller built."""
-    return BaseModel(model, tokenizer, name, "memory")
+    """Around a transformers model that the caller built; of a multimodal one its text part."""
+    return BaseModel(text_part.in_memory(model), tokenizer, name, "memory")

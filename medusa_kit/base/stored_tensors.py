@@ -4,7 +4,7 @@ or run layer by layer.
 Names are those of the transformers model's state dict, whatever the file calls them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from medusa_kit.base.gguf_files.check import checked
 from medusa_kit.base.gguf_files.names import IN_CONFIG, tensor_names
 from medusa_kit.base.gguf_files.tensors import StoredTensor, tensors_of
 from medusa_kit.base.remembered.described import own_config
+from medusa_kit.base.text_part import WHOLE_KEY, causal_model, stored_names
 from medusa_kit.errors import CheckpointError
 from medusa_kit.files import parse_json
 from medusa_kit.locks import building_models
@@ -96,7 +97,9 @@ class SafetensorsFolder:
         """Raises CheckpointError for a folder whose tensors are not those of such a model."""
         self.files = safetensors_files(folder)
         opened = [_opened(file) for file in self.files]
-        self._place = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
+        place = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
+        named = _names(folder, skeleton, place)
+        self._place = {ours: (place[stored], stored) for ours, stored in named.items()}
         check_all_there(self.names, skeleton, folder)
         self._check_shapes(skeleton, folder)
 
@@ -108,7 +111,8 @@ class SafetensorsFolder:
         for name, tensor in skeleton.state_dict().items():
             if name not in self._place:  # tied to one that is
                 continue
-            shape = self._place[name].get_slice(name).get_shape()
+            file, stored = self._place[name]
+            shape = file.get_slice(stored).get_shape()
             if list(tensor.shape) != shape:
                 raise CheckpointError(
                     f"{folder}: tensor {name!r} has the shape {shape}, expected "
@@ -120,11 +124,23 @@ class SafetensorsFolder:
         return self.read_rows(name, slice(None))
 
     def read_rows(self, name: str, rows: slice | Tensor) -> Tensor:
-        file = self._place[name]
+        file, stored = self._place[name]
         found: Tensor = (
-            file.get_slice(name)[rows] if isinstance(rows, slice) else file.get_tensor(name)[rows]
+            file.get_slice(stored)[rows]
+            if isinstance(rows, slice)
+            else file.get_tensor(stored)[rows]
         )
         return found.clone()  # the file may be replaced while it is mapped
+
+
+def _names(folder: Path, skeleton: Any, stored: Iterable[str]) -> Mapping[str, str]:
+    """A tensor's name in the model -> its name in the files."""
+    if not hasattr(skeleton.config, WHOLE_KEY):
+        return {name: name for name in stored}
+    from transformers import AutoConfig
+
+    with building_models, _parameters_on_meta():
+        return stored_names(AutoConfig.from_pretrained(folder), stored)
 
 
 def _opened(file: Path) -> Any:
@@ -172,10 +188,8 @@ def check_all_there(names: frozenset[str], skeleton: Any, place: Path) -> None:
 def skeleton_of(config: Any) -> Any:
     """The transformers model of a config: parameters on the meta device, without memory, and real
     buffers."""
-    from transformers import AutoModelForCausalLM
-
     with building_models, _parameters_on_meta():
-        model = AutoModelForCausalLM.from_config(own_config(config))
+        model = causal_model(own_config(config))
     keep_soft_cap(model)
     return model.eval().requires_grad_(False)
 

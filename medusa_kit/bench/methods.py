@@ -8,6 +8,7 @@ from medusa_kit.bench.bench import Answers, Batch, BenchReport, Decoding, Method
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.peers import DEFAULT_PEERS, PEERS, PeerCase, transformers_method
 from medusa_kit.drafters.memory import Memory
+from medusa_kit.drafters.native.mtp_layers import why_none
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ContextLengthError
 from medusa_kit.settings.drafters import READ_HEADS, check_drafting
@@ -58,9 +59,10 @@ def standard_methods(
 def _drafting(
     engines: Mapping[str, Engine], drafters: Sequence[str]
 ) -> Iterator[tuple[str, Engine, str | None]]:
-    """(the method's name, engine, drafter or None for its own). For drafters that do not use heads,
-    all engines are the same."""
-    wanted: Sequence[str | None] = drafters or [None]
+    """(the method's name, engine, drafter or None for its own; by default also what the base brings
+    along). For drafters that do not use heads, all engines are the same."""
+    base = next(iter(engines.values())).base
+    wanted: Sequence[str | None] = drafters or [None, *([] if why_none(base) else ["mtp"])]
     for drafter in wanted:
         for index, (name, engine) in enumerate(engines.items()):
             used = drafter or engine.own_drafter

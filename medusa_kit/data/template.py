@@ -10,6 +10,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from medusa_kit.base.tokenizer.content_parts import as_taken
 from medusa_kit.base.tokenizer.turn_end import end_of_turn
 from medusa_kit.data.bounded_rendering import bounded
 from medusa_kit.data.rows import Message
@@ -75,8 +76,8 @@ def _rendered(tokenizer: Any, messages: Sequence[Message], ask: bool, **given: A
     check_characters(messages)
     with refusals():
         rendering = partial(
-            tokenizer.apply_chat_template, list(messages), add_generation_prompt=ask,
-            **_on_its_date(tokenizer), **given,
+            tokenizer.apply_chat_template, as_taken(tokenizer, messages),
+            add_generation_prompt=ask, **_on_its_date(tokenizer), **given,
         )  # fmt: skip
         return bounded(dated(chat_template(tokenizer)), rendering)
 

@@ -113,6 +113,7 @@ BUILDERS: dict[str, Builder] = {
     "draft-model": _in("draft_model.drafter"),
     "lookahead": _in("text.lookahead"),
     "medusa": _heads,
+    "mtp": _in("native.mtp"),
     "none": _plain,
     "prompt-lookup": _in("text.prompt_lookup"),
     "recycling": _in("text.recycling"),

@@ -20,6 +20,7 @@ from medusa_kit.base.files import (
 )
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import AUTO, asked_dtype, load_dtype, pick_device
+from medusa_kit.drafters.native.other_kinds import refuse_other_kinds
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER, read_heads, says_ours
@@ -85,9 +86,10 @@ def check_options(options: EngineOptions) -> None:
 
 
 def _check_draft_models(options: EngineOptions) -> None:
-    """Raises CheckpointError for one that cannot be found."""
+    """Raises CheckpointError for one that cannot be found, ConfigError for one that is none."""
     named = {"draft_model": options.draft_model, "options": options.drafter_options}
     for name in _draft_models(named):
+        refuse_other_kinds(name)
         try:
             check_there(name)
         except CheckpointError as error:

@@ -97,7 +97,7 @@ class CustomGenerate:
         rows = _rows(engine, prompts, generation_config, new_tokens)
         name = self.drafter or ("medusa" if engine.heads is not None else WITHOUT_HEADS)
         drafter = engine._drafter(name, self.options, len(rows), rows[0].chooser.params)
-        with kept.tree_attention(model):
+        with kept.tree_attention(engine.base.model):
             if token_streamer is not None:
                 token_streamer.put(input_ids.cpu())
             for emitted in decode(engine.verifier, drafter, rows, engine.graphs):

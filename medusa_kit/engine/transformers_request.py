@@ -70,7 +70,9 @@ def unpadded(input_ids_BT: Tensor, mask_BT: Tensor | None) -> list[list[int]]:
 
 def _check_keywords(input_ids: Tensor, keywords: dict[str, Any]) -> None:
     for name, value in keywords.items():
-        if name not in OWN_KEYWORDS and value is not None and value is not False:
+        # A multimodal model has one of what it has encoded, empty for text.
+        nothing = value is None or value is False or (isinstance(value, dict) and not value)
+        if name not in OWN_KEYWORDS and not nothing:
             raise _refusal(name)
     cache = keywords.get("past_key_values")
     if cache is not None and cache.get_seq_length():

@@ -11,13 +11,22 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.infer.cuda_graph.group import CapturedGroup, Joining, captured_group, check_alike
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.details import NOTHING, token_scores
-from medusa_kit.infer.draft import Draft, Drafter, State, StatelessDrafter, flat_nodes, tell_end
+from medusa_kit.infer.draft import (
+    Draft,
+    Drafter,
+    State,
+    StatelessDrafter,
+    flat_nodes,
+    reads_prompts,
+    tell_end,
+)
 from medusa_kit.infer.group import Group, ScoredRow, by_row, drafts_of
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.prefix_cache.prefixes import HeldPrefixes, Start
@@ -64,6 +73,7 @@ class Batch:
         self.cost: StepCost | None = None  # by which guesses that pay are chosen; None: all are
         self._longest = self._most_nodes = 1
         self._drafters: dict[Row, Drafter] = {}
+        self._prompt_hidden: dict[Row, list[Tensor]] = {}  # of rows whose drafters read them
         self._groups: dict[int, Group] = {}  # rows that run, by their drafter
         self._captured: dict[int, CapturedGroup] = {}  # the same of steps on the device
         self.left: list[Row] = []  # rows that have left since the last step began
@@ -196,6 +206,7 @@ class Batch:
                 console.warn(f"drafter {drafter.name} could not keep answers: {error}")
         for row in gone:
             del self._drafters[row]
+            self._prompt_hidden.pop(row, None)
 
     def _read_prompts(self) -> Emitted:
         """The first token of each row whose prompt has been read to its end."""
@@ -224,9 +235,14 @@ class Batch:
                 if self.cache.lengths[piece.place] != piece.start:  # by a call that failed
                     self.cache.keep_first(piece.place, piece.start)
             texts = [piece.key.prompt_ids[piece.start : piece.end] for piece in some]
+            wanted = [one for one in some if reads_prompts(self._drafters[one.key])]
+            seen = dict[int, Tensor]() if wanted else None
             hidden_BD, logits_BV = self._with_room(
-                lambda: self.verifier.read_prompts(self.cache, places, texts)
+                lambda: self.verifier.read_prompts(self.cache, places, texts, seen)
             )
+            if seen:  # empty where C++ has read them
+                for piece in wanted:
+                    self._prompt_hidden.setdefault(piece.key, []).append(seen[piece.place])
             return list(zip(hidden_BD.split(1), logits_BV, strict=True))
 
         return together_or_alone(read, [piece.key for piece in pieces])
@@ -278,6 +294,8 @@ class Batch:
         if row.finish_reason is not None:  # its first token was its last
             return
         state = State([list(row.prompt_ids)], [root], hidden_1D, [row.chooser])
+        if read := self._prompt_hidden.pop(row, None):
+            state.prompt_hidden = [torch.cat(read)]
         joining = Joining(row, self._schedule.place_of(row), state)
         drafter, key = self._drafters[row], id(self._drafters[row])
         split = key in self._groups and not isinstance(drafter, StatelessDrafter)

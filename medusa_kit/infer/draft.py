@@ -119,6 +119,9 @@ class State:
     choosers: Sequence[TokenChooser] = ()  # of each row; none: by argmax
     # Tokens of the heads' tree, root included, where the last step has drafted them too.
     guesses: Sequence[Sequence[int]] | None = None
+    # When rows join, for a drafter that `reads_prompts`: hidden_TD of each row at the last T tokens
+    # of its prompt, which are all but those that a cache held, where torch has read them.
+    prompt_hidden: Sequence[Tensor] = ()
 
     def draws(self) -> list[RowDraws | None] | None:
         """How the tokens after each row's root will be drawn; None where no row's are."""
@@ -259,6 +262,11 @@ def reads_hidden(drafter: object) -> bool:
     """Whether it reads hidden states, as heads do; drafters that do not say it
     (`reads_hidden = False`), so that no prefix layer runs for them."""
     return bool(getattr(drafter, "reads_hidden", True))
+
+
+def reads_prompts(drafter: object) -> bool:
+    """Whether it wants the hidden states of prompts too (`State.prompt_hidden`)."""
+    return bool(getattr(drafter, "reads_prompts", False))
 
 
 def first_reason(notes: Sequence[str]) -> str:

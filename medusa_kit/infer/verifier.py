@@ -222,14 +222,23 @@ class Verifier:
 
     @no_gradients
     def read_prompts(
-        self, cache: TreeCache, rows: Sequence[int], pieces: Sequence[Sequence[int]]
+        self,
+        cache: TreeCache,
+        rows: Sequence[int],
+        pieces: Sequence[Sequence[int]],
+        seen: dict[int, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Commit a piece of each row's prompt; (hidden_BD, logits_BV) at the last token of each."""
+        """Commit a piece of each row's prompt; (hidden_BD, logits_BV) at the last token of each.
+        `seen`: gets the base's hidden_TD at all tokens of each row's piece, where torch runs it."""
         order, ends = list[int](), list[RaggedScores]()
+        whole = list[Tensor]()
+        forward = None if seen is None else _recorded(self.base.hidden_and_logits, whole)
         for some in _of_one_size([cache.lengths[row] for row in rows], pieces):
             own, chains = [rows[index] for index in some], [pieces[index] for index in some]
             nodes = Nodes.chains(chains, self.base.device)
-            ends.append(self._ragged(cache, nodes, own, prompt=True))
+            ends.append(self._ragged(cache, nodes, own, prompt=True, forward=forward))
+            if seen is not None:
+                seen.update(zip(own, _of_rows(whole.pop(), nodes.counts), strict=True))
             order += some
         # At the end, so that a call that ran out of memory may be made again.
         cache.commit([range(len(piece)) for piece in pieces], rows)
@@ -247,19 +256,30 @@ class Verifier:
         return [max(counts) - count for count in counts]
 
     def _ragged(
-        self, cache: TreeCache, nodes: Nodes, rows: Sequence[int], prompt: bool = False
+        self,
+        cache: TreeCache,
+        nodes: Nodes,
+        rows: Sequence[int],
+        prompt: bool = False,
+        forward: Forward | None = None,
     ) -> RaggedScores:
         """Scores of all nodes, or at the last of each row of a prompt. Rows with different numbers
         of nodes go through the model as one row, so that attention alone is padded, unless the
-        model needs them padded."""
+        model needs them padded. `forward`: in place of this class's own."""
         fresh = prompt and not any(cache.lengths[row] for row in rows)
         even = min(nodes.counts) == max(nodes.counts)
         if even or self.pads:
             last_1 = to_device([nodes.counts[0] - 1], self.base.device) if prompt and even else None
             with cache.using(rows):
-                scores = self.forward(
-                    cache, *nodes.padded(), causal_prompt=fresh, prompt=prompt, keep_M=last_1
-                )
+                if forward is None:
+                    scores = self.forward(
+                        cache, *nodes.padded(), causal_prompt=fresh, prompt=prompt, keep_M=last_1
+                    )
+                else:
+                    tokens_BN, depths_BN, sees_BNN = nodes.padded()
+                    cache.check_room(tokens_BN.shape[1])
+                    step = self._step(cache, depths_BN, sees_BNN, fresh)
+                    scores = NodeScores(*self._run_model(forward, cache, step, tokens_BN, last_1))
             hidden, logits = scores.hidden_BMD.flatten(0, 1), scores.logits_BMV.flatten(0, 1)
             if even:
                 return RaggedScores(hidden, logits)
@@ -273,7 +293,7 @@ class Verifier:
             _, depths_BN, sees_BNN = nodes.padded()
             step = self._step(cache, depths_BN, sees_BNN, fresh)
             step.at_N = nodes.in_padded()
-            forward = self.base.hidden_and_logits
+            forward = forward or self.base.hidden_and_logits
             hidden, logits = self._run_model(forward, cache, step, tokens_1N, ends_M)
         return RaggedScores(hidden[0], logits[0])
 
@@ -286,6 +306,27 @@ class Verifier:
             ends.append(read)
         hidden, logits = zip(*ends, strict=True)
         return torch.cat(hidden), torch.cat(logits)
+
+
+def _recorded(forward: Forward, whole: list[Tensor]) -> Forward:
+    """The same; the hidden states of all tokens go to `whole`, whichever are asked for."""
+
+    def run(tokens_BN: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
+        kept_M = arguments.pop("logits_to_keep", None)
+        if kept_M is not None:
+            arguments["keep_M"] = kept_M
+        hidden_BND, logits_BMV = forward(tokens_BN, **arguments)
+        whole.append(hidden_BND)
+        return hidden_BND if kept_M is None else hidden_BND[:, kept_M], logits_BMV
+
+    return run
+
+
+def _of_rows(hidden_BND: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
+    """hidden_TD of each row, of padded rows or of all as one."""
+    if len(hidden_BND) == len(counts):
+        return [one_ND[:count] for one_ND, count in zip(hidden_BND, counts, strict=True)]
+    return hidden_BND[0].split(list(counts))
 
 
 def window_owners(model: Any) -> list[Any]:

@@ -16,7 +16,6 @@ from medusa_kit.serve.bounds import (
     MOST_ANSWERS,
     MOST_BIASES,
     MOST_MESSAGES,
-    MOST_PARTS,
     MOST_TOOLS,
     Biases,
     Few,
@@ -28,7 +27,8 @@ from medusa_kit.serve.bounds import (
     TokenIds,
     texts,
 )
-from medusa_kit.serve.labels import CacheBreakpoint, Fields, Labels
+from medusa_kit.serve.labels import Fields, Labels
+from medusa_kit.serve.parts import Parts, UnsupportedFieldError
 from medusa_kit.settings.sampling import SamplingParams
 
 # Fields of OpenAI's API that are not supported -> the value that asks for nothing, besides null.
@@ -50,12 +50,6 @@ NAME = r"^[^\s<|\\/>]{1,64}$"  # of a participant, as OpenAI has it: no part of 
 TOKEN_ID = re.compile(r"(0|-?[1-9][0-9]{0,18})")  # as JSON writes numbers
 
 
-class UnsupportedFieldError(ValueError):
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(message)
-        self.param = name
-
-
 def _without(data: Any, unsupported: Mapping[str, Any]) -> Any:
     """The fields but those that ask for nothing. Raises for one that asks for what is not there."""
     if not isinstance(data, Mapping):
@@ -67,15 +61,6 @@ def _without(data: Any, unsupported: Mapping[str, Any]) -> Any:
         elif value is not None and value != unsupported[name]:
             raise UnsupportedFieldError(name, f"the field {name!r} is not supported; leave it out")
     return kept
-
-
-class TextPart(Fields):
-    type: Literal["text"]
-    text: str
-    prompt_cache_breakpoint: CacheBreakpoint | None = None  # changes nothing
-
-
-Parts = Annotated[list[TextPart], Few(max_length=MOST_PARTS)]
 
 
 class FunctionCall(Fields):

@@ -12,7 +12,7 @@ from medusa_kit.errors import ConfigError
 from medusa_kit.settings.engine import DrafterName, allowed, check_value
 from medusa_kit.settings.schema import Section, explain
 
-SourceName = Literal["medusa", "suffix", "prompt-lookup", "recycling", "draft-model"]
+SourceName = Literal["medusa", "suffix", "prompt-lookup", "recycling", "draft-model", "mtp"]
 
 
 class NoOptions(Section):
@@ -65,7 +65,7 @@ class RecyclingOptions(Section):
 class StagedOptions(Section):
     """What drafts for the draft model."""
 
-    drafter: Literal["prompt-lookup", "suffix", "recycling", "draft-model"] = "suffix"
+    drafter: Literal["prompt-lookup", "suffix", "recycling", "draft-model", "mtp"] = "suffix"
     draft_model: str | None = None  # with drafter draft-model
     options: dict[str, Any] = Field(default_factory=dict)
 
@@ -102,6 +102,12 @@ class DraftModelOptions(Section):
         return self
 
 
+class MtpOptions(Section):
+    """The base's own layers for multi-token prediction."""
+
+    num_tokens: int = Field(default=3, ge=1)  # drafted after the root
+
+
 class CombinedOptions(Section):
     """Guesses from several sources in one tree of a fixed size."""
 
@@ -113,7 +119,8 @@ class CombinedOptions(Section):
 class AutoOptions(Section):
     """Takes what pays at each position of what there is, as measured while decoding."""
 
-    # Suffix, recycling, heads where there are any, a draft model where one is named, unless given.
+    # Suffix, recycling, heads where there are any, a draft model where one is named, the base's own
+    # MTP layers where it has any, unless given.
     sources: list[SourceName] | None = None
     max_nodes: int = Field(default=16, ge=2)
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)  # by source
@@ -127,10 +134,12 @@ OPTIONS: dict[DrafterName, type[Section]] = {
     "suffix": SuffixOptions,
     "lookahead": LookaheadOptions,
     "recycling": RecyclingOptions,
+    "mtp": MtpOptions,
     "combined": CombinedOptions,
     "none": NoOptions,
 }
 DRAFTERS = allowed("drafter")
+BROUGHT_ALONG = ("mtp",)  # by layers of the base's own checkpoint, which few have
 READ_HEADS = ("medusa", "combined", "auto")  # where there are any
 READ_DRAFT_MODEL = ("draft-model", "combined", "auto")  # where one is named
 

@@ -29,7 +29,7 @@ FixedShapes = Literal["auto", "always", "never"]
 PrefixCache = Literal["on", "off"]
 Guesses = Literal["paying", "all"]
 DrafterName = Literal["auto", "medusa", "draft-model", "prompt-lookup", "suffix", "lookahead",
-                      "recycling", "combined", "none"]  # fmt: skip
+                      "recycling", "mtp", "combined", "none"]  # fmt: skip
 Fallback = Literal["draft-model", "prompt-lookup", "suffix", "none"]
 
 

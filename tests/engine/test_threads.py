@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from support.callers import Words, all_at_once, answers, engine_for, requests_of
+from support.kernels.compiled import program_of
 from support.small_engines import build_engine, engine_with_heads, random_prompt
 from support.tiny_models import tiny_model
 
@@ -295,23 +295,20 @@ def under_thread_sanitizer(*machine_flags: str) -> subprocess.CompletedProcess[s
     if compiler is None:
         pytest.skip("no C++ compiler")
     source, headers = Path(__file__).with_name("kernel_threads.cpp"), Path(kernels.__file__).parent
-    with tempfile.TemporaryDirectory() as folder:
-        program = f"{folder}/driver"
-        built = subprocess.run(
-            [compiler, *TSAN, *machine_flags, f"-I{headers}", str(source), "-o", program],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if "-ltsan" in built.stderr or "libtsan" in built.stderr or "unsupported" in built.stderr:
+    try:
+        program = program_of(source, [compiler, *TSAN, *machine_flags, f"-I{headers}"])
+    except subprocess.CalledProcessError as error:
+        if any(name in error.stderr for name in ("-ltsan", "libtsan", "unsupported")):
             pytest.skip("the compiler has no ThreadSanitizer")
-        assert built.returncode == 0, built.stderr
-        ran = subprocess.run([program], capture_output=True, text=True, timeout=240, check=False)
-        if "unexpected memory mapping" in ran.stderr and shutil.which("setarch"):
-            ran = subprocess.run(
-                ["setarch", "-R", program],
-                capture_output=True, text=True, timeout=240, check=False,
-            )  # fmt: skip
-        if "unexpected memory mapping" in ran.stderr:
-            pytest.skip("ThreadSanitizer does not run on this kernel")
+        pytest.fail(error.stderr)
+    ran = subprocess.run([program], capture_output=True, text=True, timeout=240, check=False)
+    if "unexpected memory mapping" in ran.stderr and shutil.which("setarch"):
+        ran = subprocess.run(
+            ["setarch", "-R", program],
+            capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+    if "unexpected memory mapping" in ran.stderr:
+        pytest.skip("ThreadSanitizer does not run on this kernel")
     return ran
 
 

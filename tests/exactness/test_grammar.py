@@ -9,7 +9,7 @@ from support.small_engines import engine_with_heads
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
-from medusa_kit.settings.drafters import DRAFTERS
+from medusa_kit.settings.drafters import BROUGHT_ALONG, DRAFTERS
 from medusa_kit.settings.grammar import Grammar
 
 OPTIONS: dict[str, list[dict]] = {
@@ -19,7 +19,8 @@ OPTIONS: dict[str, list[dict]] = {
                     {"sampling": "rejection"}],
     "lookahead": [{"window": 3, "ngram": 3, "guesses": 3}],
 }  # fmt: skip
-CASES = [(name, options) for name in DRAFTERS for options in OPTIONS.get(name, [{}])]
+ANYWHERE = [name for name in DRAFTERS if name not in BROUGHT_ALONG]
+CASES = [(name, options) for name in ANYWHERE for options in OPTIONS.get(name, [{}])]
 TIGHT = {"x-guidance": {"whitespace_flexible": False}}
 SCHEMA = {
     "type": "object", "required": ["name", "tags", "n"], "additionalProperties": False, **TIGHT,
@@ -37,6 +38,8 @@ GRAMMARS = {
 }
 PROMPTS = ['{"name":"abab","tags":["ab","abab"],"n":12}' * 2, "(([ab])) ab12 né"]
 TOKENS = 80
+SAMPLING: dict = {"temperature": 1.2, "top_k": 30, "seed": 3, "max_new_tokens": TOKENS,
+                  "grammar": GRAMMARS["schema"]}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +60,12 @@ def expected(prompts: list[list[int]]) -> dict[str, list[list[int]]]:
         name: [plain_under(grammar, prompt, TOKENS) for prompt in prompts]
         for name, grammar in GRAMMARS.items()
     }
+
+
+@pytest.fixture(scope="module")
+def drawn(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
+    """A seed's text by plain decoding."""
+    return [one.token_ids for one in engine.generate(prompts, drafter="none", **SAMPLING)]
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -83,17 +92,14 @@ def test_the_answers_are_worth_the_test(expected: dict[str, list[list[int]]]) ->
 
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_a_seed_says_the_same_and_keeps_to_the_grammar(
-    engine: Engine, prompts: list[list[int]], name: str, options: dict
+    engine: Engine, prompts: list[list[int]], drawn: list[list[int]], name: str, options: dict
 ) -> None:
-    sampling = {"temperature": 1.2, "top_k": 30, "seed": 3, "max_new_tokens": TOKENS,
-                "grammar": GRAMMARS["schema"]}  # fmt: skip
-    drafted = engine.generate(prompts, drafter=name, drafter_options=options, **sampling)
+    drafted = engine.generate(prompts, drafter=name, drafter_options=options, **SAMPLING)
     for result in drafted:
         assert result.finish_reason == "stop"
         assert set(json.loads(result.text)) == {"name", "tags", "n"}
     if options.get("sampling") != "rejection":  # the text of a seed then depends on the drafter
-        plain = engine.generate(prompts, drafter="none", **sampling)
-        assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
+        assert [result.token_ids for result in drafted] == drawn
 
 
 def test_drafts_are_accepted_under_a_grammar(engine: Engine, prompts: list[list[int]]) -> None:

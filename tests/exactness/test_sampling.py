@@ -98,15 +98,26 @@ def test_same_seed_same_text_in_a_batch_with_deep_acceptance() -> None:
     assert drafter.most_accepted >= 3
 
 
+@pytest.fixture(scope="module")
+def texts_by_hand() -> dict[tuple[int, int], list[int]]:
+    """By the settings and the prompt's length, for all kinds of heads."""
+    model = tiny_model("llama")
+    return {
+        (id(params), length): sampled_by_hand(model, random_prompt(length, length), 20, params)
+        for params in (SETTINGS[1], PENALISED)
+        for length in (4, 11)
+    }
+
+
 @pytest.mark.parametrize(("kind", "prefix"), [("medusa", 0), ("hydra", 0), ("hydra", 1),
                                               ("recurrent", 0), ("recurrent", 1)])  # fmt: skip
 def test_same_seed_same_text_for_every_kind_of_heads_alone_and_in_a_batch(
-    kind: str, prefix: int
+    texts_by_hand: dict[tuple[int, int], list[int]], kind: str, prefix: int
 ) -> None:
-    engine, model = engine_with_heads(kind=kind, prefix_layers=prefix), tiny_model("llama")
+    engine = engine_with_heads(kind=kind, prefix_layers=prefix)
     prompts = [random_prompt(length, length) for length in (4, 11)]
     for params in (SETTINGS[1], PENALISED):
-        expected = [sampled_by_hand(model, prompt, 20, params) for prompt in prompts]
+        expected = [texts_by_hand[id(params), len(prompt)] for prompt in prompts]
         together = engine.generate(prompts, max_new_tokens=20, **asdict(params))
         assert [result.token_ids for result in together] == expected
         alone = [engine.generate(p, max_new_tokens=20, **asdict(params)) for p in prompts]

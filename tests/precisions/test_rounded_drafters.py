@@ -24,7 +24,7 @@ from support.tiny_models import VOCAB
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import with_heads
-from medusa_kit.settings.drafters import DRAFTERS, READ_HEADS
+from medusa_kit.settings.drafters import BROUGHT_ALONG, DRAFTERS, READ_HEADS
 from medusa_kit.tree.dynamic import DynamicTree
 
 pytestmark = pytest.mark.skipif(not multiplies_integers(), reason="no integers are multiplied here")
@@ -34,7 +34,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "draft-model": [{}, {"width": 2, "lengths": "fixed"}, {"staged": {"drafter": "suffix"}}],
     "lookahead": [{"window": 3, "ngram": 3, "guesses": 3}],
 }
-NAMED = [(name, options) for name in DRAFTERS for options in OPTIONS.get(name, [{}])]
+ANYWHERE = [name for name in DRAFTERS if name not in BROUGHT_ALONG]
+NAMED = [(name, options) for name in ANYWHERE for options in OPTIONS.get(name, [{}])]
 WORKS = list(itertools.product(KINDS, PRECISIONS, range(len(NAMED))))
 # Ways of reading hidden states, and a tree for each: static, or grown at each step.
 HEADS: dict[str, dict[str, Any]] = {

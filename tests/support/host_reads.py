@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,16 +12,26 @@ from medusa_kit.infer.cuda_graph.guard import HostRead, NoHostReads
 from support.tiny_models import tiny_model
 
 
-def plain_answers(model: Any, prompts: list[list[int]], tokens: int) -> list[list[int]]:
-    """What generate says, one prompt at a time."""
-    answers = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False
-        )
-        answers.append(out[0, len(prompt) :].tolist())
-    return answers
+def plain_answers(
+    family: str, prompts: list[list[int]], tokens: int, few: bool = False
+) -> list[list[int]]:
+    """What generate says, one prompt at a time; with `few` the model of `few_words`."""
+    return [list(_plain_answer(family, tuple(prompt), tokens, few)) for prompt in prompts]
+
+
+@cache
+def _plain_answer(family: str, prompt: tuple[int, ...], tokens: int, few: bool) -> list[int]:
+    """One model and many prompts, which several tests ask for."""
+    ids = torch.tensor([prompt])
+    out = _model(family, few).generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+@cache
+def _model(family: str, few: bool) -> Any:
+    return few_words(family) if few else tiny_model(family)
 
 
 def few_words(family: str) -> Any:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,12 +23,23 @@ TREES = {
 def plain_answer(
     family: str, prompt: Sequence[int], max_new_tokens: int, stop: int | None = STOP
 ) -> list[int]:
-    ids, model = torch.tensor([list(prompt)]), tiny_model(family)
+    return list(_plain_answer(family, tuple(prompt), max_new_tokens, stop))
+
+
+@cache
+def _plain_answer(
+    family: str, prompt: tuple[int, ...], max_new_tokens: int, stop: int | None
+) -> list[int]:
+    """Several tests ask for the same, of a model that nobody else has."""
+    ids, model = torch.tensor([prompt]), _model(family)
     model.generation_config.eos_token_id = stop
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False
     )
     return out[0, len(prompt) :].tolist()
+
+
+_model = cache(tiny_model)
 
 
 class PartlyKnowing(StatelessDrafter):

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit.base.remembered.folder import cache_folder
+from medusa_kit.base.text_part import text_part_config
+from medusa_kit.base.tokenizer.processor_template import with_template
 from medusa_kit.files import atomic_write, parse_json
 
 CONFIGS = ("config*.json",)
@@ -24,13 +26,14 @@ TOKENIZERS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 
 
 def read_config(place: str, revision: str | None = None) -> Any:
-    """What AutoConfig reads, or a PreTrainedConfig with the same values. Raises what it raises."""
+    """What AutoConfig reads, of a multimodal checkpoint its text part's; or a PreTrainedConfig with
+    the same values. Raises what it raises."""
     memory = _Memory("config", place, CONFIGS)
     if isinstance(known := memory.read(), dict):
         return _kind(str(known["model_type"])).from_dict({**known, "_name_or_path": place})
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(place, revision=revision)
+    config = text_part_config(AutoConfig.from_pretrained(place, revision=revision))
     if _is_theirs(config) and config.get_text_config() is config:
         memory.write(config.to_dict())
     return config
@@ -65,7 +68,12 @@ def _kind(model_type: str) -> Any:
 
 
 def read_tokenizer(place: str, revision: str | None = None) -> Any:
-    """What AutoTokenizer reads. Raises what it raises."""
+    """What AutoTokenizer reads, with the chat template of the processor where it has none. Raises
+    what AutoTokenizer raises."""
+    return with_template(_read_tokenizer(place, revision), place, revision)
+
+
+def _read_tokenizer(place: str, revision: str | None) -> Any:
     import transformers
 
     memory = _Memory("tokenizer-parts", place, TOKENIZERS)

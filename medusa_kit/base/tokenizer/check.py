@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from medusa_kit.base.tokenizer.content_parts import as_taken
 from medusa_kit.base.tokenizer.say import say
 from medusa_kit.base.tokenizer.turn_end import add_end_of_turn
 
@@ -49,7 +50,9 @@ def _changed_text(tokenizer: Any, _: int) -> str | None:
     if getattr(tokenizer, "chat_template", None):
         question = [{"role": "user", "content": "Words."}]
         text = str(
-            tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
+            tokenizer.apply_chat_template(
+                as_taken(tokenizer, question), add_generation_prompt=True, tokenize=False
+            )
         )
         # Special tokens may swallow the space around them, and decoding may add some.
         if (found := _difference(tokenizer, text, lambda said: "".join(said.split()))) is not None:

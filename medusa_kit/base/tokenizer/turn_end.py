@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from medusa_kit.base.tokenizer.content_parts import as_taken
 from medusa_kit.base.tokenizer.say import say
 
 # Words that no template writes or changes.
@@ -113,7 +114,7 @@ class _Template:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    messages, add_generation_prompt=ask, tokenize=False
+                    as_taken(self._tokenizer, messages), add_generation_prompt=ask, tokenize=False
                 )
             )
         except Exception:  # templates and tokenizers with code of their own raise any kind

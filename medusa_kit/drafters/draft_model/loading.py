@@ -3,6 +3,7 @@
 from medusa_kit import console
 from medusa_kit.base.families import needs_chains
 from medusa_kit.drafters.factory import DraftContext
+from medusa_kit.drafters.native.other_kinds import refuse_other_kinds
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.packed.base import base_for_decoding
@@ -23,6 +24,7 @@ def draft_verifier(context: DraftContext) -> Verifier:
     def prepare() -> Verifier:
         draft = wanted
         if isinstance(draft, str):
+            refuse_other_kinds(draft)
             draft = base_for_decoding(draft, dtype=base.info.dtype, device=base.info.device)
         sizes = draft.info.num_parameters, base.info.num_parameters
         if sizes[0] > sizes[1]:

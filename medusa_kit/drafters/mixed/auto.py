@@ -39,17 +39,22 @@ from medusa_kit.infer.draft import (
     State,
     StepResult,
     notes_of,
+    reads_prompts,
     root_draft,
     tell_end,
 )
 from medusa_kit.infer.node_choice.choice import Offer, choose_nodes
 from medusa_kit.infer.node_choice.cost import StepCost
 
-COSTLY = ("medusa", "draft-model")
+COSTLY = ("medusa", "draft-model", "mtp")
 SLOPES = {"cpu": 0.12, "cuda": 0.01}  # cost of one more node in one-node steps, until measured
 SIZES = (1, 4, 8, 16, 32)  # nodes of steps on the device, each captured separately
 ASKING = 0.15  # of a plain step: what heads are assumed to take before they are first asked
-HOPES = {"medusa": 0.5, "draft-model": 1.0}  # tokens a step that a costly source adds, at first
+HOPES = {
+    "medusa": 0.5,
+    "draft-model": 1.0,
+    "mtp": 1.0,
+}  # tokens a step that a costly source adds, at first
 
 
 @dataclass
@@ -108,6 +113,10 @@ class AutoDrafter:
     def name(self) -> str:
         """`auto`, and how often each source drafted."""
         return f"auto ({percentages(self.shares)})" if self.shares else "auto"
+
+    @property
+    def reads_prompts(self) -> bool:
+        return any(reads_prompts(source) for source in (*self.free, *self.costly))
 
     @property
     def notes(self) -> list[str]:
@@ -282,6 +291,8 @@ def _obstacle(
     """Why guesses of these sources cannot be sent to steps on the device; None where they can."""
     if any(source.name == "draft-model" for source in (*free, *costly)):
         return "a draft model is among the sources, which runs outside of them"
+    if any(source.name == "mtp" for source in (*free, *costly)):
+        return "MTP layers are among the sources, which run outside of them"
     chooser = TokenChooser(context.base, context.sampling, [0], 1)
     if not chooser.takes_argmax:
         return "tokens are sampled or logits processed, which is done on the host"

@@ -14,8 +14,17 @@ from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.first_chances import first_chances
 from medusa_kit.drafters.heads.source import HeadsSource
 from medusa_kit.drafters.mixed.under_grammar import under_grammar
+from medusa_kit.drafters.native.mtp_layers import num_layers, why_none
 from medusa_kit.drafters.trie import Source, Trie, TrieDrafter, draft_of, learn, weighed
-from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, notes_of, tell_end
+from medusa_kit.infer.draft import (
+    Draft,
+    Drafter,
+    State,
+    StepResult,
+    notes_of,
+    reads_prompts,
+    tell_end,
+)
 from medusa_kit.tree.dynamic import DynamicTree
 
 LONG_MATCH = 4  # tokens
@@ -44,6 +53,10 @@ class CombinedDrafter(TrieDrafter):
     @property
     def name(self) -> str:
         return "combined: " + " + ".join(source.name for source in self.sources)
+
+    @property
+    def reads_prompts(self) -> bool:
+        return any(reads_prompts(source) for source in self.sources)
 
     @property
     def notes(self) -> list[str]:
@@ -149,6 +162,11 @@ def usual_sources(
         )
     if context.draft_model is not None:
         names.append("draft-model")
+    if num_layers(context.base.config):
+        if (why := context.remembered("why no MTP", lambda: why_none(context.base))) is None:
+            names.append("mtp")
+        else:
+            reasons.append(why)
     return names, reasons
 
 

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from medusa_kit.base.hooks import foreign_hooks
 from medusa_kit.base.quantization import is_quantised
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "gemma3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "gemma3",
+            "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")  # fmt: skip
 LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 SANDWICH_PARTS = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
 ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}

@@ -148,12 +148,16 @@ class NativeVerifier(Verifier):
 
     @no_gradients
     def read_prompts(
-        self, cache: TreeCache, rows: Sequence[int], pieces: Sequence[Sequence[int]]
+        self,
+        cache: TreeCache,
+        rows: Sequence[int],
+        pieces: Sequence[Sequence[int]],
+        seen: dict[int, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """All rows in one call, where they fit in one."""
         nodes = Nodes.chains(pieces, self.base.device)
         if not self._takes(cache, max(nodes.counts)):
-            return super().read_prompts(cache, rows, pieces)
+            return super().read_prompts(cache, rows, pieces, seen)
         ends = list[RaggedScores]()
         for part, some in _calls(nodes, rows):
             ends_M = torch.tensor(list(accumulate(part.counts))) - 1

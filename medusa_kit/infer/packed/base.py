@@ -292,5 +292,5 @@ def light_base(
     )  # fmt: skip
     if tokenizer is None:
         console.note(f"{folder} {NO_TOKENIZER}")
-    settings = generation_config_of(folder)
+    settings = generation_config_of(folder, config)
     return PackedBase(packed, config, settings, tokenizer, info, check)

@@ -10,6 +10,7 @@ from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.model import BaseModel, BaseModelInfo
 from medusa_kit.base.placement import DTYPES
 from medusa_kit.base.remembered.described import own_config
+from medusa_kit.base.text_part import causal_model
 from medusa_kit.errors import CheckpointError
 from medusa_kit.settings.recipe import BaseSection
 
@@ -37,14 +38,12 @@ class DescribedBase(BaseModel):
 
     def __init__(self, options: BaseSection) -> None:
         """Raises CheckpointError where there is no config, or none of a causal model."""
-        from transformers import AutoModelForCausalLM
-
         check_there(options.model, options.revision)
         config = stored_config(options.model, options.revision)
         assert config is not None
         try:
             with torch.device("meta"):
-                model: Any = AutoModelForCausalLM.from_config(own_config(config))
+                model: Any = causal_model(own_config(config))
         except Exception as error:  # families differ in what they do on the meta device
             raise CheckpointError(
                 f"no model can be described from the config of {options.model!r}: {error}",

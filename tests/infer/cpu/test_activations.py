@@ -5,18 +5,16 @@ Shapes: R rows, O outputs, I inputs, Q groups, S inputs of a group.
 
 import ctypes
 import itertools
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.kernels.compiled import ARM_LACKING, library_for, products_on_arm
 from support.kernels.forms import DIGITS, ROWS, Form, form_of, forms
 
-from medusa_kit.errors import ConfigError
-from medusa_kit.infer.cpu import kernels, levels
+from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.packed.packing import Blocks
 
 FEW = {name: digits for name, digits in DIGITS.items() if digits < 3}
@@ -25,7 +23,6 @@ NATIVE = kernels.load_library()
 pytestmark = pytest.mark.skipif(
     NATIVE is None or not kernels.has_integers(NATIVE), reason="no integers are multiplied here"
 )
-COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 PARTS = ((ROWS, 2), *itertools.product((1, 2, 3, 4, 7, 8, 9), (1, 3)))  # rows, threads
 
 
@@ -112,15 +109,6 @@ def test_no_sum_overflows(name: str, digits: int) -> None:
             assert torch.allclose(out_RO, expected_RO, rtol=1e-6, atol=1e-6 * abs(end))
 
 
-def library_for(isa: str) -> Any:
-    """The kernels for an instruction set, if this processor has it."""
-    try:
-        flags = kernels.machine_flags(isa)
-    except ConfigError as error:
-        pytest.skip(str(error))
-    return kernels.declare(ctypes.CDLL(str(kernels.build(flags))))
-
-
 @pytest.mark.parametrize("isa", ["avx2", "avx-vnni", "avx512-vnni"])
 def test_the_same_bits_at_every_level(isa: str) -> None:
     other = library_for(isa)
@@ -150,20 +138,10 @@ def written(path: Path) -> list[tuple[Form, int]]:
     return pairs
 
 
-LACKING = [tool for tool in (COMPILER, EMULATOR) if shutil.which(tool) is None]
-
-
-@pytest.mark.skipif(bool(LACKING), reason=f"not installed: {', '.join(LACKING)}")
+@pytest.mark.skipif(bool(ARM_LACKING), reason=f"not installed: {', '.join(ARM_LACKING)}")
 def test_the_same_bits_on_arm(tmp_path: Path) -> None:
-    source = Path(__file__).with_name("products_of_file.cpp")
-    flags = [flag for flag in levels.FLAGS if flag != "-O3"]
-    isa = ["-O1", "-static", "-march=armv8.2-a+dotprod", f"-I{levels.FOLDER}"]
-    subprocess.run([COMPILER, *flags, *isa, source, "-o", tmp_path / "products"], check=True)
     pairs = written(tmp_path / "in")
-    command = [EMULATOR, "-cpu", "max", tmp_path / "products", tmp_path / "in", tmp_path / "out"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "neon-dot"
-    check_products(pairs, torch.from_numpy(np.fromfile(tmp_path / "out", dtype=np.float32)))
+    check_products(pairs, products_on_arm("neon-dot", tmp_path / "in"))
 
 
 def check_products(pairs: list[tuple[Form, int]], results: torch.Tensor) -> None:

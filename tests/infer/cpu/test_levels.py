@@ -37,37 +37,48 @@ SMALL = (
 FEATURES = {"plain": 0, "avx2": 1, "avx-vnni": 2, "avx512": 2, "avx512-vnni": 3}
 
 
+def copy_small_sources(folder: Path) -> None:
+    for name in (*levels.SOURCES, "levels.cpp"):
+        shutil.copy(levels.FOLDER / name, folder)
+    (folder / "decoder.cpp").write_text(SMALL)
+
+
 @pytest.fixture
 def small_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "sources"
     folder.mkdir()
-    for name in (*levels.SOURCES, "levels.cpp"):
-        shutil.copy(levels.FOLDER / name, folder)
-    (folder / "decoder.cpp").write_text(SMALL)
+    copy_small_sources(folder)
     monkeypatch.setattr(levels, "FOLDER", folder)
     return folder
 
 
-def test_each_level_keeps_its_own_functions(small_sources: Path, tmp_path: Path) -> None:
-    library = levels.compile_levels(tmp_path)
-    assert library == levels.packaged_library(tmp_path)
-    opened = ctypes.CDLL(str(library))
+@pytest.fixture(scope="module")
+def small_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        copy_small_sources(sources := tmp_path_factory.mktemp("sources"))
+        patch.setattr(levels, "FOLDER", sources)
+        folder = tmp_path_factory.mktemp("library")
+        library = levels.compile_levels(folder)
+        assert library == levels.packaged_library(folder)
+    return library
+
+
+def test_each_level_keeps_its_own_functions(small_library: Path) -> None:
+    opened = ctypes.CDLL(str(small_library))
     runnable = [level for level in levels.X86 if opened.mk_runs(level.encode())]
     assert "plain" in runnable
     for level in runnable:
         assert getattr(opened, "mk_features" + levels.suffix_of(level))() == FEATURES[level]
     listed = subprocess.run(
-        ["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True
+        ["nm", "-D", "--defined-only", small_library], capture_output=True, text=True, check=True
     )
     names = {line.split()[-1] for line in listed.stdout.splitlines()}
     own = {"mk_features" + levels.suffix_of(level) for level in levels.X86}
     assert names == {*own, "mk_runs", "mk_best_level"}
 
 
-def test_the_library_and_this_package_agree_on_what_runs_here(
-    small_sources: Path, tmp_path: Path
-) -> None:
-    opened = ctypes.CDLL(str(levels.compile_levels(tmp_path)))
+def test_the_library_and_this_package_agree_on_what_runs_here(small_library: Path) -> None:
+    opened = ctypes.CDLL(str(small_library))
     for level in levels.X86:
         try:
             kernels.machine_flags(level)

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from support.gguf.blocks import HALVES
+from support.kernels.compiled import library_for
 from support.kernels.packed_weights import BLOCKS, KINDS, weights_of
 from support.small_engines import random_prompt
 from support.tiny_models import MODELS, model_of, tiny_model
 from torch import nn
 
 from medusa_kit.base.model import wrap_model
-from medusa_kit.errors import ConfigError, IncompatibleBaseError
+from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer import backends as backends_module
 from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.cpu import kernels
@@ -104,15 +105,6 @@ def test_numbers_too_large_for_integers_are_none(isa, kind):
     out = multiply(pack(weights_of(kind), None, BLOCKS[kind]), x, library=library_for(isa))
     assert out[0].isfinite().all()
     assert not out[1:].isfinite().any()
-
-
-def library_for(isa):
-    """The kernels for an instruction set, if this processor has it."""
-    try:
-        flags = kernels.machine_flags(isa)
-    except ConfigError as error:
-        pytest.skip(str(error))
-    return kernels.declare(ctypes.CDLL(str(kernels.build(flags))))
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="these are flags of x86 compilers")

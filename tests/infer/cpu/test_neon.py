@@ -5,22 +5,19 @@ is timed.
 """
 
 import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from support.kernels.compiled import ARM_FLAGS, ARM_LACKING, products_on_arm
 from support.kernels.packed_weights import BLOCKS, KINDS, weights_of
 
-from medusa_kit.infer.cpu import levels
 from medusa_kit.infer.packed.packing import pack
 
-COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
-LACKING = [tool for tool in (COMPILER, EMULATOR) if shutil.which(tool) is None]
-pytestmark = pytest.mark.skipif(bool(LACKING), reason=f"not installed: {', '.join(LACKING)}")
-FLAGS = {"neon-dot": "-march=armv8.2-a+dotprod", "plain": "-march=armv8-a"}
+pytestmark = pytest.mark.skipif(
+    bool(ARM_LACKING), reason=f"not installed: {', '.join(ARM_LACKING)}"
+)
 ROWS, OUTPUTS = 21, 37
 PARTS = ((ROWS, 2), *((rows, threads) for rows in (1, 2, 3, 4, 7, 8, 9) for threads in (1, 3)))
 
@@ -55,19 +52,10 @@ def write_matrices(path: Path) -> None:
             file.write(np.array(PARTS).tobytes())
 
 
-@pytest.mark.parametrize("isa", FLAGS)
+@pytest.mark.parametrize("isa", ARM_FLAGS)
 def test_products_on_arm(isa: str, tmp_path: Path) -> None:
-    source, headers = Path(__file__).with_name("products_of_file.cpp"), levels.FOLDER
-    flags = [flag for flag in levels.FLAGS if flag != "-O3"]
-    command = [COMPILER, *flags, "-O1", "-static", FLAGS[isa], f"-I{headers}", source]
-    subprocess.run([*command, "-o", tmp_path / "products"], check=True)
     write_matrices(tmp_path / "in")
-    ran = subprocess.run(
-        [EMULATOR, "-cpu", "max", tmp_path / "products", tmp_path / "in", tmp_path / "out"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert ran.stdout.strip() == isa
-    results = torch.from_numpy(np.fromfile(tmp_path / "out", dtype=np.float32))
+    results = products_on_arm(isa, tmp_path / "in")
     each = results.view(len(KINDS), -1)
     for kind, of_kind in zip(KINDS, each, strict=True):
         whole, *few = of_kind.split([rows * OUTPUTS for rows, _ in PARTS])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.host_reads import few_words, no_reads, plain_answers
+from support.samples import pairs
 from support.small_engines import (
     BUSHY,
     build_engine,
@@ -39,6 +40,8 @@ from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.dynamic import DynamicTree
 
 FAMILIES = ["llama", "qwen3", "gemma3"]
+KINDS = ["medusa", "hydra", "recurrent"]
+PREFIXES = [(family, "prefix") for family in FAMILIES]  # a layer that attends as its family does
 PROMPTS = [random_prompt(length, length) for length in (2, 19, 7)]
 FIXED = "torch, fixed shapes (sdpa)"
 
@@ -47,13 +50,12 @@ def kinds_of(kind: str) -> dict[str, Any]:
     return {"kind": "hydra", "prefix_layers": 1} if kind == "prefix" else {"kind": kind}
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra", "prefix", "recurrent"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), pairs(FAMILIES, KINDS) + PREFIXES)
 def test_answers_and_steps_are_those_of_the_loop(family: str, kind: str) -> None:
     base, kinds = tiny_base(family), kinds_of(kind)
     heads = random_heads(base, **kinds)
     engine = build_engine(base, heads=heads, tree=BUSHY, fixed_shapes="always")
-    expected = plain_answers(tiny_model(family), PROMPTS, 24)
+    expected = plain_answers(family, PROMPTS, 24)
     in_turn = engine_with_heads(tiny_base(family), **kinds)
     assert in_turn.heads is not None
     in_turn.heads.guesser = None  # in C++ the heads' weights are rounded
@@ -75,7 +77,7 @@ def test_every_stop_and_every_limit_inside_paths(family: str) -> None:
         base, heads=random_heads(base, kind="rooted"), tree=BUSHY, fixed_shapes="always"
     )
     prompts = [[token % 14 for token in prompt] for prompt in PROMPTS]
-    answers = plain_answers(few_words(family), prompts, 14)
+    answers = plain_answers(family, prompts, 14, few=True)
     stops = sorted({token for answer in answers for token in answer})
     for stop, limit in [(stop, 14) for stop in stops] + [(99, n) for n in range(1, 15)]:
         rows = [make_row(engine.verifier, p, SamplingParams(), limit) for p in prompts]
@@ -96,16 +98,17 @@ def test_near_the_contexts_end(family: str) -> None:
     base = wrap_model(few_words(family))
     engine = build_engine(base, heads=random_heads(base), tree=BUSHY, fixed_shapes="always")
     prompts = [[token % 14 for token in random_prompt(n, n)] for n in (CONTEXT - 7, CONTEXT - 1, 5)]
-    expected = plain_answers(few_words(family), prompts[:1], 7)
+    expected = plain_answers(family, prompts[:1], 7, few=True)
     assert engine.generate(prompts[0], max_new_tokens=50).token_ids == expected[0]
-    expected += plain_answers(few_words(family), prompts[1:2], 1)
-    expected += plain_answers(few_words(family), prompts[2:], 50)
+    expected += plain_answers(family, prompts[1:2], 1, few=True)
+    expected += plain_answers(family, prompts[2:], 50, few=True)
     results = engine.generate(prompts, max_new_tokens=50)
     assert [result.token_ids for result in results] == expected
 
 
-@pytest.mark.parametrize("kind", ["plain", "medusa", "rooted", "hydra", "prefix", "recurrent"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "kind"), pairs(FAMILIES, ["plain", "rooted", *KINDS]) + PREFIXES
+)
 def test_a_step_reads_nothing_on_the_host(
     family: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +204,7 @@ def test_what_steps_cannot_do_goes_through_the_loop() -> None:
 
 def test_an_answer_asked_for_while_another_streams() -> None:
     engine = static_engine()
-    first, second = plain_answers(tiny_model("llama"), PROMPTS[1:], 20)
+    first, second = plain_answers("llama", PROMPTS[1:], 20)
     rows = [make_row(engine.verifier, PROMPTS[1], SamplingParams(), 20)]
     streaming = decode(engine.verifier, draft_with(engine.heads, BUSHY), rows, engine.graphs)
     next(streaming), next(streaming)
@@ -225,7 +228,7 @@ def test_a_capture_that_fails_leaves_the_loop(monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr(GraphStep, "advance", refuse)
-    expected = plain_answers(tiny_model("llama"), PROMPTS[:1], 6)
+    expected = plain_answers("llama", PROMPTS[:1], 6)
     for _ in range(2):
         result = engine.generate(PROMPTS[0], max_new_tokens=6)
         assert (result.token_ids, result.stats.steps_run_by) == (expected[0], "torch")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.host_reads import few_words, no_reads, plain_answers
+from support.samples import pairs
 from support.small_engines import BUSHY, build_engine, endless_base, random_heads, random_prompt
 from support.tiny_models import CONTEXT, VOCAB, tiny_base
 
@@ -38,6 +39,7 @@ from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 
 FAMILIES = ["llama", "qwen3", "gemma3", "gpt2"]
+KINDS = ["medusa", "rooted", "hydra", "recurrent"]
 FIXED = "torch, fixed shapes (sdpa)"
 SENT = "draft tokens sent to steps of 1, 4, 8, 16 nodes"
 LOOPING = [[token % 14 for token in random_prompt(n, n)] * 3 for n in (4, 6, 3)]
@@ -58,12 +60,11 @@ def auto_engine(family: str, **options: Any) -> Engine:
     )
 
 
-@pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra", "recurrent"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), pairs(FAMILIES, KINDS))
 def test_answers_are_those_of_plain_decoding(family: str, kind: str) -> None:
     """Alone and together; guesses were right now and then, several in a row."""
     engine = auto_engine(family, kind=kind)
-    expected = plain_answers(few_words(family), LOOPING, 40)
+    expected = plain_answers(family, LOOPING, 40, few=True)
     alone = [engine.generate(prompt, max_new_tokens=40) for prompt in LOOPING]
     together = engine.generate(LOOPING, max_new_tokens=40)
     for results in (alone, together):
@@ -89,7 +90,7 @@ def test_steps_of_different_sizes_in_turn(family: str, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(HostTreeSize, "run", counted)
     results = engine.generate(LOOPING, max_new_tokens=60)
-    assert [result.token_ids for result in results] == plain_answers(few_words(family), LOOPING, 60)
+    assert [result.token_ids for result in results] == plain_answers(family, LOOPING, 60, few=True)
     assert set(ran) == {1, 4, 8, 16}
 
 
@@ -97,7 +98,7 @@ def test_text_alone_is_sent_where_there_are_no_heads() -> None:
     base = wrap_model(few_words("llama"))
     engine = build_engine(base, drafter="auto", fixed_shapes="always")
     result = engine.generate(LOOPING[0], max_new_tokens=40)
-    assert [result.token_ids] == plain_answers(few_words("llama"), LOOPING[:1], 40)
+    assert [result.token_ids] == plain_answers("llama", LOOPING[:1], 40, few=True)
     assert (result.stats.steps_run_by, result.stats.num_steps < 39) == (FIXED, True)
     assert SENT in result.stats.drafter_notes
 
@@ -105,7 +106,7 @@ def test_text_alone_is_sent_where_there_are_no_heads() -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_every_stop_and_every_limit_inside_paths(family: str) -> None:
     engine = auto_engine(family)
-    answers = plain_answers(few_words(family), LOOPING, 14)
+    answers = plain_answers(family, LOOPING, 14, few=True)
     stops, deepest = sorted({token for answer in answers for token in answer}), 0
     for stop, limit in [(stop, 14) for stop in stops] + [(99, n) for n in range(1, 15)]:
         rows = [make_row(engine.verifier, p, SamplingParams(), limit) for p in LOOPING]
@@ -126,10 +127,10 @@ def test_near_the_contexts_end(family: str) -> None:
     engine = auto_engine(family)
     text = [token % 14 for token in random_prompt(5, 5)] * CONTEXT
     prompts = [text[:length] for length in (CONTEXT - 7, CONTEXT - 1, 5)]
-    expected = plain_answers(few_words(family), prompts[:1], 7)
+    expected = plain_answers(family, prompts[:1], 7, few=True)
     assert engine.generate(prompts[0], max_new_tokens=50).token_ids == expected[0]
-    expected += plain_answers(few_words(family), prompts[1:2], 1)
-    expected += plain_answers(few_words(family), prompts[2:], 50)
+    expected += plain_answers(family, prompts[1:2], 1, few=True)
+    expected += plain_answers(family, prompts[2:], 50, few=True)
     results = engine.generate(prompts, max_new_tokens=50)
     assert [result.token_ids for result in results] == expected
 
@@ -140,7 +141,7 @@ def test_rows_that_go_on_move_to_a_smaller_step(monkeypatch: pytest.MonkeyPatch)
     rows = [make_row(engine.verifier, p, SamplingParams(), n)
             for p, n in zip([*LOOPING, LOOPING[0]], (3, 30, 5, 4), strict=True)]  # fmt: skip
     list(decode(engine.verifier, engine._drafter(None, None, 4), rows, engine.graphs))
-    expected = plain_answers(few_words("llama"), [*LOOPING, LOOPING[0]], 30)
+    expected = plain_answers("llama", [*LOOPING, LOOPING[0]], 30, few=True)
     assert [row.token_ids for row in rows] == [
         answer[:n] for answer, n in zip(expected, (3, 30, 5, 4), strict=True)
     ]
@@ -256,7 +257,7 @@ def test_while_another_answer_streams_the_loop_decodes() -> None:
     streaming = decode(engine.verifier, engine._drafter(None), [row], engine.graphs)
     next(streaming), next(streaming)
     between = engine.generate(LOOPING[0], max_new_tokens=20)
-    assert [between.token_ids] == plain_answers(few_words("llama"), LOOPING[:1], 20)
+    assert [between.token_ids] == plain_answers("llama", LOOPING[:1], 20, few=True)
     assert between.stats.steps_run_by == "torch"
     assert "none were available" in " ".join(between.stats.drafter_notes)
     list(streaming)
@@ -272,7 +273,7 @@ def test_a_compiled_forward_for_each_size(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch, "compile", stand_in)
     engine = auto_engine("llama", compiled=True)
     result = engine.generate(LOOPING[0], max_new_tokens=12)
-    assert [result.token_ids] == plain_answers(few_words("llama"), LOOPING[:1], 12)
+    assert [result.token_ids] == plain_answers("llama", LOOPING[:1], 12, few=True)
     assert result.stats.steps_run_by == "torch.compile, fixed shapes (sdpa)"
     assert len(compiled) == 1 + 4, "one at load, and one for each size"
 

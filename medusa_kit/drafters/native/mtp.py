@@ -1,0 +1,204 @@
+"""The base's own layers for multi-token prediction (MTP) as drafter (arXiv 2412.19437, 2.2).
+
+A layer reads the hidden state at a position and the token after it, and predicts the token after
+that. Each layer reads the one before it; where a draft is longer than there are layers, the last
+one goes on from its own output.
+
+Each layer keeps keys and values of the whole text so far, computed from true tokens only: those of
+draft tokens are forgotten after each draft.
+
+Shapes: B batch, T nodes of a row, N nodes of a draft with root, D hidden, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medusa_kit.drafters.factory import DraftContext
+from medusa_kit.drafters.native.chains import LayerCache, LayerRows
+from medusa_kit.drafters.native.mtp_layers import load_layers
+from medusa_kit.drafters.trie import Trie, TrieDrafter
+from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.infer.transfer import to_device
+from medusa_kit.infer.verifier import Verifier
+from medusa_kit.no_gradients import no_gradients
+from medusa_kit.settings.drafters import MtpOptions
+
+PIECE = 512  # nodes that a layer reads at once
+
+
+class MtpDrafter(TrieDrafter):
+    """`layers`: transformers' MtpModel. What rows have seen since their last draft is read with the
+    next one."""
+
+    name = "mtp"
+    reads_hidden = reads_prompts = True
+
+    def __init__(self, verifier: Verifier, layers: Any, num_tokens: int) -> None:
+        super().__init__(verifier.base.device)
+        self.base, self.num_nodes = verifier.base, 1 + num_tokens
+        self.rows = [
+            LayerRows(verifier, layers.layers[index], partial(_forward, layers, index))
+            for index in range(len(layers.layers))
+        ]
+        self._tokens: list[list[int]] = []  # of each row, to be read; the last one is the root
+        self._hidden: list[Tensor] = []  # (T, D): before each of them
+        # After each layer, of each row: its output at the root; None: it has not read so far.
+        self._outputs: list[list[Tensor | None]] = [[] for _ in self.rows]
+
+    def join(self, state: State) -> None:
+        for index, rows in enumerate(self.rows):
+            rows.join(len(state.tokens))
+            self._outputs[index] += [None] * len(state.tokens)
+        read = state.prompt_hidden or state.hidden_BD.split(1)
+        for tokens, root, hidden_TD in zip(state.tokens, state.roots_B, read, strict=True):
+            self._tokens.append([*tokens, root][-len(hidden_TD) :])
+            self._hidden.append(self._own(hidden_TD))
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        for layer in self.rows:
+            layer.select_rows(rows)
+        self._tokens = [self._tokens[row] for row in rows]
+        self._hidden = [self._hidden[row] for row in rows]
+        self._outputs = [[outputs[row] for row in rows] for outputs in self._outputs]
+
+    def observe(self, step: StepResult) -> None:
+        """Keep what was accepted, whoever guessed it."""
+        tokens_BN = step.draft.tokens_BN.tolist()
+        for row, path in enumerate(step.paths):
+            nodes = to_device([0, *path], step.hidden[row].device)
+            seen_TD = self._own(step.hidden[row][nodes])
+            self._hidden[row] = torch.cat([self._hidden[row], seen_TD])
+            accepted = (tokens_BN[row][node] for node in path)
+            self._tokens[row] += [*accepted, step.next_roots[row]]
+
+    @no_gradients
+    def guess(self, state: State) -> list[Trie]:
+        ends = [len(tokens) for tokens in state.tokens]
+        self._read_on(ends)
+        tries = [Trie(root) for root in state.roots_B]
+        limits = [min(self.num_nodes - 1, self.base.info.context_length - 1 - end) for end in ends]
+        kept = [rows.lengths for rows in self.rows]
+        self._draft(tries, limits, ends)
+        for rows, lengths in zip(self.rows, kept, strict=True):
+            rows.forget_after(lengths)
+        return tries
+
+    def _own(self, hidden_TD: Tensor) -> Tensor:
+        """The base's hidden states, of what may have a prefix layer's output beside them."""
+        return hidden_TD[:, : self.base.info.hidden_size]
+
+    def _read_on(self, ends: Sequence[int]) -> None:
+        """Let the layers read what is true up to the roots, which are at positions `ends`."""
+        while any(self._tokens):
+            rows = [row for row, tokens in enumerate(self._tokens) if tokens]
+            tokens = [self._tokens[row][:PIECE] for row in rows]
+            hidden = [self._hidden[row][:PIECE] for row in rows]
+            for row in rows:
+                self._tokens[row] = self._tokens[row][PIECE:]
+                self._hidden[row] = self._hidden[row][PIECE:]
+            at = [ends[row] - len(self._tokens[row]) for row in rows]
+            self._read(rows, tokens, hidden, at)
+
+    def _read(
+        self,
+        rows: list[int],
+        tokens: list[list[int]],
+        hidden: list[Tensor],
+        ends: list[int],
+    ) -> None:
+        for index, layer in enumerate(self.rows):
+            outputs, before = layer.read(rows, hidden, tokens, ends), self._outputs[index]
+            # The next layer reads this one's output before each token.
+            hidden = [
+                torch.cat([*_known(before[row]), out_TD[:-1]])
+                for row, out_TD in zip(rows, outputs, strict=True)
+            ]
+            for row, out_TD in zip(rows, outputs, strict=True):
+                before[row] = out_TD[-1:]
+            some = [place for place, one_TD in enumerate(hidden) if len(one_TD)]
+            rows, ends = [rows[place] for place in some], [ends[place] for place in some]
+            hidden = [hidden[place] for place in some]
+            pairs = zip((tokens[place] for place in some), hidden, strict=True)
+            tokens = [one[len(one) - len(one_TD) :] for one, one_TD in pairs]
+
+    def _draft(self, tries: Sequence[Trie], limits: Sequence[int], ends: Sequence[int]) -> None:
+        """Grow a chain in each trie, of at most so many tokens, behind the root at `ends`."""
+        found: dict[int, list[Tensor]] = {  # what the layer at hand puts out: at the root, and on
+            row: _known(self._outputs[0][row]) for row, limit in enumerate(limits) if limit > 0
+        }
+        depth = 0
+        while found:
+            self._extend(tries, {row: outputs[-1] for row, outputs in found.items()}, depth)
+            depth += 1
+            rows = [row for row in found if depth < limits[row] and self._may_pay(tries[row])]
+            tokens = {row: tries[row].tokens[1:] for row in rows}
+            hidden = {row: found[row] for row in rows}
+            if depth >= len(self.rows):  # the last layer goes on from its own output
+                hidden = {row: outputs[-1:] for row, outputs in hidden.items()}
+            index = min(depth, len(self.rows) - 1)
+            outputs = self.rows[index].read(
+                rows,
+                [torch.cat(hidden[row]) for row in rows],
+                [tokens[row][depth - len(hidden[row]) :] for row in rows],
+                [ends[row] + depth for row in rows],
+            )
+            found = {}
+            for row, out_TD in zip(rows, outputs, strict=True):
+                at_root = self._outputs[index][row] if depth < len(self.rows) else None
+                found[row] = [*_known(at_root), *out_TD.split(1)]
+
+    def _extend(self, tries: Sequence[Trie], outputs: dict[int, Tensor], depth: int) -> None:
+        """Append the likeliest token after each of these rows' chains."""
+        logits_BV = self.base.head_logits(torch.cat(list(outputs.values()))).float()
+        chances_B, tokens_B = logits_BV.softmax(-1).max(-1)
+        drafted = zip(outputs, tokens_B.tolist(), chances_B.tolist(), strict=True)
+        for row, token, chance in drafted:
+            key = ("mtp", min(depth, 4), round(4 * chance))
+            tries[row].add(depth, token, chance, key)
+
+    def _may_pay(self, trie: Trie) -> bool:
+        """Whether a token behind the chain can still be likely enough."""
+        chance = 1.0
+        for one in trie.chances:
+            chance *= one
+        return chance >= self._least
+
+
+def _known(output_1D: Tensor | None) -> list[Tensor]:
+    return [] if output_1D is None else [output_1D]
+
+
+def _forward(
+    model: Any,
+    index: int,
+    hidden_BND: Tensor,
+    tokens_BN: Tensor,
+    positions_BN: Tensor,
+    mask: Tensor,
+    cache: LayerCache,
+) -> Tensor:
+    """One layer of transformers' MtpModel, with a mask of our own."""
+    embeds_BND = model.embed_tokens(tokens_BN)
+    rotary = None
+    if model.rotary_emb is not None:
+        kinds = {"layer_type": model.config.layer_types[index]} if model.has_per_layer_rope else {}
+        rotary = model.rotary_emb(embeds_BND, position_ids=positions_BN, **kinds)
+    out_BND = model.layers[index](
+        embeds_BND,
+        hidden_BND,
+        position_embeddings=rotary,
+        attention_mask=mask,
+        position_ids=positions_BN,
+        past_key_values=cache,
+    )
+    return model.shared_post_norm(out_BND) if model.use_shared_post_norm else out_BND
+
+
+def build(context: DraftContext, options: MtpOptions) -> MtpDrafter:
+    """Raises IncompatibleBaseError where the base has no such layers."""
+    layers = context.remembered("MTP layers", lambda: load_layers(context.base))
+    return MtpDrafter(context.verifier, layers, options.num_tokens)

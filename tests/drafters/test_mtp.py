@@ -1,0 +1,182 @@
+"""MTP layers of a checkpoint as drafter: the drafts are those of transformers' own loop over the
+same layers, and the answers are plain decoding's, whoever joins, leaves or runs out of context."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.native.mtp_folders import change_config, mtp_folder, qwen_folder, without_mtp
+from support.small_engines import build_engine, random_prompt
+from support.tiny_models import CONTEXT
+from transformers import AutoModelForCausalLM
+from transformers.generation.candidate_generator import MTPCandidateGenerator
+
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.bench.bench import bench
+from medusa_kit.bench.methods import ONE_NODE, standard_methods
+from medusa_kit.drafters.native import mtp
+from medusa_kit.engine.engine import Engine
+from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer.draft import State
+
+# (family, layers in the checkpoint): one layer, and several, each of which reads the one before it
+BASES = [("glm4_moe", 1), ("deepseek_v3", 1), ("deepseek_v3", 3)]
+# The longest ends at the context's end; the second prompt has one token.
+PROMPTS = [random_prompt(7, 1), random_prompt(1, 2), random_prompt(CONTEXT - 12, 3)]
+TOKENS = 24
+DRAWN = {"temperature": 0.7, "top_p": 0.9, "seed": 3, "max_new_tokens": TOKENS}
+
+
+@pytest.fixture(
+    scope="module", params=[*BASES, ("qwen3_5", 1)], ids=lambda one: "-".join(map(str, one))
+)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    family, layers = request.param
+    folder = tmp_path_factory.mktemp("base")
+    if family == "qwen3_5":
+        qwen_folder(folder)
+    else:
+        mtp_folder(folder, family, layers)
+    return build_engine(load_base_model(str(folder), device="cpu"))
+
+
+def tokens_of(results: Any) -> list[list[int]]:
+    return [result.token_ids for result in results]
+
+
+@pytest.fixture(scope="module")
+def expected(engine: Engine) -> list[list[int]]:
+    """Plain transformers'."""
+    model = AutoModelForCausalLM.from_pretrained(engine.base.info.name)
+    answers = []
+    for prompt in PROMPTS:
+        ids, room = torch.tensor([prompt]), min(TOKENS, CONTEXT - len(prompt))
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=room)
+        answers.append(out[0, len(prompt) :].tolist())
+    return answers
+
+
+def test_greedy_answers_are_plain_ones(engine: Engine, expected: list[list[int]]) -> None:
+    num_tokens = 5  # more than there are layers
+    given: Any = {"drafter": "mtp", "drafter_options": {"num_tokens": num_tokens}}
+    together = engine.generate(PROMPTS, **given, max_new_tokens=TOKENS)
+    assert tokens_of(together) == expected
+    steps = [result.stats for result in together]
+    assert max(one.acceptance_length for one in steps) > 1.3  # else nothing was tried here
+    assert any(one.acceptance_length < num_tokens + 1 for one in steps)
+
+
+def test_a_seed_says_the_same(engine: Engine) -> None:
+    plain = tokens_of(engine.generate(PROMPTS, drafter="none", **DRAWN))
+    assert tokens_of(engine.generate(PROMPTS, drafter="mtp", **DRAWN)) == plain
+    assert len(set(map(tuple, plain))) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("name", ["auto", "combined"])
+def test_beside_other_sources(engine: Engine, expected: list[list[int]], name: str) -> None:
+    given: Any = {"drafter": name, "drafter_options": {"sources": ["mtp", "suffix"]}}
+    assert tokens_of(engine.generate(PROMPTS, **given, max_new_tokens=TOKENS)) == expected
+
+
+def test_rows_join_and_leave(engine: Engine, expected: list[list[int]]) -> None:
+    """A stream that is dropped in the middle, and two that go on beside each other."""
+    prompts = (PROMPTS[0], PROMPTS[1], PROMPTS[2], PROMPTS[0])
+    with engine.shared_batch(max_rows=2) as batch:
+        answers = [batch.submit(one, drafter="mtp", max_new_tokens=TOKENS) for one in prompts]
+        next(iter(answers[1].submission))
+        answers[1].cancel()
+        found = [answer.result().token_ids for answer in answers]
+    assert found[0] == found[3] == expected[0]
+    assert found[2] == expected[2]
+    assert 0 < len(found[1]) < len(expected[1])
+
+
+@pytest.fixture
+def said() -> Iterator[list[list[int]]]:
+    """What transformers' candidate generator drafts."""
+    drafts, own = list[list[int]](), MTPCandidateGenerator.get_candidates
+
+    def look(self: Any, input_ids: Any, *args: Any, **more: Any) -> Any:
+        ids, logits = own(self, input_ids, *args, **more)
+        if logits is not None:
+            drafts.append(ids[0, input_ids.shape[1] :].tolist())
+        return ids, logits
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MTPCandidateGenerator, "get_candidates", look)
+        yield drafts
+
+
+@pytest.mark.parametrize(("family", "layers"), BASES)
+@pytest.mark.parametrize("knows", [True, False])
+def test_drafts_are_those_of_transformers(
+    family: str, layers: int, knows: bool, tmp_path: Path, said: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    folder, prompt = mtp_folder(tmp_path, family, layers, knows), random_prompt(9, 4)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    numbers = "|".join(str(2 + index) for index in range(layers))
+    model._keys_to_ignore_on_load_unexpected = {rf"layers\.({numbers})\."}
+    ids = torch.tensor([prompt])
+    more: Any = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 40, "do_sample": False}
+    model.generate(ids, **more, use_mtp=True)
+    drafts, own = list[list[int]](), mtp.MtpDrafter.guess
+
+    def look(self: mtp.MtpDrafter, state: State) -> Any:
+        tries = own(self, state)
+        drafts.append(tries[0].tokens[1:])
+        return tries
+
+    monkeypatch.setattr(mtp.MtpDrafter, "guess", look)
+    engine = build_engine(load_base_model(str(folder), device="cpu"))
+    engine.generate(
+        prompt, drafter="mtp", drafter_options={"num_tokens": layers}, max_new_tokens=40
+    )
+    assert len(said) > 5
+    assert drafts[: len(said)] == said[: len(drafts)]
+
+
+def test_a_prompt_is_read_unless_a_cache_holds_it(engine: Engine) -> None:
+    """What a layer has not read costs guesses alone."""
+    prompt = random_prompt(30, 5)
+    plain = engine.generate(prompt, drafter="none", max_new_tokens=8).token_ids
+    more = [*prompt, *plain, 7]
+    assert engine.generate(more, drafter="mtp", max_new_tokens=8).token_ids == (
+        engine.generate(more, drafter="none", max_new_tokens=8).token_ids
+    )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (without_mtp, "lacks the 1 MTP layers that its config names"),
+        (lambda folder: change_config(folder, num_nextn_predict_layers=0), "has no layers for"),
+    ],
+)
+def test_a_base_without_the_layers(spoil: Any, said: str, tmp_path: Path) -> None:
+    spoil(mtp_folder(tmp_path))
+    engine = build_engine(load_base_model(str(tmp_path), device="cpu"))
+    with pytest.raises(IncompatibleBaseError, match=said) as failed:
+        engine.generate(PROMPTS[0], drafter="mtp", max_new_tokens=4)
+    assert str(tmp_path) in str(failed.value)
+    assert "another drafter" in str(failed.value.hint)
+    found = engine.generate(PROMPTS[0], drafter="auto", max_new_tokens=4)
+    assert found.token_ids == engine.generate(PROMPTS[0], max_new_tokens=4).token_ids
+    assert any(said in note for note in found.stats.drafter_notes) == ("lacks" in said)
+
+
+def test_auto_asks_them(engine: Engine) -> None:
+    found = engine.generate(PROMPTS[0], drafter="auto", max_new_tokens=TOKENS)
+    assert not any("MTP" in note for note in found.stats.drafter_notes)
+    sources = engine.generate(PROMPTS[0], drafter="combined", max_new_tokens=4).stats.drafter
+    assert "mtp" in sources
+
+
+def test_bench_compares_them(engine: Engine) -> None:
+    """Beside plain decoding, though nobody has asked for them by name."""
+    methods = standard_methods({"ours": engine}, None, 6)
+    assert [method.name for method in methods] == [ONE_NODE, "medusa-kit, mtp"]
+    report = bench(methods, [[5, 6, 7], [40, 41]], 6)
+    assert [result.total.identical for result in report.results] == [2, 2]

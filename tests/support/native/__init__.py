@@ -1,0 +1,1 @@
+"""Checkpoints that bring drafts along."""
