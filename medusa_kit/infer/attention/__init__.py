@@ -76,10 +76,10 @@ def _window_of_config(module: Any) -> int | None:
 
 def _chunk_of_config(module: Any) -> Chunk | None:
     """The chunk of a layer that attends in chunks (Llama 4)."""
-    kinds = getattr(module.config, "layer_types", None)
-    if kinds is None or kinds[module.layer_idx] != "chunked_attention":
+    size = getattr(module.config, "attention_chunk_size", None)
+    if size is None or module.config.layer_types[module.layer_idx] != "chunked_attention":
         return None
-    return Chunk(module.config.attention_chunk_size)
+    return Chunk(size)
 
 
 def install_tree_attention(model: Any) -> StepHolder:
@@ -95,9 +95,11 @@ def install_tree_attention(model: Any) -> StepHolder:
     # Without a mask function of the same name transformers would drop padding silently.
     AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
     try:
-        model.set_attn_implementation(STOCK if masks_itself(model.config) else ATTENTION_NAME)
+        model.set_attn_implementation(ATTENTION_NAME)
     except ValueError as error:
         raise _not_switchable(model) from error
+    if masks_itself(model.config):
+        model.set_attn_implementation(STOCK)
     holder = attach_holder(model)
     if model.config._attn_implementation != ATTENTION_NAME:
         if model.config._attn_implementation not in MASKED:
