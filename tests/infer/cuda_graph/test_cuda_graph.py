@@ -70,6 +70,16 @@ def test_answers_and_steps_are_those_of_the_loop(family: str, kind: str) -> None
             assert result.stats.acceptance_by_depth == same.stats.acceptance_by_depth
 
 
+def test_chunks_and_queries_scaled_by_position() -> None:
+    """Of Llama 4, whose queries are scaled by the slots that the cache counts: here all of them."""
+    base = tiny_base("llama4")
+    engine = build_engine(base, heads=random_heads(base), tree=BUSHY, fixed_shapes="always")
+    results = engine.generate(PROMPTS, max_new_tokens=24)
+    expected = plain_answers("llama4", PROMPTS, 24)
+    assert [result.token_ids for result in results] == expected
+    assert {result.stats.steps_run_by for result in results} == {FIXED}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_stop_and_every_limit_inside_paths(family: str) -> None:
     base = wrap_model(few_words(family))
