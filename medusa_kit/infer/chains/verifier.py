@@ -7,6 +7,7 @@ Shapes: B batch, N nodes with root, M of them scored, D hidden, V vocabulary.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.chains.cache import ChainCache
 from medusa_kit.infer.draft import ROOT, UNUSED, Draft, shared_topology
 from medusa_kit.infer.transfer import to_device
-from medusa_kit.infer.tree_cache import TreeCache
+from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
 from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
@@ -52,6 +53,11 @@ class ChainVerifier(Verifier):
             f"{needs_chains(self.base.config)}",
             hint="train heads without `prefix_layer`",
         )
+
+    @cached_property
+    def num_layers(self) -> int:
+        """Layers with keys and values; the others have states alone."""
+        return sum(isinstance(layer, TreeCacheLayer) for layer in self.new_cache(1, 0).layers)
 
     def new_cache(self, batch_size: int, num_slots: int) -> ChainCache:
         return ChainCache(self.base.config, batch_size, num_slots, self.cache_dtype)
