@@ -116,8 +116,15 @@ class ChainVerifier(Verifier):
         self, cache: TreeCache, rows: Sequence[int], pieces: Sequence[Sequence[int]]
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(cache, ChainCache)
-        hidden, logits = self._read(cache, rows, [list(piece) for piece in pieces], 1)
-        cache.commit(pieces, rows)
+        texts = {row: list(piece) for row, piece in zip(rows, pieces, strict=True)}
+        firsts = {row: cache.before_mark(row, len(text)) for row, text in texts.items()}
+        if divided := {row: texts[row][:first] for row, first in firsts.items() if first}:
+            self._read(cache, list(divided), list(divided.values()), 1)
+            cache.commit(list(divided.values()), list(divided))
+            cache.end_prompt(list(divided))
+        rest = [texts[row][firsts[row] :] for row in rows]
+        hidden, logits = self._read(cache, rows, rest, 1)
+        cache.commit(rest, rows)
         cache.end_prompt(rows)
         return torch.cat([one[-1:] for one in hidden]), torch.cat([one[-1:] for one in logits])
 
