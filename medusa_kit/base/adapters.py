@@ -43,6 +43,7 @@ def put_on(model: Any, options: LoraSection) -> None:
     import torch
     from peft import LoraConfig
 
+    left_out = _read_by_kernels(model) if options.targets == "all-linear" else []
     if options.targets != "all-linear":
         _check_targets(model, options.targets)
     model.add_adapter(
@@ -51,7 +52,7 @@ def put_on(model: Any, options: LoraSection) -> None:
             lora_alpha=options.alpha,
             lora_dropout=options.dropout,
             target_modules=options.targets,
-            exclude_modules=_read_by_kernels(model) or None,
+            exclude_modules=left_out or None,
             task_type="CAUSAL_LM",
         )
     )
