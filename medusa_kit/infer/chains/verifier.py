@@ -51,7 +51,7 @@ class ChainVerifier(Verifier):
         raise ConfigError(
             f"heads with a prefix layer cannot draft for {self.base.info.name!r}: "
             f"{needs_chains(self.base.config)}",
-            hint="train heads without `prefix_layer`",
+            hint="train heads without it: heads.prefix_layers=0",
         )
 
     @cached_property

@@ -44,5 +44,8 @@ def test_a_state_that_is_given_is_refused() -> None:
     read = model(inputs["input_ids"][:, :4], use_cache=True).cache_params
     with pytest.raises(ConfigError, match="cannot honour cache_params"):
         model.generate(
-            **inputs, cache_params=read, max_new_tokens=4, custom_generate=medusa_kit.custom_generate
+            **inputs,
+            cache_params=read,
+            max_new_tokens=4,
+            custom_generate=medusa_kit.custom_generate,
         )

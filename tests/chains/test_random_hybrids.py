@@ -1,5 +1,5 @@
-"""Random requests to models that carry a state: rows join, leave and are cancelled at any step, with
-any drafter and sampling, and begin with what earlier ones left."""
+"""Random requests to models that carry a state: rows join, leave and are cancelled at any step,
+with any drafter and sampling, and begin with what earlier ones left."""
 
 import random
 from functools import cache
