@@ -124,7 +124,7 @@ def run_case(family: str, seed: int, num_requests: int) -> dict[str, int]:
     return met
 
 
-@pytest.mark.parametrize(("seed", "family"), enumerate(FAMILIES))
+@pytest.mark.parametrize(("seed", "family"), list(enumerate(FAMILIES)))
 def test_random_requests(seed: int, family: str) -> None:
     met = run_case(family, seed, 8)
     assert met["answers"] == 8

@@ -44,7 +44,7 @@ def _read_back(verifier: Verifier) -> Verifier:
         name, kind = verifier.base.info.name, verifier.base.info.model_type
         raise ConfigError(
             f"{name!r} ({kind}) cannot be a draft model: {needs_chains(verifier.base.config)}, and "
-            "what it drafted in vain could not be taken back",
+            "what is rejected of its drafts could not be taken back",
             hint="give draft_model: a model with attention alone",
         )
     return verifier
