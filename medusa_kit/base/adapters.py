@@ -43,6 +43,7 @@ def put_on(model: Any, options: LoraSection) -> None:
     import torch
     from peft import LoraConfig
 
+    left_out = _read_by_kernels(model) if options.targets == "all-linear" else []
     if options.targets != "all-linear":
         _check_targets(model, options.targets)
     model.add_adapter(
@@ -51,6 +52,7 @@ def put_on(model: Any, options: LoraSection) -> None:
             lora_alpha=options.alpha,
             lora_dropout=options.dropout,
             target_modules=options.targets,
+            exclude_modules=left_out or None,
             task_type="CAUSAL_LM",
         )
     )
@@ -168,10 +170,21 @@ def _require_peft() -> None:
         )
 
 
+def _read_by_kernels(model: Any) -> list[str]:
+    """Linear layers whose weights kernels of Mamba read without calling the layer, where an adapter
+    would do nothing; peft refuses them in some families."""
+    return [
+        f"{name}.out_proj"
+        for name, module in model.named_modules()
+        if all(hasattr(module, part) for part in ("A_log", "D", "out_proj"))
+    ]
+
+
 def _check_targets(model: Any, targets: list[str]) -> None:
     """Refuses a target that matches nothing; peft ignores it as long as another one matches."""
     import torch
 
+    by_kernels = _read_by_kernels(model)
     linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     ends = {name.rpartition(".")[2] for name in linear}
     for target in targets:
@@ -179,6 +192,12 @@ def _check_targets(model: Any, targets: list[str]) -> None:
             raise ConfigError(
                 f"joint.lora.targets: {target!r} is the output embedding, which heads read",
                 hint="leave it out; adapters belong on the layers below it",
+            )
+        if any(name == target or name.endswith(f".{target}") for name in by_kernels):
+            raise ConfigError(
+                f"joint.lora.targets: {target!r} is a layer whose weights Mamba's kernels read "
+                "themselves, past any adapter",
+                hint="leave it out, or take all-linear, which does",
             )
         if not any(name == target or name.endswith(f".{target}") for name in linear):
             there = f"there are: {', '.join(sorted(ends))}"

@@ -67,7 +67,8 @@ def tree_search(
     given = _given(heads, prompts, answers, statistics, limit)
     engine = _engine(loading)
     folder = _output_folder(output, engine)
-    most = max(*sized, nodes or 2, 2) if dynamic and judged is None else None
+    grown = dynamic and judged is None and not engine.verifier.chains_only
+    most = max(*sized, nodes or 2, 2) if grown else None
     stats = _statistics(engine, folder, given, prompts, answers, limit, max_new_tokens, batch_size,
                         most)  # fmt: skip
     if judged is None and not dynamic:
@@ -235,7 +236,8 @@ def _report(engine: Any, search: Any, folder: Path) -> None:
         for row in search.rows
     ]
     columns = ("nodes", "acceptance length", "step, ms", "predicted speed-up")
-    console.out.print(console.table("Trees, by replay on held-out answers", columns, rows))
+    what = "Chains" if engine.verifier.chains_only else "Trees"
+    console.out.print(console.table(f"{what}, by replay on held-out answers", columns, rows))
     drawn = describe_tree(search.plan.for_batch(1))
     console.out.print(drawn, markup=False, highlight=False)
     if 1 < search.decoded.num_nodes < search.chosen.num_nodes:
@@ -244,7 +246,8 @@ def _report(engine: Any, search: Any, folder: Path) -> None:
             f"{search.decoded.num_nodes} at these times, predicted {search.decoded.speed_up:.2f} ×"
         )
     if search.decoded.num_nodes == 1:
-        console.warn("no tree gains on this machine: the engine will decode plainly")
+        none = f"no {what.lower().removesuffix('s')}"
+        console.warn(f"{none} gains on this machine: the engine will decode plainly")
     write_search(engine, search, folder)
 
 

@@ -18,8 +18,7 @@ from medusa_kit.engine.tree_precision import tell_of_precision
 from medusa_kit.errors import CheckpointError, ConfigError, DeviceMemoryError, MedusaKitError
 from medusa_kit.heads import load_heads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
-from medusa_kit.infer.turns import AdaptedVerifier
-from medusa_kit.infer.verifier import Verifier
+from medusa_kit.infer.turns import adapted
 from medusa_kit.settings.drafters import READ_HEADS
 
 
@@ -54,7 +53,7 @@ def _adapted(engine: Engine, folder: Path, name: str) -> tuple[Engine, int]:
     """The engine with the LoRA adapter that Medusa-2 wrote to `folder`, and its bytes. Raises
     ConfigError where steps cannot have one, CheckpointError, IncompatibleBaseError."""
     plain = engine.verifier.without_prefix
-    if type(plain) is not Verifier:
+    if plain.reads_packed_weights:
         raise ConfigError(
             f"heads {name!r} come with a LoRA adapter; steps on this server run in "
             f"{plain.steps_run_by}, on weights packed at load",
@@ -67,7 +66,7 @@ def _adapted(engine: Engine, folder: Path, name: str) -> tuple[Engine, int]:
     view = copy.copy(base)
     own = str(base.adapted_fingerprint(adapters.variant_of(folder)))
     view.info = replace(base.info, fingerprint=own)
-    verifier = AdaptedVerifier(plain, view, layers)
+    verifier = adapted(plain, view, layers)
     return replace(engine, verifier=verifier, graphs=None), layers.num_bytes
 
 

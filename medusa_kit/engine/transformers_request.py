@@ -13,8 +13,10 @@ from torch import Tensor
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.generation_settings import expected, unavailable
 
-# Keywords that generate() itself adds to every call.
-OWN_KEYWORDS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+# Keywords that generate() itself adds to every call; caches of models without attention have a name
+# of their own.
+CACHES = ("past_key_values", "cache_params")
+OWN_KEYWORDS = {"attention_mask", "position_ids", *CACHES, "use_cache", "logits_to_keep"}
 
 
 def check_request(
@@ -77,6 +79,9 @@ def _check_keywords(input_ids: Tensor, keywords: dict[str, Any]) -> None:
     cache = keywords.get("past_key_values")
     if cache is not None and cache.get_seq_length():
         raise _refusal(f"past_key_values with {cache.get_seq_length()} tokens")
+    states = keywords.get("cache_params")
+    if states is not None and states.has_previous_state():
+        raise _refusal("cache_params with a state")
     mask, positions = keywords.get("attention_mask"), keywords.get("position_ids")
     if positions is None:
         return

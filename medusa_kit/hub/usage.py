@@ -9,6 +9,7 @@ from medusa_kit.heads.formats.vllm import NOT_TRACKED
 from medusa_kit.hub.measured import Measured
 from medusa_kit.hub.redact_paths import is_local
 from medusa_kit.settings.engine import OWN_MODELS
+from medusa_kit.tree.candidate_tree import CandidateTree
 
 
 def usage(
@@ -37,11 +38,7 @@ def _elsewhere(measured: Measured, heads: str, base: str) -> Iterator[str]:
     if not formats:
         yield f"Not possible: {_why_not(config)}. To {how_to_train('vllm', base)}."
         return
-    yield (
-        "Both verify one draft token of each head, a chain, so acceptance is lower there than with "
-        + ("a tree" if measured.plan is None else "the tree above")
-        + "; it was not measured in them."
-    )
+    yield f"Both verify one draft token of each head, a chain{_beside_ours(measured)}."
     count = config.num_heads
     speculative = (
         f'{{"method": "medusa", "model": "heads-vllm", "num_speculative_tokens": {count}}}'
@@ -63,6 +60,17 @@ def _elsewhere(measured: Measured, heads: str, base: str) -> Iterator[str]:
         f"medusa-kit convert heads heads-tgi --to tgi --model {base}",
         f"text-generation-launcher --model-id heads-tgi --speculate {count}",
     )
+
+
+def _beside_ours(measured: Measured) -> str:
+    """How that compares with what is verified here."""
+    unmeasured = "; it was not measured in them"
+    if measured.plan is None:
+        return f", so acceptance is lower there than with a tree{unmeasured}"
+    tree = measured.plan.for_batch(1)
+    if isinstance(tree, CandidateTree) and tree == CandidateTree.chain(tree.depth):
+        return f", as above{unmeasured}"
+    return f", so acceptance is lower there than with the tree above{unmeasured}"
 
 
 def _why_not(config: HeadsConfig) -> str:

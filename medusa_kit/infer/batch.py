@@ -29,7 +29,7 @@ from medusa_kit.infer.draft import (
 )
 from medusa_kit.infer.group import Group, ScoredRow, by_row, drafts_of
 from medusa_kit.infer.node_choice.cost import StepCost
-from medusa_kit.infer.prefix_cache.prefixes import HeldPrefixes, Start
+from medusa_kit.infer.prefix_cache.prefixes import WORTH_A_COPY, HeldPrefixes, Start
 from medusa_kit.infer.request import Emitted, FailAlone, Row, together_or_alone
 from medusa_kit.infer.schedule import Piece, Schedule
 from medusa_kit.infer.tree_cache import TreeCache
@@ -274,6 +274,8 @@ class Batch:
                 self.cache.copy_first(start.source, start.place, start.length)
             else:
                 self.cache.keep_first(start.place, start.length)
+            if start.common >= start.length + WORTH_A_COPY:
+                self.cache.mark(start.place, start.common)
             row.num_cached = start.length
             return start.place, start.length
         self.cache.forget(start.place)  # it may hold a part of what was copied

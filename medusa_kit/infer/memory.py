@@ -69,10 +69,13 @@ def cache_bytes_per_token(base: BaseModel, num_layers: int | None = None) -> int
     """Keys and values of so many layers, by default all of the base's; estimated from the
     config."""
     config: Any = base.config
-    heads = config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", None)
+    if not heads:  # Mamba, say
+        return 0
+    layers = base.info.num_layers if num_layers is None else num_layers
     groups = getattr(config, "num_key_value_heads", None) or heads
     head_size = getattr(config, "head_dim", None) or base.info.hidden_size // heads
-    return 2 * (num_layers or base.info.num_layers) * groups * head_size * _size(base)
+    return 2 * layers * groups * head_size * _size(base)
 
 
 def _size(base: BaseModel) -> int:

@@ -265,6 +265,9 @@ class TreeCache(Cache):
         """How many of a row's first `length` tokens a text can go on after."""
         return length
 
+    def mark(self, row: int, length: int) -> None:
+        """Other texts may go on after so many of a row's tokens, which are read next."""
+
     def num_unread(self, rows: Sequence[int]) -> int:
         """Committed tokens that the next forward over these rows reads besides its nodes."""
         return 0

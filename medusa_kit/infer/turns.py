@@ -13,6 +13,7 @@ from torch import Tensor
 from medusa_kit.base.adapter_layers import AdapterLayers
 from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.batch import Batch
+from medusa_kit.infer.chains.verifier import ChainVerifier
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Emitted, Row
 from medusa_kit.infer.tree_cache import TreeCache
@@ -42,6 +43,15 @@ class AdaptedVerifier(Verifier):
             stack.enter_context(lock_of(self.base))
             stack.enter_context(self.layers.added())
             return super()._run_model(forward, cache, step, tokens_BN, keep_M)
+
+
+class AdaptedChainVerifier(AdaptedVerifier, ChainVerifier):
+    """The same around a verifier of chains."""
+
+
+def adapted(plain: Verifier, base: BaseModel, layers: AdapterLayers) -> AdaptedVerifier:
+    kind = AdaptedChainVerifier if plain.chains_only else AdaptedVerifier
+    return kind(plain, base, layers)
 
 
 class Turns:

@@ -95,7 +95,7 @@ def rows_of(record: dict[str, Any]) -> list[Row]:
                      f"{search['calibration_positions']:,} tokens used"),
         ("time", f"{minutes(record['seconds'])} of {minutes(3600 * record['hours'])}"),
         ("of it", times),
-        ("acceptance length, static trees", static),
+        *([("acceptance length, static trees", static)] if static else []),
         *_chained(record["for"], search),
         ("chosen tree", tree),
         ("predicted speed-up", f"{search['predicted_speed_up']:.2f} × plain decoding"),

@@ -56,7 +56,7 @@ def run_search(session: Session) -> dict[str, Any]:
     return {
         "calibration_answers": len(answers),
         "calibration_positions": stats.num_positions,
-        "static": _static_lengths(stats),
+        "static": {} if engine.verifier.chains_only else _static_lengths(stats),
         "chain": _chain(stats),
         "chosen": {"nodes": chosen.num_nodes, "dynamic": chosen.dynamic is not None,
                    "acceptance_length": chosen.acceptance_length},
@@ -76,6 +76,9 @@ def plain_step(engine: Engine, prompt_ids: Sequence[int], tokens: int = 9) -> fl
 
 def _sizes(engine: Engine, step: float, seconds: float) -> tuple[tuple[int, ...], bool]:
     """The most thorough choice whose timing fits."""
+    if engine.verifier.chains_only:
+        assert engine.heads is not None
+        return tuple(range(1, engine.heads.num_heads + 2)), False
     rounds = step_time.ROUNDS if engine.verifier.reads_packed_weights else 1
     repeats = rounds + step_time.REPEATS  # about; at least one in each round
     for sizes, dynamic in CHOICES:

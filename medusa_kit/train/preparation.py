@@ -51,6 +51,7 @@ from medusa_kit.train.features.whole_rows import read_rows
 from medusa_kit.train.loss import fused as fused_loss
 from medusa_kit.train.loss.loss import LossOptions
 from medusa_kit.train.stages import Medusa1, Medusa2, needs_original, original_top
+from medusa_kit.train.states import check_states
 
 SOFT_TOP = 32  # likeliest tokens kept for soft targets by default
 
@@ -117,6 +118,7 @@ def prepare_run(
     """Build heads (unless given), module, features and feed. Raises as `train` does."""
     train, joint = recipe.train, recipe.stage == "medusa2"
     _check_precision(base, train)
+    check_states(base.config, recipe)
     options = feature_options(recipe, base)
     if train.features == "disk":
         open_cache(base, recipe, options)

@@ -23,6 +23,7 @@ from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.accept.rules import accept
+from medusa_kit.infer.chains.cache import ChainCache
 from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter, State, path_to
@@ -45,16 +46,18 @@ def measure_step_times(
     prefix_lengths: Sequence[int] = PREFIX_LENGTHS,
     repeats: int = REPEATS,
     batch_size: int = 1,
+    num_unread: int = 0,
 ) -> dict[Any, float]:
     """Seconds of a step for each tree, under its own key, averaged over the prefix lengths.
 
     Key 1 is always there: plain decoding, one node. A batch is that many rows of one length.
+    `num_unread`: tokens that steps read in front of a chain (infer/chains/).
     """
     assert engine.heads is not None
     context = engine.base.info.context_length
     prefix_lengths = [min(length, context // 2) for length in prefix_lengths]
     plain = PlainDrafter(engine.base.device)
-    most = max(tree.num_nodes for tree in trees.values())
+    most = max(tree.num_nodes for tree in trees.values()) + num_unread
     places: list[_Place | _Decoding] = [
         _Place(engine, length, most, batch_size)
         if engine.graphs is None
@@ -73,7 +76,8 @@ def measure_step_times(
             for key, drafter in drafters.items():
                 pack_for_rows(engine.base, trees[key].num_nodes * batch_size)
                 count = -(-repeats // rounds)
-                pairs = [(place.median(drafter, count), place.median(plain, count))
+                unread = num_unread if trees[key].num_nodes > 1 else 0
+                pairs = [(place.median(drafter, count, unread), place.median(plain, count))
                          for place in places]  # fmt: skip
                 ratios[key].append(statistics.mean(ours / one for ours, one in pairs))
                 plain_times += [one for _, one in pairs]
@@ -90,8 +94,9 @@ class _Decoding:
         self.engine = engine
         self.prompts = _random_prompts(engine, prefix_length, batch_size)
 
-    def median(self, drafter: Drafter, repeats: int) -> float:
+    def median(self, drafter: Drafter, repeats: int, num_unread: int = 0) -> float:
         """Seconds of a step in one answer."""
+        assert num_unread == 0, "no such steps run on the device"
         wanted = WARM_UPS + repeats
         rows = [
             make_row(self.engine.verifier, prompt, SamplingParams(), 1 + wanted * drafter.num_nodes)
@@ -122,10 +127,12 @@ class _Place:
         self.cache: TreeCache = engine.verifier.new_cache(batch_size, prefix_length + max_nodes)
         hidden_BD, logits_BV = engine.verifier.prefill(self.cache, prompts)
         self.state = State(prompts, logits_BV.argmax(-1).tolist(), hidden_BD)
+        self.unread = list[int]()
 
-    def median(self, drafter: Drafter, repeats: int) -> float:
+    def median(self, drafter: Drafter, repeats: int, num_unread: int = 0) -> float:
         """Seconds of steps in a row, as in decoding, behind some that do not count: for some
         milliseconds after a large step a small one takes longer."""
+        self.unread = self.state.tokens[0][:num_unread]
         self._step(drafter)  # packs, warms up
         settled = 0.0
         for _ in range(IN_A_ROW):
@@ -143,6 +150,8 @@ class _Place:
 
     def _step(self, drafter: Drafter) -> None:
         draft = drafter.propose(self.state)
+        if isinstance(self.cache, ChainCache):
+            self.cache.unread = [list(self.unread) for _ in self.cache.unread]
         scores = self.engine.verifier.forward(
             self.cache, draft.tokens_BN, draft.depths_BN, draft.sees_BNN
         )
@@ -157,7 +166,7 @@ class _Place:
             paths.append(path_to(int(topology.depths_N.argmax()), topology.parents))
         before = list(self.cache.lengths)
         self.cache.commit(paths)
-        self.cache.lengths = before
+        self.cache.lengths = before  # a state is left where it is: times do not depend on it
 
 
 def _random_prompts(engine: Engine, length: int, count: int) -> list[list[int]]:

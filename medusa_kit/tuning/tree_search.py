@@ -24,6 +24,7 @@ from medusa_kit.tree.plan import PlannedTree, Tree, TreePlan
 from medusa_kit.tree.replay import node_shares, replay, replay_dynamic
 from medusa_kit.tree.search import SearchResult, best_trees
 from medusa_kit.tree.statistics import RankStatistics
+from medusa_kit.tuning.chains import chain_of, chain_step_times, chains
 from medusa_kit.tuning.step_time import measure_step_times
 
 DEFAULT_SIZES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 48, 64)
@@ -140,12 +141,16 @@ def search_tree(
         )
     wanted = sorted({1, *sizes, *([fixed_size] if fixed_size else [])})
     fit, held_out = statistics.split(HELD_OUT, seed=0)
-    results = best_trees(fit, wanted, held_out)
+    if engine.verifier.chains_only:
+        CandidateTree.chain((fixed_size or 1) - 1).check_fits(statistics.num_heads, 1)
+        results = chains(wanted, held_out)
+    else:
+        results = best_trees(fit, wanted, held_out)
     contenders = [_static_row(result) for result in results.values()]
     contenders += _dynamic_rows(engine, results, held_out)
     rows, by_batch = [], []
     for batch_size in sorted({1, *batch_sizes}):
-        timed = _timed(engine, contenders, batch_size)
+        timed = _timed(engine, contenders, batch_size, held_out)
         rows += timed
         fastest = _fastest(timed)
         size = fixed_size or fastest.num_nodes
@@ -200,8 +205,9 @@ def _static_row(result: SearchResult) -> TreeRow:
 def _dynamic_rows(
     engine: Engine, results: Mapping[int, SearchResult], held_out: RankStatistics
 ) -> list[TreeRow]:
-    """The dynamic tree of each size; none where the statistics recorded none."""
-    if held_out.entries_PK is None:
+    """The dynamic tree of each size; none where the statistics recorded none, or chains alone can
+    be verified."""
+    if held_out.entries_PK is None or engine.verifier.chains_only:
         return []
     assert engine.heads is not None
     recorded = DynamicTree.from_dict(held_out.meta.get("dynamic"))
@@ -222,14 +228,19 @@ def _dynamic_rows(
     ]
 
 
-def _timed(engine: Engine, rows: Sequence[TreeRow], batch_size: int) -> list[TreeRow]:
+def _timed(
+    engine: Engine, rows: Sequence[TreeRow], batch_size: int, statistics: RankStatistics
+) -> list[TreeRow]:
     """The same rows with their step times at this batch size, static before dynamic ones."""
     trees: dict[Any, Tree] = {
         row.num_nodes if row.dynamic is None else ("dynamic", row.num_nodes): row.dynamic
         or row.tree
         for row in rows
     }
-    seconds = measure_step_times(engine, trees, batch_size=batch_size)
+    if engine.verifier.chains_only:
+        seconds = chain_step_times(engine, trees, statistics, batch_size)
+    else:
+        seconds = measure_step_times(engine, trees, batch_size=batch_size)
     return [
         replace(
             row,
@@ -242,14 +253,16 @@ def _timed(engine: Engine, rows: Sequence[TreeRow], batch_size: int) -> list[Tre
 
 
 def judge_tree(engine: Engine, statistics: RankStatistics, tree: CandidateTree) -> TreeSearch:
-    """The same table for one given tree (a published `medusa_choices` list, say)."""
+    """The same table for one given tree (a published `medusa_choices` list, say), or for what can
+    be verified of it."""
     _check_statistics(engine, statistics)
     assert engine.heads is not None
+    tree = chain_of(tree) if engine.verifier.chains_only else tree
     tree.check_fits(engine.heads.num_heads, engine.heads.num_columns)
     length = replay(tree, statistics).acceptance_length
     plain = TreeRow(1, CandidateTree.root_only(), 1.0, 1.0, 0.0, 0.0, "plain")
     given = TreeRow(tree.num_nodes, tree, float("nan"), length, 0.0, 0.0, "given")
-    rows = _timed(engine, [plain, given] if tree.num_nodes > 1 else [plain], 1)
+    rows = _timed(engine, [plain, given] if tree.num_nodes > 1 else [plain], 1, statistics)
     chosen = _with_acceptance(rows[-1], statistics)
     decoded, encoding = _decoded(engine, chosen, rows), statistics.meta.get(ENCODING)
     return TreeSearch(rows, [chosen], statistics.num_positions, decoded, encoding)

@@ -3,6 +3,9 @@
 A state cannot be cut back. So a row keeps the one after its last forward of which everything was
 kept; tokens accepted since then are unread, and its next forward reads them again in front of its
 new draft tokens. Slots behind the kept state are written again then.
+
+A later text can begin with a row's only where a state was kept: where the row's own reading began,
+where earlier texts parted from it (`mark`), behind its prompt, and behind its answer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,6 +21,7 @@ from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.no_gradients import no_gradients
 
 RowState = tuple[LayerState, ...]  # of one row, in all layers with states
+MOST_KEPT = 3  # states of a row besides the newest; more take memory
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,10 @@ class ChainCache(TreeCache):
         self._stateful = [layer for layer in self.layers if isinstance(layer, StateLayer)]
         self.unread: list[list[int]] = [[] for _ in range(batch_size)]
         self._states: list[RowState | None] = [None] * batch_size
-        # After a row's prompt: (its length, the state), which a later prompt may begin with.
-        self._prompts: list[tuple[int, RowState] | None] = [None] * batch_size
+        # Further states of a row by the tokens that they have read, fewest first.
+        self._kept: list[dict[int, RowState]] = [{} for _ in range(batch_size)]
+        self._pieces: dict[int, int] = {}  # of prompts that are being read: where a piece has ended
+        self._marks: dict[int, int] = {}
         self._readings: dict[int, Reading] = {}
 
     @contextmanager
@@ -72,11 +78,31 @@ class ChainCache(TreeCache):
             else:
                 self.unread[row] = committed
 
+    def mark(self, row: int, length: int) -> None:
+        self._marks[row] = length
+
+    def before_mark(self, row: int, count: int) -> int:
+        """How many of a row's next tokens, `count` in all, are to be read first, so that a state
+        can be kept behind them; 0: they need not be divided."""
+        first = self._marks.get(row, 0) - self.lengths[row]
+        return first if 0 < first < count else 0
+
     def end_prompt(self, rows: Sequence[int]) -> None:
         """What these rows have read so far is their prompt, or a part of it."""
         for row in rows:
             if (state := self._states[row]) is not None:
-                self._prompts[row] = self.lengths[row], state
+                piece, length = self._pieces.get(row, 0), self.lengths[row]
+                if piece != self._marks.get(row):
+                    self._kept[row].pop(piece, None)
+                self._pieces[row] = length
+                self._keep(row, {**self._kept[row], length: state})
+
+    def _keep(self, row: int, known: dict[int, RowState]) -> None:
+        """The first, which most texts share, and the last ones."""
+        lengths = sorted(known)
+        if len(lengths) > MOST_KEPT:
+            lengths = [lengths[0], *lengths[1 - MOST_KEPT :]]
+        self._kept[row] = {length: known[length] for length in lengths}
 
     def num_unread(self, rows: Sequence[int]) -> int:
         return sum(len(self.unread[row]) for row in rows)
@@ -87,50 +113,48 @@ class ChainCache(TreeCache):
 
     def _known(self, row: int) -> dict[int, RowState]:
         """States of a row by the tokens that they have read."""
-        prompt, state = self._prompts[row], self._states[row]
-        return {
-            **({} if prompt is None else {prompt[0]: prompt[1]}),
-            **({} if state is None else {self.lengths[row]: state}),
-        }
+        state = self._states[row]
+        return {**self._kept[row], **({} if state is None else {self.lengths[row]: state})}
 
     @no_gradients
     def keep_first(self, row: int, length: int) -> None:
         """The same; `length` is none or one that is `usable`. Raises KeyError for another."""
-        self._take_state(row, self._known(row), length)
+        self._begin(row, self._known(row), length)
         super().keep_first(row, length)
 
     @no_gradients
     def take_row(self, target: int, other: TreeCache, source: int, length: int) -> None:
         assert isinstance(other, ChainCache)
-        state = other._known(source)[length] if length else None
-        self._states[target], self._prompts[target], self.lengths[target] = state, None, length
+        self._begin(target, other._known(source), length)
+        self.lengths[target] = length
         super().take_row(target, other, source, length)
 
-    def _take_state(self, row: int, known: dict[int, RowState], length: int) -> None:
+    def _begin(self, row: int, known: dict[int, RowState], length: int) -> None:
+        """Let a row go on after so many tokens."""
         self._states[row] = known[length] if length else None
-        prompt = self._prompts[row]
-        if prompt is not None and prompt[0] > length:
-            self._prompts[row] = None
+        self._keep(row, {size: state for size, state in known.items() if size <= length})
         self.unread[row] = []
-        self._readings.pop(row, None)
+        for of in (self._readings, self._pieces, self._marks):
+            of.pop(row, None)
 
     def forget(self, row: int) -> None:
         super().forget(row)
-        self._take_state(row, {}, 0)
+        self._begin(row, {}, 0)
 
     @property
     def num_bytes(self) -> int:
         """Of memory that slots and states take."""
         states = {id(one): one for one in self._states if one is not None}
-        states |= {id(one[1]): one[1] for one in self._prompts if one is not None}
+        states |= {id(one): one for kept in self._kept for one in kept.values()}
         return super().num_bytes + sum(_bytes(state) for state in states.values())
 
     def _replace(self, rows: Sequence[int | None], num_slots: int) -> None:
         super()._replace(rows, num_slots)
         self.unread = [[] if row is None else self.unread[row] for row in rows]
         self._states = [None if row is None else self._states[row] for row in rows]
-        self._prompts = [None if row is None else self._prompts[row] for row in rows]
-        self._readings = {}
+        self._kept = [{} if row is None else self._kept[row] for row in rows]
+        for of in (self._readings, self._pieces, self._marks):
+            of.clear()
 
 
 def _bytes(state: RowState) -> int:

@@ -7,6 +7,7 @@ Shapes: B batch, N nodes with root, M of them scored, D hidden, V vocabulary.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.chains.cache import ChainCache
 from medusa_kit.infer.draft import ROOT, UNUSED, Draft, shared_topology
 from medusa_kit.infer.transfer import to_device
-from medusa_kit.infer.tree_cache import TreeCache
+from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
 from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores
 from medusa_kit.infer.verifier import Forward, Verifier, recorded
 from medusa_kit.no_gradients import no_gradients
@@ -50,8 +51,13 @@ class ChainVerifier(Verifier):
         raise ConfigError(
             f"heads with a prefix layer cannot draft for {self.base.info.name!r}: "
             f"{needs_chains(self.base.config)}",
-            hint="train heads without `prefix_layer`",
+            hint="train heads without it: heads.prefix_layers=0",
         )
+
+    @cached_property
+    def num_layers(self) -> int:
+        """Layers with keys and values; the others have states alone."""
+        return sum(isinstance(layer, TreeCacheLayer) for layer in self.new_cache(1, 0).layers)
 
     def new_cache(self, batch_size: int, num_slots: int) -> ChainCache:
         config = self.base.config
@@ -119,8 +125,18 @@ class ChainVerifier(Verifier):
         seen: dict[int, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(cache, ChainCache)
-        hidden, logits = self._read(cache, rows, [list(piece) for piece in pieces], 1, seen)
-        cache.commit(pieces, rows)
+        texts = {row: list(piece) for row, piece in zip(rows, pieces, strict=True)}
+        firsts = {row: cache.before_mark(row, len(text)) for row, text in texts.items()}
+        before: dict[int, Tensor] | None = None if seen is None else {}
+        if divided := {row: texts[row][:first] for row, first in firsts.items() if first}:
+            self._read(cache, list(divided), list(divided.values()), 1, before)
+            cache.commit(list(divided.values()), list(divided))
+            cache.end_prompt(list(divided))
+        rest = [texts[row][firsts[row] :] for row in rows]
+        hidden, logits = self._read(cache, rows, rest, 1, seen)
+        if seen is not None:
+            seen.update({row: torch.cat([one, seen[row]]) for row, one in (before or {}).items()})
+        cache.commit(rest, rows)
         cache.end_prompt(rows)
         return torch.cat([one[-1:] for one in hidden]), torch.cat([one[-1:] for one in logits])
 

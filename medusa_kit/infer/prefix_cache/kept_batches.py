@@ -107,7 +107,7 @@ class KeptBatches:
             self._idle = [one for one in self._idle if one[0] is not best]
         slots, places = best.cache.num_slots, max(max_rows, len(best.cache.lengths))
         if num_slots > slots:
-            most = self.most_bytes // (per_token * places)
+            most = self.most_bytes // max(per_token * places, 1)
             slots = max(num_slots, min(int(GROWTH * num_slots), most))
         if (slots, places) != (best.cache.num_slots, len(best.cache.lengths)):
             best.grow(slots, places)

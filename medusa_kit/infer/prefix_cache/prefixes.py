@@ -4,7 +4,7 @@ Plain Python over token ids.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 WORTH_A_COPY = 16  # tokens that another place must hold more of: shorter ones are read as fast
 
@@ -12,11 +12,13 @@ WORTH_A_COPY = 16  # tokens that another place must hold more of: shorter ones a
 @dataclass(frozen=True)
 class Start:
     """Where a prompt is put, and its first `length` tokens that need not be read. `source`: the
-    place that they are copied from, if they are not there already."""
+    place that they are copied from, if they are not there already. `common`: tokens that the prompt
+    begins with as some place does, though a text may not go on after so many."""
 
     place: int
     length: int
     source: int | None = None
+    common: int = field(default=0, compare=False)
 
 
 class HeldPrefixes:
@@ -57,10 +59,9 @@ class HeldPrefixes:
         is no reason to overwrite what follows it."""
         most = len(prompt) - 1
         texts = {**{place: self.tokens[place] for place in free}, **others}
-        shared = {
-            place: usable(place, min(common_length(text, prompt), most))
-            for place, text in texts.items()
-        }
+        held = {place: min(common_length(text, prompt), most) for place, text in texts.items()}
+        shared = {place: usable(place, length) for place, length in held.items()}
+        common = max(held.values())
         own = [place for place in free if self.may_overwrite(place, shared[place])]
         oldest = self._oldest(free, later)
         place = max(own, key=lambda one: (shared[one], -self._left_at[one], -one), default=oldest)
@@ -68,8 +69,8 @@ class HeldPrefixes:
         if source != place and shared[source] >= shared[place] + WORTH_A_COPY:
             place = oldest
             if source != place:
-                return Start(place, shared[source], source)
-        return Start(place, shared[place])
+                return Start(place, shared[source], source, common)
+        return Start(place, shared[place], None, common)
 
     def may_overwrite(self, place: int, num_shared: int) -> bool:
         """Whether what follows the shared tokens is the end of an answer, or no more than them."""

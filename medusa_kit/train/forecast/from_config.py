@@ -17,6 +17,7 @@ from medusa_kit.train.forecast.needs import SIZES, Forecast, Speed, Text, weight
 from medusa_kit.train.forecast.trial import PROMPT_TOKENS, ROW_TOKENS
 from medusa_kit.train.optimizer import moments, network_matrices
 from medusa_kit.train.preparation import SOFT_TOP, untrained_heads
+from medusa_kit.train.states import check_states
 
 # Numbers that a layer's forward holds for a token, by its hidden and its MLP's size: inputs,
 # queries, keys, values, output; what the MLP multiplies.
@@ -55,6 +56,7 @@ def described(
     """`products`: multiplications with addition that the device does a second, by their dtype;
     `process`: bytes that are taken before. Raises CheckpointError."""
     base = DescribedBase(recipe.base)
+    check_states(base.config, recipe)
     numbers = base.info.num_parameters
     heads = untrained_heads(base, recipe.heads, columns(recipe, base))
     if recipe.stage == "medusa2" and not recipe.trains_whole_base:
