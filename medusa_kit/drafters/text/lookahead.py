@@ -179,7 +179,7 @@ def build(context: DraftContext, options: LookaheadOptions) -> LookaheadDrafter:
     verifies chains alone: windows are branches."""
     if context.verifier.chains_only:
         raise ConfigError(
-            f"lookahead refines several guesses at once, and {context.base.info.name!r} can "
+            f"lookahead refines several draft tokens at once, and {context.base.info.name!r} can "
             f"only verify one after another: {needs_chains(context.base.config)}",
             hint="use another drafter, such as auto",
         )
