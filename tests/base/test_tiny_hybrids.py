@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.models.hybrids import HYBRIDS, STATELESS, VOCAB, tiny_hybrid
+from support.models.hybrids import HYBRIDS, VOCAB, tiny_hybrid
 from transformers import CONFIG_MAPPING
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from medusa_kit.base.model import relative_error
 
 OWN_STATES = ("minimax", "recurrent_gemma", "rwkv")  # not in transformers' cache layers
-SHARED = [family for family in HYBRIDS if family not in (*STATELESS, *OWN_STATES)]
+SHARED = [family for family in HYBRIDS if family not in OWN_STATES]
 
 
 @pytest.fixture
