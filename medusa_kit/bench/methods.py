@@ -8,7 +8,7 @@ from medusa_kit.bench.bench import Answers, Batch, BenchReport, Decoding, Method
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.peers import DEFAULT_PEERS, PEERS, PeerCase, transformers_method
 from medusa_kit.drafters.memory import Memory
-from medusa_kit.drafters.native.mtp_layers import why_none
+from medusa_kit.drafters.native.mtp_layers import layers_or_error
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ContextLengthError
 from medusa_kit.settings.drafters import READ_HEADS, check_drafting
@@ -61,8 +61,7 @@ def _drafting(
 ) -> Iterator[tuple[str, Engine, str | None]]:
     """(the method's name, engine, drafter or None for its own; by default also what the base brings
     along). For drafters that do not use heads, all engines are the same."""
-    base = next(iter(engines.values())).base
-    wanted: Sequence[str | None] = drafters or [None, *([] if why_none(base) else ["mtp"])]
+    wanted: Sequence[str | None] = drafters or [None, *_brought_along(next(iter(engines.values())))]
     for drafter in wanted:
         for index, (name, engine) in enumerate(engines.items()):
             used = drafter or engine.own_drafter
@@ -72,6 +71,12 @@ def _drafting(
                 yield name, engine, None
             else:
                 yield f"{name if used in READ_HEADS else 'medusa-kit'}, {used}", engine, drafter
+
+
+def _brought_along(engine: Engine) -> list[str]:
+    """Drafters that need nothing but the base."""
+    _, error = layers_or_error(engine.base, engine.memory)
+    return [] if error else ["mtp"]
 
 
 def engine_method(

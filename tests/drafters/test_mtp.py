@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.native.mtp_folders import change_config, mtp_folder, qwen_folder, without_mtp
+from support.native.mtp_folders import change_config, mtp_folder, qwen_folder, without_tensors
 from support.small_engines import build_engine, random_prompt
 from support.tiny_models import CONTEXT
 from transformers import AutoModelForCausalLM
@@ -151,8 +151,11 @@ def test_a_prompt_is_read_unless_a_cache_holds_it(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (without_mtp, "lacks the 1 MTP layers that its config names"),
+        (lambda folder: without_tensors(folder, ".layers.2."), "lacks the 1 MTP layers that its config names"),
+        (lambda folder: without_tensors(folder, "eh_proj"), "cannot be loaded"),
         (lambda folder: change_config(folder, num_nextn_predict_layers=0), "has no layers for"),
+        (lambda folder: change_config(folder, num_nextn_predict_layers="one"), "has no layers for"),
+        (lambda folder: change_config(folder, num_nextn_predict_layers=-1), "has no layers for"),
     ],
 )
 def test_a_base_without_the_layers(spoil: Any, said: str, tmp_path: Path) -> None:
@@ -164,7 +167,9 @@ def test_a_base_without_the_layers(spoil: Any, said: str, tmp_path: Path) -> Non
     assert "another drafter" in str(failed.value.hint)
     found = engine.generate(PROMPTS[0], drafter="auto", max_new_tokens=4)
     assert found.token_ids == engine.generate(PROMPTS[0], max_new_tokens=4).token_ids
-    assert any(said in note for note in found.stats.drafter_notes) == ("lacks" in said)
+    assert any(said in note for note in found.stats.drafter_notes) == ("has no" not in said)
+    methods = standard_methods({"ours": engine}, None, 6)
+    assert [method.name for method in methods] == [ONE_NODE]
 
 
 def test_auto_asks_them(engine: Engine) -> None:

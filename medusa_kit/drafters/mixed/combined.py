@@ -14,7 +14,7 @@ from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.first_chances import first_chances
 from medusa_kit.drafters.heads.source import HeadsSource
 from medusa_kit.drafters.mixed.under_grammar import under_grammar
-from medusa_kit.drafters.native.mtp_layers import num_layers, why_none
+from medusa_kit.drafters.native.mtp_layers import layers_or_error, num_layers
 from medusa_kit.drafters.trie import Source, Trie, TrieDrafter, draft_of, learn, weighed
 from medusa_kit.infer.draft import (
     Draft,
@@ -163,10 +163,11 @@ def usual_sources(
     if context.draft_model is not None:
         names.append("draft-model")
     if num_layers(context.base.config):
-        if (why := context.remembered("why no MTP", lambda: why_none(context.base))) is None:
+        _, error = layers_or_error(context.base, context.memory)
+        if error is None:
             names.append("mtp")
         else:
-            reasons.append(why)
+            reasons.append(error.message)
     return names, reasons
 
 

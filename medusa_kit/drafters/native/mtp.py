@@ -19,7 +19,7 @@ from torch import Tensor
 
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.native.chains import LayerCache, LayerRows
-from medusa_kit.drafters.native.mtp_layers import load_layers
+from medusa_kit.drafters.native.mtp_layers import layers_or_error
 from medusa_kit.drafters.trie import Trie, TrieDrafter
 from medusa_kit.infer.draft import State, StepResult
 from medusa_kit.infer.transfer import to_device
@@ -200,5 +200,7 @@ def _forward(
 
 def build(context: DraftContext, options: MtpOptions) -> MtpDrafter:
     """Raises IncompatibleBaseError where the base has no such layers."""
-    layers = context.remembered("MTP layers", lambda: load_layers(context.base))
+    layers, error = layers_or_error(context.base, context.memory)
+    if error is not None:
+        raise error.with_traceback(None)
     return MtpDrafter(context.verifier, layers, options.num_tokens)

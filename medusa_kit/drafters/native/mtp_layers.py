@@ -16,6 +16,7 @@ import torch
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.stored_tensors import INDEX, WEIGHTS
+from medusa_kit.drafters.memory import Memory
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.locks import building_models
 
@@ -27,7 +28,7 @@ HINT = "use another drafter, or a checkpoint that has them"
 def num_layers(config: Any) -> int:
     """Of the kind that a base with this config may bring along, 0 for none."""
     found = (getattr(config, name, None) for name in COUNTS)
-    return int(next((count for count in found if count), 0))
+    return next((count for count in found if isinstance(count, int) and count > 0), 0)
 
 
 def why_none(base: BaseModel) -> str | None:
@@ -44,6 +45,18 @@ def why_none(base: BaseModel) -> str | None:
             "names"
         )
     return None
+
+
+def layers_or_error(base: BaseModel, memory: Memory) -> tuple[Any, IncompatibleBaseError | None]:
+    """(layers, None), or (None, why there are none), found out once for each `memory`."""
+
+    def seek() -> tuple[Any, IncompatibleBaseError | None]:
+        try:
+            return load_layers(base), None
+        except IncompatibleBaseError as error:  # a new one holds no frames of the attempt
+            return None, IncompatibleBaseError(error.message, hint=error.hint)
+
+    return memory.remembered("MTP layers", seek)
 
 
 def load_layers(base: BaseModel) -> Any:

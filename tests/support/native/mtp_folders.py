@@ -67,10 +67,10 @@ def change_config(folder: Path, **values: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def without_mtp(folder: Path) -> None:
-    """Drop the layers from the checkpoint; its config names them still."""
+def without_tensors(folder: Path, part: str) -> None:
+    """Drop those that have this in their names from the checkpoint; its config stays."""
     path = folder / "model.safetensors"
-    kept = {k: v for k, v in load_file(path).items() if ".layers.2." not in k}
+    kept = {k: v for k, v in load_file(path).items() if part not in k}
     save_file(kept, path, {"format": "pt"})
 
 
