@@ -21,7 +21,11 @@ from medusa_kit.infer.cpu.describe import Unsupported
 from medusa_kit.infer.cpu.fused_norm import install_fused_norms
 from medusa_kit.infer.cpu.kernels import OFF_SWITCH
 from medusa_kit.infer.cpu.linear import install_native_linears
-from medusa_kit.infer.cpu.mkl_linear import fits_in_memory, install_packed_linears
+from medusa_kit.infer.cpu.mkl_linear import (
+    SHARE_OF_KERNELS,
+    fits_in_memory,
+    install_packed_linears,
+)
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.cuda_graph.shapes import use_fixed_shapes
@@ -114,10 +118,10 @@ def _light_backends(base: PackedBase) -> Backends:
 
 def _fast_linears(base: BaseModel, reason: str) -> str | None:
     """Replace the model's linear layers by faster ones; returns what then runs steps, or None."""
-    if base.dtype != torch.float32 or not fits_in_memory(base.model):
+    if base.dtype != torch.float32 or not fits_in_memory(base.model, SHARE_OF_KERNELS):
         return None
     if os.environ.get(OFF_SWITCH) != "0" and install_native_linears(base.model, base.scales):
         return f"torch, linear layers by C++ ({reason})"
-    if install_packed_linears(base.model):
+    if fits_in_memory(base.model) and install_packed_linears(base.model):
         return f"torch, linear layers packed by MKL ({reason})"
     return None

@@ -26,7 +26,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.heads.prefix_layer import PrefixLayer
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.describe import ModelParts, Unsupported, describe
-from medusa_kit.infer.cpu.mkl_linear import SHARE_OF_MEMORY, free_memory
+from medusa_kit.infer.cpu.mkl_linear import SHARE_OF_KERNELS, free_memory
 from medusa_kit.infer.cpu.prefix import PackedPrefix
 from medusa_kit.infer.packed.file import MemorySink
 from medusa_kit.infer.packed.gguf_blocks import GGUFBlocks, equal_blocks
@@ -326,7 +326,7 @@ def native_decoder(base: BaseModel) -> NativeDecoder:
     if base.dtype != torch.float32:
         raise Unsupported("the C++ kernels compute in float32 only")
     size = _packed_bytes(base)
-    if size > SHARE_OF_MEMORY * free_memory():
+    if size > SHARE_OF_KERNELS * free_memory():
         raise Unsupported(f"no room for packed weights (up to {size / 1e9:.1f} GB)")
     if kernels.load_library() is None:
         raise Unsupported(NO_KERNELS)

@@ -20,7 +20,9 @@ from medusa_kit.base.quantization import is_plain_linear
 
 PACKED_ROWS = range(2, 65)  # one row is a matrix-vector product, which plain torch does well
 KEPT_PACKS = 2  # so that two trees in turn (a benchmark, a comparison) do not repack every time
-SHARE_OF_MEMORY = 0.2  # of the free memory: the most for one pack, which copies the weights
+# Of the free memory, the most that one copy of the weights may take. MKL has copies for two numbers
+# of rows, and more while they are made; the kernels have one.
+SHARE_OF_MEMORY, SHARE_OF_KERNELS = 0.2, 0.5
 
 
 class Pack(NamedTuple):
@@ -111,10 +113,11 @@ def plain_linears(model: Any) -> list[nn.Linear]:
     return [module for module in model.modules() if is_plain_linear(module)]
 
 
-def fits_in_memory(model: Any) -> bool:
-    """Whether memory allows another copy of the linear layers; prints a note where it does not."""
+def fits_in_memory(model: Any, share: float = SHARE_OF_MEMORY) -> bool:
+    """Whether a copy of the linear layers takes no more than this share of the free memory; prints
+    a note where it would."""
     size = sum(layer.weight.numel() for layer in plain_linears(model)) * 4
-    if size > SHARE_OF_MEMORY * free_memory():
+    if size > share * free_memory():
         console.note(
             f"linear layers stay unpacked: a packed copy of {size / 1e9:.1f} GB is more than the "
             "free memory safely allows"
