@@ -151,7 +151,10 @@ def test_a_prompt_is_read_unless_a_cache_holds_it(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda folder: without_tensors(folder, ".layers.2."), "lacks the 1 MTP layers that its config names"),
+        (
+            lambda folder: without_tensors(folder, ".layers.2."),
+            "lacks the 1 MTP layers that its config names",
+        ),
         (lambda folder: without_tensors(folder, "eh_proj"), "cannot be loaded"),
         (lambda folder: change_config(folder, num_nextn_predict_layers=0), "has no layers for"),
         (lambda folder: change_config(folder, num_nextn_predict_layers="one"), "has no layers for"),
