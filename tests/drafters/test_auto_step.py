@@ -50,7 +50,7 @@ def test_recycling_is_left_out_beside_heads_that_see_the_text() -> None:
     def names(tree: object, heads: object) -> list[str]:
         refused: object = None
         context = SimpleNamespace(heads=heads, tree=tree, heads_refused=refused, draft_model=None)
-        context.base = SimpleNamespace(info=SimpleNamespace(name="tiny"))
+        context.base = SimpleNamespace(info=SimpleNamespace(name="tiny"), config=SimpleNamespace())
         return usual_sources(cast(DraftContext, context), None)[0]
 
     blind = DynamicTree(4, (1.0, 1.0))

@@ -159,11 +159,11 @@ def test_a_row_is_cancelled_wherever_it_is(where: str, monkeypatch: pytest.Monke
     read, reading, go_on = engine.verifier.read_prompts, threading.Event(), threading.Event()
     long, short = row_for(engine, 40, LONGEST), row_for(engine, 7, LONGEST)
 
-    def reads_on(cache: Any, places: Any, pieces: Any) -> Any:
+    def reads_on(cache: Any, places: Any, pieces: Any, seen: Any = None) -> Any:
         if where == "reads" and pieces[0] == long.prompt_ids[16:32]:
             reading.set()
             assert go_on.wait(SOON)
-        return read(cache, places, pieces)
+        return read(cache, places, pieces, seen)
 
     monkeypatch.setattr(engine.verifier, "read_prompts", reads_on)
     with BatchThread(batch) as thread:

@@ -123,7 +123,9 @@ def test_answers_get_shorter_before_they_get_fewer(
 
 def test_fewer_trees_are_timed_where_steps_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "CHOICES", CHOICES)
-    engine: Any = SimpleNamespace(verifier=SimpleNamespace(reads_packed_weights=True))
+    engine: Any = SimpleNamespace(
+        verifier=SimpleNamespace(reads_packed_weights=True, chains_only=False)
+    )
     chosen = [search._sizes(engine, step, 30.0) for step in (1e-4, 0.006, 0.02, 0.05, 1.0)]
     assert chosen[0] == search.CHOICES[0]
     assert chosen[-1] == search.CHOICES[-1]

@@ -148,7 +148,7 @@ def test_faults_are_told(path: Path, whole: bytes) -> None:
             whole, b"llama.rope.dimension_count" + u32(4), u32(16), u32(1 << 31)
         ),
         "is of the architecture 'llaxa'": whole.replace(u64(5) + b"llama", u64(5) + b"llaxa", 1),
-        "is of the architecture 'mamba', on which trees": whole.replace(
+        "is of the architecture 'mamba', on which draft tokens": whole.replace(
             u64(5) + b"llama", u64(5) + b"mamba", 1
         ),
     }

@@ -7,9 +7,9 @@ import pytest
 import torch
 from support.models.hybrids import CHAINS, tiny_hybrid, tiny_hybrid_base
 from support.small_engines import random_prompt
+from support.tiny_models import tiny_base
 
 from medusa_kit.base import adapters
-from medusa_kit.base.model import wrap_model
 from medusa_kit.data.chat import EncodedExample
 from medusa_kit.errors import ConfigError
 from medusa_kit.settings.recipe import BaseSection, LoraSection
@@ -83,7 +83,7 @@ def test_what_needs_attention_alone_is_refused_by_name(
     base = tiny_hybrid_base("lfm2")
     with pytest.raises(ConfigError, match=rf"{section}\.{name} .* on lfm2"):
         train_heads(base, examples() * 4, recipe)
-    check_states(wrap_model(tiny_hybrid("llama4")).config, recipe)  # no state
+    check_states(tiny_base("llama4").config, recipe)  # no state
 
 
 def test_a_base_is_described_whose_file_leaves_out_its_layers(tmp_path: Path) -> None:
