@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -75,10 +74,11 @@ def _rendered(tokenizer: Any, messages: Sequence[Message], ask: bool, **given: A
     """What the tokenizer makes of them, within the limits of bounded_rendering.py."""
     check_characters(messages)
     with refusals():
-        rendering = partial(
-            tokenizer.apply_chat_template, as_taken(tokenizer, messages),
-            add_generation_prompt=ask, **_on_its_date(tokenizer), **given,
-        )  # fmt: skip
+        more = {"add_generation_prompt": ask, **_on_its_date(tokenizer), **given}
+
+        def rendering() -> Any:  # what the template takes is found by rendering, bounded too
+            return tokenizer.apply_chat_template(as_taken(tokenizer, messages), **more)
+
         return bounded(dated(chat_template(tokenizer)), rendering)
 
 
