@@ -49,6 +49,34 @@ def test_a_question_asked_again_goes_on_where_its_reading_began(engine: Engine) 
     assert answer(engine, longer)[1] == len(longer) - 1  # asked twice already
 
 
+def test_a_piece_that_failed_midway_is_read_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark divides a piece into two forwards. Where the second one fails, the row goes back to
+    where the piece began."""
+    verifier, prompt = engine.verifier, random_prompt(30, 2)
+    cache = verifier.new_cache(1, 64)
+    assert isinstance(cache, ChainCache)
+    cache.mark(0, 15)
+    verifier.read_prompts(cache, [0], [prompt[:10]])
+    forward, calls = ChainVerifier._forward, list[int]()
+
+    def fails_once(self: ChainVerifier, *given: object) -> object:
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError
+        return forward(self, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ChainVerifier, "_forward", fails_once)
+    with pytest.raises(torch.OutOfMemoryError):
+        verifier.read_prompts(cache, [0], [prompt[10:20]])
+    cache.keep_first(0, 10)  # as a batch does before it tries again
+    verifier.read_prompts(cache, [0], [prompt[10:20]])
+    _, logits_BV = verifier.read_prompts(cache, [0], [prompt[20:]])
+    expected = engine.base.model(torch.tensor([prompt]), use_cache=False).logits[0, -1]
+    assert float((logits_BV[0] - expected).abs().max()) < 1e-3 * float(expected.std())
+
+
 def test_a_prompt_read_in_pieces_keeps_no_state_of_each(engine: Engine) -> None:
     cache, prompt = engine.verifier.new_cache(1, 64), random_prompt(40, 1)
     assert isinstance(cache, ChainCache)

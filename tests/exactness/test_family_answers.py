@@ -6,25 +6,13 @@ caps, sinks, latent attention, a class that keeps its own attention, chunks, and
 """
 
 import pytest
-from support.partly_knowing import PartlyKnowing, plain_answer
+from support.partly_knowing import answered, answered_in, plain_answer
 from support.small_engines import build_engine, random_prompt
 from support.tiny_models import CONTEXT, MORE, STOP, tiny_base
 
-from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.batch import Batch
-from medusa_kit.infer.decode import decode
-from medusa_kit.infer.request import Row, make_row
-from medusa_kit.settings.sampling import SamplingParams
 
 DIFFERENT = ["gemma2", "gpt_oss", "deepseek_v3", "falcon", "llama4", "deepseek_v32"]
-Truths = dict[tuple[int, ...], list[int]]
-
-
-def run(engine: Engine, truths: Truths, prompts: list[list[int]], tokens: int) -> list[Row]:
-    rows = [make_row(engine.verifier, prompt, SamplingParams(), tokens) for prompt in prompts]
-    for _ in decode(engine.verifier, PartlyKnowing(truths), rows):
-        pass
-    return rows
 
 
 @pytest.mark.parametrize("family", MORE)
@@ -34,7 +22,7 @@ def test_random_trees_in_a_batch(family: str) -> None:
     prompts = [random_prompt(length, length) for length in (1, 9, 20)]
     truths = {tuple(prompt): plain_answer(family, prompt, 16) for prompt in prompts}
     assert len({token for answer in truths.values() for token in answer}) > 4, "proves too little"
-    rows = run(engine, truths, prompts, 16)
+    rows = answered(engine, truths, prompts, 16)
     assert [row.token_ids for row in rows] == list(truths.values())
     assert sum(row.num_steps for row in rows) < sum(len(row.token_ids) for row in rows) - 3
 
@@ -44,9 +32,9 @@ def test_sixteen_rows_of_different_length(family: str) -> None:
     engine = build_engine(tiny_base(family))
     prompts = [random_prompt(length, length) for length in range(1, 17)]
     truths = {tuple(prompt): plain_answer(family, prompt, 12) for prompt in prompts}
-    together = run(engine, truths, prompts, 12)
+    together = answered(engine, truths, prompts, 12)
     assert [row.token_ids for row in together] == list(truths.values())
-    alone = run(engine, truths, prompts[4:5], 12)
+    alone = answered(engine, truths, prompts[4:5], 12)
     assert alone[0].token_ids == together[4].token_ids
 
 
@@ -56,7 +44,7 @@ def test_the_last_tokens_of_the_context(family: str) -> None:
     context = engine.base.info.context_length
     prompt = random_prompt(context - 9, 5)
     expected = plain_answer(family, prompt, 9)
-    [row] = run(engine, {tuple(prompt): expected + random_prompt(8, 1)}, [prompt], 50)
+    [row] = answered(engine, {tuple(prompt): expected + random_prompt(8, 1)}, [prompt], 50)
     assert row.token_ids == expected
     assert len(expected) == 9 or expected[-1] == STOP
 
@@ -76,7 +64,7 @@ def test_a_stop_token_inside_the_tree(family: str) -> None:
     free = {tuple(p): plain_answer(family, p, 20, stop=None) for p in prompts}
     stop = next(t for t in free[tuple(prompts[0])][5:] if t not in free[tuple(prompts[0])][:5])
     engine.base.model.generation_config.eos_token_id = stop
-    rows = run(engine, free, prompts, 20)
+    rows = answered(engine, free, prompts, 20)
     for row, answer in zip(rows, free.values(), strict=True):
         end = answer.index(stop) + 1 if stop in answer else len(answer)
         assert row.token_ids == answer[:end]
@@ -92,13 +80,7 @@ def test_texts_that_begin_alike(family: str) -> None:
     answer = plain_answer(family, first, 12)
     for prompts in ([first], [[*first, *answer, 5], [*first, *random_prompt(6, 2)]]):
         truths = {tuple(prompt): plain_answer(family, prompt, 12) for prompt in prompts}
-        rows = [make_row(engine.verifier, prompt, SamplingParams(), 12) for prompt in prompts]
-        drafter = PartlyKnowing(truths)
-        for row in rows:
-            batch.add(row, drafter)
-        while batch.num_rows:
-            batch.step()
-            batch.raise_error()
+        rows = answered_in(batch, truths, 12)
         assert [row.token_ids for row in rows] == list(truths.values())
     assert rows[0].num_cached > len(first)
     assert rows[1].num_cached >= len(first)

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import torch
 from support.models.hybrids import CHAINS, tiny_hybrid, tiny_hybrid_base
-from support.partly_knowing import PartlyKnowing
+from support.partly_knowing import answered, answered_in
 from support.small_engines import build_engine, random_heads, random_prompt
 from support.tiny_models import CONTEXT, STOP, tiny_base
 
@@ -17,7 +17,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.chains.verifier import MOST_UNREAD, ChainVerifier
-from medusa_kit.infer.decode import decode
+from medusa_kit.infer.draft import Draft, State, StatelessDrafter, padded_draft
 from medusa_kit.infer.request import Row, make_row
 from medusa_kit.settings.drafters import DRAFTERS
 from medusa_kit.settings.sampling import SamplingParams
@@ -25,7 +25,6 @@ from medusa_kit.settings.sampling import SamplingParams
 # Those that differ most: a gated delta rule beside attention, Mamba-2 with layers that keep
 # nothing, short convolutions, and both in each layer.
 DIFFERENT = ["qwen3_5", "nemotron_h", "lfm2", "falcon_h1"]
-Truths = dict[tuple[int, ...], list[int]]
 
 
 @cache
@@ -43,13 +42,6 @@ def plain_answer(family: str, prompt: list[int], tokens: int, stop: int | None =
     return list(plain(family, tuple(prompt), tokens, stop))
 
 
-def run(engine: Engine, truths: Truths, prompts: list[list[int]], tokens: int) -> list[Row]:
-    rows = [make_row(engine.verifier, prompt, SamplingParams(), tokens) for prompt in prompts]
-    for _ in decode(engine.verifier, PartlyKnowing(truths), rows):
-        pass
-    return rows
-
-
 @pytest.mark.parametrize("family", CHAINS)
 def test_random_chains_in_a_batch(family: str) -> None:
     engine = build_engine(tiny_hybrid_base(family))
@@ -58,7 +50,7 @@ def test_random_chains_in_a_batch(family: str) -> None:
     prompts = [random_prompt(length, length) for length in (1, 9, 20)]
     truths = {tuple(prompt): plain_answer(family, prompt, 16) for prompt in prompts}
     assert len({token for answer in truths.values() for token in answer}) > 4, "proves too little"
-    rows = run(engine, truths, prompts, 16)
+    rows = answered(engine, truths, prompts, 16)
     assert [row.token_ids for row in rows] == list(truths.values())
     assert sum(row.num_steps for row in rows) < sum(len(row.token_ids) for row in rows) - 3
     assert "chain" in rows[0].steps_run_by
@@ -70,33 +62,24 @@ def test_a_text_goes_on_after_an_answer(family: str) -> None:
     engine = build_engine(tiny_hybrid_base(family))
     batch = Batch(engine.verifier, 2)
     first = random_prompt(24, 24)
-    [answered] = batch_answers(engine, batch, [first])
+    [answered] = batch_answers(family, batch, [first])
     assert answered.token_ids == plain_answer(family, first, 12)
     longer = [*first, *answered.token_ids, *random_prompt(5, 1)]
     other = [*first, *random_prompt(6, 2)]  # leaves the text where the answer began
-    again = batch_answers(engine, batch, [longer, other])
+    again = batch_answers(family, batch, [longer, other])
     assert [row.token_ids for row in again] == [
         plain_answer(family, p, 12) for p in (longer, other)
     ]
     assert len(first) <= again[0].num_cached < len(longer)
     assert again[1].num_cached == len(first)
-    [strange] = batch_answers(engine, batch, [random_prompt(9, 9)])  # nothing is left of them
+    [strange] = batch_answers(family, batch, [random_prompt(9, 9)])  # nothing is left of them
     assert strange.num_cached == 0
     assert strange.token_ids == plain_answer(family, random_prompt(9, 9), 12)
 
 
-def batch_answers(engine: Engine, batch: Batch, prompts: list[list[int]]) -> list[Row]:
-    """Twelve tokens each, with drafts that are right now and then."""
-    family = engine.base.info.name.removeprefix("tiny-")
+def batch_answers(family: str, batch: Batch, prompts: list[list[int]]) -> list[Row]:
     truths = {tuple(prompt): plain_answer(family, prompt, 12) for prompt in prompts}
-    rows = [make_row(engine.verifier, prompt, SamplingParams(), 12) for prompt in prompts]
-    drafter = PartlyKnowing(truths)
-    for row in rows:
-        batch.add(row, drafter)
-    while batch.num_rows:
-        batch.step()
-        batch.raise_error()
-    return rows
+    return answered_in(batch, truths, 12)
 
 
 @pytest.mark.parametrize("family", DIFFERENT)
@@ -104,7 +87,7 @@ def test_sixteen_rows_of_different_length(family: str) -> None:
     engine = build_engine(tiny_hybrid_base(family))
     prompts = [random_prompt(length, length) for length in range(1, 17)]
     truths = {tuple(prompt): plain_answer(family, prompt, 12) for prompt in prompts}
-    together = run(engine, truths, prompts, 12)
+    together = answered(engine, truths, prompts, 12)
     assert [row.token_ids for row in together] == list(truths.values())
 
 
@@ -114,7 +97,7 @@ def test_the_last_tokens_of_the_context(family: str) -> None:
     assert engine.base.info.context_length == CONTEXT
     prompt = random_prompt(CONTEXT - 9, 5)
     expected = plain_answer(family, prompt, 9)
-    [row] = run(engine, {tuple(prompt): expected + random_prompt(8, 1)}, [prompt], 50)
+    [row] = answered(engine, {tuple(prompt): expected + random_prompt(8, 1)}, [prompt], 50)
     assert row.token_ids == expected
 
 
@@ -126,7 +109,7 @@ def test_a_stop_token_inside_the_chain(family: str) -> None:
     first = free[tuple(prompts[0])]
     stop = next(token for token in first[5:] if token not in first[:5])
     engine.base.model.generation_config.eos_token_id = stop
-    rows = run(engine, free, prompts, 20)
+    rows = answered(engine, free, prompts, 20)
     for row, answer in zip(rows, free.values(), strict=True):
         end = answer.index(stop) + 1 if stop in answer else len(answer)
         assert row.token_ids == answer[:end]
@@ -183,23 +166,15 @@ def test_guesses_that_are_never_right(family: str) -> None:
     assert 1 < most <= MOST_UNREAD + 1
 
 
-class AlwaysWrong:
+class AlwaysWrong(StatelessDrafter):
     """Drafts one token that the base does not choose."""
 
-    num_nodes, name, reads_hidden = 2, "always wrong", False
+    num_nodes, name = 2, "always wrong"
 
     def __init__(self, wrong: list[int], start: int) -> None:
         self.wrong, self.start = wrong, start
 
-    def join(self, state: object) -> None: ...
-
-    def observe(self, step: object) -> None: ...
-
-    def select_rows(self, rows: object) -> None: ...
-
-    def propose(self, state):  # type: ignore[no-untyped-def]
-        from medusa_kit.infer.draft import padded_draft
-
+    def propose(self, state: State) -> Draft:
         place = len(state.tokens[0]) - self.start + 1
         guess = self.wrong[place] if place < len(self.wrong) else 3
         return padded_draft([[state.roots_B[0], guess]], [[-1, 0]], torch.device("cpu"))

@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 
+from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.batch import Batch
+from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology
+from medusa_kit.infer.request import Row, make_row
+from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from support.small_engines import BUSHY
 from support.tiny_models import STOP, VOCAB, tiny_model
@@ -80,3 +85,26 @@ class PartlyKnowing(StatelessDrafter):
 
     def observe(self, step: Any) -> None:
         self.most_accepted = max(self.most_accepted, *(len(path) for path in step.paths))
+
+
+Truths = dict[tuple[int, ...], list[int]]
+
+
+def answered(engine: Engine, truths: Truths, prompts: list[list[int]], tokens: int) -> list[Row]:
+    """Rows that were decoded together, with drafts that are right now and then."""
+    rows = [make_row(engine.verifier, prompt, SamplingParams(), tokens) for prompt in prompts]
+    for _ in decode(engine.verifier, PartlyKnowing(truths), rows):
+        pass
+    return rows
+
+
+def answered_in(batch: Batch, truths: Truths, tokens: int) -> list[Row]:
+    """The same in a batch that may hold what came before."""
+    rows = [make_row(batch.verifier, list(p), SamplingParams(), tokens) for p in truths]
+    drafter = PartlyKnowing(truths)
+    for row in rows:
+        batch.add(row, drafter)
+    while batch.num_rows:
+        batch.step()
+        batch.raise_error()
+    return rows

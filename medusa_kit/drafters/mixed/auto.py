@@ -50,11 +50,8 @@ COSTLY = ("medusa", "draft-model", "mtp")
 SLOPES = {"cpu": 0.12, "cuda": 0.01}  # cost of one more node in one-node steps, until measured
 SIZES = (1, 4, 8, 16, 32)  # nodes of steps on the device, each captured separately
 ASKING = 0.15  # of a plain step: what heads are assumed to take before they are first asked
-HOPES = {
-    "medusa": 0.5,
-    "draft-model": 1.0,
-    "mtp": 1.0,
-}  # tokens a step that a costly source adds, at first
+# Tokens a step that a costly source adds, at first; MTP layers draft as a small model does.
+HOPES = {"medusa": 0.5, "draft-model": 1.0, "mtp": 1.0}
 
 
 @dataclass

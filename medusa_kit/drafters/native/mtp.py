@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.drafters.factory import DraftContext
-from medusa_kit.drafters.native.chains import LayerCache, LayerRows
+from medusa_kit.drafters.native.layer_rows import LayerCache, LayerRows
 from medusa_kit.drafters.native.mtp_layers import layers_or_error
 from medusa_kit.drafters.trie import Trie, TrieDrafter
 from medusa_kit.infer.draft import State, StepResult

@@ -87,15 +87,18 @@ class ChainCache(TreeCache):
         first = self._marks.get(row, 0) - self.lengths[row]
         return first if 0 < first < count else 0
 
+    def keep_state(self, rows: Sequence[int]) -> None:
+        """A later text can go on after what these rows have read so far."""
+        for row in rows:
+            self._keep(row, self._known(row))
+
     def end_prompt(self, rows: Sequence[int]) -> None:
         """What these rows have read so far is their prompt, or a part of it."""
         for row in rows:
-            if (state := self._states[row]) is not None:
-                piece, length = self._pieces.get(row, 0), self.lengths[row]
-                if piece != self._marks.get(row):
-                    self._kept[row].pop(piece, None)
-                self._pieces[row] = length
-                self._keep(row, {**self._kept[row], length: state})
+            if (piece := self._pieces.get(row, 0)) != self._marks.get(row):
+                self._kept[row].pop(piece, None)
+            self._pieces[row] = self.lengths[row]
+        self.keep_state(rows)
 
     def _keep(self, row: int, known: dict[int, RowState]) -> None:
         """The first, which most texts share, and the last ones."""

@@ -131,7 +131,8 @@ class ChainVerifier(Verifier):
         if divided := {row: texts[row][:first] for row, first in firsts.items() if first}:
             self._read(cache, list(divided), list(divided.values()), 1, before)
             cache.commit(list(divided.values()), list(divided))
-            cache.end_prompt(list(divided))
+            # Where their pieces began stays known: what follows may fail, and be read again.
+            cache.keep_state(list(divided))
         rest = [texts[row][firsts[row] :] for row in rows]
         hidden, logits = self._read(cache, rows, rest, 1, seen)
         if seen is not None:
