@@ -54,6 +54,12 @@ def chat_base() -> BaseModel:
 
 
 @pytest.fixture
+def nothing_packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the package came without the kernels: they are compiled."""
+    monkeypatch.setattr(kernels, "packaged_library", lambda: tmp_path / "none.so")
+
+
+@pytest.fixture
 def many_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tiny models through several threads of the C++ kernels too."""
     monkeypatch.setattr(kernels, "WORK_OF_A_THREAD", 1)

@@ -122,7 +122,9 @@ def test_an_instruction_set_that_the_processor_lacks_is_refused(
         kernels.machine_flags("avx-vnni")
 
 
-def test_the_variable_chooses_the_flags(monkeypatch: pytest.MonkeyPatch, no_library: None) -> None:
+def test_the_variable_chooses_the_flags(
+    monkeypatch: pytest.MonkeyPatch, no_library: None, nothing_packaged: None
+) -> None:
     seen: list[tuple[str, ...]] = []
 
     def build(flags: tuple[str, ...]) -> str:

@@ -297,7 +297,7 @@ def test_a_step_that_the_self_check_refuses_is_not_used(monkeypatch, capsys):
     assert "the C++ ones were refused" in capsys.readouterr().err
 
 
-def test_no_compiler_is_no_failure(monkeypatch, capsys):
+def test_no_compiler_is_no_failure(monkeypatch, capsys, nothing_packaged):
     def broken(flags):
         raise RuntimeError("Ninja is required to load C++ extensions")
 

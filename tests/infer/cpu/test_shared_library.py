@@ -36,7 +36,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def compiled(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def compiled(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_packaged: None
+) -> list[Path]:
     """Folders in which the stand-in compiled."""
     done: list[Path] = []
 
