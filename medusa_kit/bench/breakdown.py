@@ -252,7 +252,7 @@ def _steps(
     engine: Engine, drafter: Drafter, rows: list[Row], watch: Stopwatch | None
 ) -> Iterator[tuple[float, dict[str, float]]]:
     """Seconds of each step in which all rows took part, in all and by part."""
-    emitted = decode(engine.verifier, drafter, rows, engine.graphs)
+    emitted = decode(engine.verifier, drafter, rows)
     next(emitted)  # the prompt's
     watch = watch or Stopwatch(engine.base.device)
     while all(row.finish_reason is None for row in rows):

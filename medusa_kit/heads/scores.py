@@ -25,12 +25,11 @@ def guesses(
     num_heads: int,
     roots_B: Tensor,
     draws: RowsDraws | None = None,
-    on_device: bool = False,
 ) -> Tensor:
     """ids_KBC of the first heads, best first, in one pass. `draws`: of rows whose tokens will be
-    drawn, which are guessed as heads/draws.py says; `on_device`: nothing is read on the host."""
+    drawn, which are guessed as heads/draws.py says."""
     if draws is None:
-        return heads.candidates(hidden_BD, count, num_heads, roots_B, on_device)
+        return heads.candidates(hidden_BD, count, num_heads, roots_B)
     return scored_guesses(heads, hidden_BD, count, [1.0] * num_heads, roots_B, draws)[0]
 
 
@@ -42,11 +41,10 @@ def guesses_after(
     count: int,
     walk: Walk | None = None,
     draws: RowsDraws | None = None,
-    on_device: bool = False,
 ) -> Tensor:
     """ids_XC of head k after each path, best first. With `draws` X begins with the rows."""
     if draws is None:
-        return heads.candidates_after(k, hidden_XD, path_XJ, count, on_device, walk)
+        return heads.candidates_after(k, hidden_XD, path_XJ, count, walk)
     return scored_guesses_after(heads, k, hidden_XD, path_XJ, count, 1.0, walk, draws)[0]
 
 

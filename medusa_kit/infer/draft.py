@@ -17,6 +17,7 @@ from torch import Tensor
 
 from medusa_kit.heads.draws import RowDraws
 from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.host_tree import HostTree, host_tree
 from medusa_kit.infer.node_choice.choice import Offer
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.transfer import to_device
@@ -47,6 +48,11 @@ class Topology:
     @property
     def used_parents(self) -> tuple[int, ...]:
         return self.parents[: self.num_used]
+
+    @cached_property
+    def on_host(self) -> HostTree:
+        """The used nodes as a captured forward is told of them."""
+        return host_tree(self.used_parents)
 
     @cached_property
     def used_depths(self) -> Tensor:
@@ -210,12 +216,13 @@ def flat_nodes(drafts: Sequence[Draft]) -> Nodes:
     topologies = [topology for draft in drafts for topology in draft.topologies]
     if len(topologies) == 1:
         (one,), (draft,) = topologies, drafts
-        return Nodes(draft.flat_tokens, one.used_depths, one.used_sees, [one.num_used])
+        return Nodes(draft.flat_tokens, one.used_depths, one.used_sees, [one.num_used], [one])
     return Nodes(
         torch.cat([draft.flat_tokens for draft in drafts]),
         torch.cat([topology.used_depths for topology in topologies]),
         torch.cat([topology.used_sees for topology in topologies]),
         [topology.num_used for topology in topologies],
+        topologies,
     )
 
 

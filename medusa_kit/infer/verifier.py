@@ -61,6 +61,7 @@ class Verifier:
         self.steps_run_by = steps_run_by
         self.cache_dtype: torch.dtype | None = None  # None: as keys and values are computed
         self.prefix: PrefixLayer | None = None
+        self.rounding_tolerance = 0.0  # of forwards that were compiled, beyond the self-check's
         self._without_prefix: Self | None = None
         if not base.is_light:
             _ = self._holder
@@ -139,6 +140,17 @@ class Verifier:
     def prompt_chunk(self, num_rows: int) -> int:
         """Tokens of each of so many prompts that one forward reads."""
         return PREFILL_CHUNK
+
+    def slots_for(self, num_rows: int) -> int:
+        """Slots of each row that a batch for any number of requests has at first."""
+        return 0
+
+    def prepare(self, cache: TreeCache, num_rows: int) -> None:
+        """What would hold up the first requests of a batch; its cache holds nothing."""
+
+    def make_room(self) -> bool:
+        """Free memory that can be had again; whether there was any."""
+        return False
 
     @no_gradients
     def forward(

@@ -78,22 +78,8 @@ class HeadsDrafter(StatelessDrafter):
             torch.tensor([self.tree.ranks[node] for node in kept]),
         )
 
-    def alike(self, other: object) -> bool:
-        """Whether steps built for one also serve the other (`infer/cuda_graph/`)."""
-        if type(self) is not type(other):
-            return False
-        assert isinstance(other, HeadsDrafter)
-        return self.heads is other.heads and self.tree == other.tree
-
-    def fill(
-        self,
-        hidden_BD: Tensor,
-        roots_B: Tensor,
-        on_device: bool = False,
-        draws: RowsDraws | None = None,
-    ) -> Tensor:
-        """tokens_BN of the tree. `on_device`: nothing is read on the host. `draws`: of rows whose
-        tokens will be drawn (heads/draws.py)."""
+    def fill(self, hidden_BD: Tensor, roots_B: Tensor, draws: RowsDraws | None = None) -> Tensor:
+        """tokens_BN of the tree. `draws`: of rows whose tokens will be drawn (heads/draws.py)."""
         raise NotImplementedError
 
 
@@ -106,16 +92,10 @@ class MedusaDrafter(HeadsDrafter):
         self._head_N = torch.tensor([depth - 1 for depth in tree.depths[1:]], device=device)
         self._rank_N = torch.tensor(tree.ranks[1:], device=device)
 
-    def fill(
-        self,
-        hidden_BD: Tensor,
-        roots_B: Tensor,
-        on_device: bool = False,
-        draws: RowsDraws | None = None,
-    ) -> Tensor:
+    def fill(self, hidden_BD: Tensor, roots_B: Tensor, draws: RowsDraws | None = None) -> Tensor:
         if self.num_nodes == 1:
             return roots_B[:, None]
         ranks, depth = self.tree.num_ranks, self.tree.depth  # as many heads run
-        ids_KBC = guesses(self.heads, hidden_BD, ranks, depth, roots_B, draws, on_device)
+        ids_KBC = guesses(self.heads, hidden_BD, ranks, depth, roots_B, draws)
         guesses_NB = ids_KBC[self._head_N, :, self._rank_N]
         return torch.cat([roots_B[:, None], guesses_NB.T], dim=1)

@@ -67,6 +67,11 @@ class AttentionChoice:
         used = dict.fromkeys(self._chosen.values())
         return "+".join(used) or self.expected or self.asked
 
+    @property
+    def masks(self) -> bool:
+        """Whether some layer's attention reads every slot in sight and masks those unseen."""
+        return "sdpa" in self._chosen.values() or self.asked == "sdpa"
+
     def report(self) -> dict[str, Any]:
         """For reports: what was asked for, what is in use, and why the two differ."""
         return {"asked": self.asked, "used": self.name, "fallbacks": list(self.fallbacks)}
