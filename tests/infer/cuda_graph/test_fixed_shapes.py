@@ -1,10 +1,9 @@
-"""Steps of fixed shapes, called on the CPU as they are captured on CUDA: plain answers, no reads.
+"""Forwards of fixed shapes, run on the CPU as they are captured on CUDA: plain answers, no reads.
 
 The oracle is transformers' own generate. Few tokens in the vocabulary let random heads guess right
 now and then, so that stops and limits fall inside accepted paths.
 """
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -23,19 +22,18 @@ from support.tiny_models import CONTEXT, tiny_base, tiny_model
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters import draft_with
-from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.accept.rules import accept
 from medusa_kit.infer.attention.choice import AttentionChoice
-from medusa_kit.infer.cuda_graph.accept import TreeTables, accept_greedy, walked
-from medusa_kit.infer.cuda_graph.forward import StaticTreeStep
+from medusa_kit.infer.cuda_graph.cache import FixedCache
+from medusa_kit.infer.cuda_graph.captured import CapturedForward, Shape, fitting
 from medusa_kit.infer.cuda_graph.guard import HostRead, NoHostReads
-from medusa_kit.infer.cuda_graph.step import GraphStep
+from medusa_kit.infer.cuda_graph.step import FixedStep
+from medusa_kit.infer.cuda_graph.verifier import AGAIN_AFTER, CapturedVerifier
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Topology
 from medusa_kit.infer.request import make_row
-from medusa_kit.infer.tree_step import TreeStep
+from medusa_kit.infer.tree_step import Nodes, TreeStep
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -93,7 +91,7 @@ def test_every_stop_and_every_limit_inside_paths(family: str) -> None:
         rows = [make_row(engine.verifier, p, SamplingParams(), limit) for p in prompts]
         for row in rows:
             row.stop_ids = frozenset([stop])
-        list(decode(engine.verifier, draft_with(engine.heads, BUSHY), rows, engine.graphs))
+        list(decode(engine.verifier, draft_with(engine.heads, BUSHY), rows))
         for row, answer in zip(rows, answers, strict=True):
             end = answer.index(stop) + 1 if stop in answer else limit
             assert row.token_ids == answer[: min(end, limit)], (stop, limit)
@@ -116,28 +114,31 @@ def test_near_the_contexts_end(family: str) -> None:
     assert [result.token_ids for result in results] == expected
 
 
-@pytest.mark.parametrize(
-    ("family", "kind"), pairs(FAMILIES, ["plain", "rooted", *KINDS]) + PREFIXES
-)
-def test_a_step_reads_nothing_on_the_host(
-    family: str, kind: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("family", "pads"), [*((f, False) for f in FAMILIES), ("gptj", True)])
+@pytest.mark.parametrize("counts", [[1], [7], [3, 1], [2, 20, 5]])
+def test_a_forward_reads_nothing_on_the_host(
+    family: str, pads: bool, counts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the CPU, and on the meta device, where there are no values and mixing devices shows."""
     base = tiny_base(family)
-    engine = build_engine(base, fixed_shapes="always")
-    heads = None if kind == "plain" else random_heads(base, **kinds_of(kind))
-    assert engine.graphs is not None
-    graphs = engine.graphs.with_prefix(None if heads is None else heads.prefix)
+    verifier = CapturedVerifier(base, AttentionChoice(fixed_shapes=True))
+    assert verifier.pads == pads
     for device in ("cpu", "meta"):
         base.model.to(device)
-        drafter: Any = PlainDrafter(base.device)
-        if heads is not None:
-            drafter = draft_with(heads.to(device), BUSHY)
+        cache = verifier.new_cache(4, 64)
+        assert isinstance(cache, FixedCache)
+        shape = Shape(*fitting(counts), 64)
         with torch.inference_mode():
-            step = GraphStep(graphs.verifier, drafter, 4, 64)
+            captured = CapturedForward(verifier, cache, shape, base.hidden_and_logits)
+            captured.send(
+                Nodes.chains([[5] * count for count in counts], base.device),
+                [2, 0, 3][: len(counts)],
+            )
             with no_reads(monkeypatch):
-                step.advance()
-            assert step.out_BX.device.type == device
+                captured.run()
+            scores = captured.replay(sum(counts))
+        assert scores.likeliest().device.type == device
+        assert len(scores.hidden_ND) == sum(counts)
 
 
 def test_the_guard_sees_reads() -> None:
@@ -161,89 +162,120 @@ def refused(read: Callable[[], Any], inference: bool) -> bool:
     return False
 
 
-def test_acceptance_equals_the_walk() -> None:
-    generator = random.Random(3)
-    for _ in range(200):
-        N, V = generator.randrange(1, 12), 3
-        parents = [-1, *(generator.randrange(node) for node in range(1, N))]
-        tokens = [0] * N
-        for node in range(1, N):  # siblings hold different tokens; no room left: a new word
-            taken = {tokens[other] for other in range(node) if parents[other] == parents[node]}
-            tokens[node] = generator.choice([t for t in range(V + N) if t not in taken][:2])
-        likeliest = [generator.randrange(V) for _ in range(N)]
-        max_depth = generator.randrange(5)
-        path, root = accept(tokens, parents, likeliest.__getitem__, max_depth)
-        tree = TreeTables.of(Topology.from_parents(parents, torch.device("cpu")))
-        found = accept_greedy(
-            tree, torch.tensor([tokens]), torch.tensor([likeliest]), torch.tensor([max_depth])
-        )
-        assert found.nodes_BJ[0, : found.counts_B[0]].tolist() == [0, *path]
-        assert (int(found.roots_B[0]), int(found.last_B[0])) == (root, [0, *path][-1])
-        row = [*found.emitted_BJ[0].tolist(), int(found.counts_B[0])]
-        assert walked(row) == [*(tokens[node] for node in path), root]
-        rest = range(len(path) + 1, tree.longest)
-        assert found.nodes_BJ[0, found.counts_B[0] :].tolist() == list(rest)
-
-
 @pytest.mark.parametrize("window", [None, 4, 7])
 def test_the_mask_is_that_of_a_tree_step(window: int | None) -> None:
     tree = Topology.from_parents((-1, 0, 0, 1, 2, 2, 3), torch.device("cpu"))
     depths, sees = tree.depths_N.expand(3, -1), tree.sees_NN.expand(3, -1, -1)
     lengths = [5, 0, 13]
     expected = TreeStep(lengths, depths, sees).mask(window)
-    mask = StaticTreeStep(torch.tensor(lengths), depths, sees, 40, None).mask(window)
+    mask = FixedStep(torch.tensor(lengths), depths, sees, 40, None).mask(window)
     assert torch.equal(mask[..., :20], expected)
     assert not mask[..., 20:].any()
 
 
-def static_engine() -> Engine:
+def fixed_engine(**options: Any) -> Engine:
     base = tiny_base("llama")
-    return build_engine(base, heads=random_heads(base), tree=BUSHY, fixed_shapes="always")
+    return build_engine(
+        base, heads=random_heads(base), tree=BUSHY, fixed_shapes="always", **options
+    )
 
 
-def test_what_steps_cannot_do_goes_through_the_loop() -> None:
-    engine, loop = static_engine(), engine_with_heads()
-    for options in ({"temperature": 0.8}, {"repetition_penalty": 1.3}):
-        result = engine.generate(PROMPTS[1], max_new_tokens=12, **options)
-        assert result.stats.steps_run_by == "torch"
-        assert result.token_ids == loop.generate(PROMPTS[1], max_new_tokens=12, **options).token_ids
+def verifier_of(engine: Engine) -> CapturedVerifier:
+    assert isinstance(engine.verifier, CapturedVerifier)
+    return engine.verifier
+
+
+@pytest.mark.parametrize("drafter", ["none", "medusa", "auto", "suffix", "lookahead"])
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 0.8, "seed": 3}, {"repetition_penalty": 1.3}]
+)
+def test_everything_that_decodes_is_captured(drafter: str, sampling: dict[str, Any]) -> None:
+    engine, loop = fixed_engine(), engine_with_heads()
+    verifier = verifier_of(engine)
+    before = verifier.num_loose
+    results = engine.generate(PROMPTS, max_new_tokens=16, drafter=drafter, **sampling)
+    expected = loop.generate(PROMPTS, max_new_tokens=16, drafter="none", **sampling)
+    assert [one.token_ids for one in results] == [one.token_ids for one in expected]
+    assert {one.stats.steps_run_by for one in results} == {FIXED}
+    assert verifier.num_loose == before
+    assert verifier.num_captured > 0
+
+
+def test_trees_that_grow_are_captured() -> None:
+    engine = fixed_engine()
     engine.use_tree(DynamicTree(6, (1.0, 1.0, 1.0)))
-    assert engine.generate(PROMPTS[1], max_new_tokens=12).stats.steps_run_by == "torch"
-    assert engine.generate([1, 5], drafter="none", max_new_tokens=4).stats.steps_run_by == FIXED
+    before = verifier_of(engine).num_loose
+    results = engine.generate(PROMPTS, max_new_tokens=16)
+    assert [one.token_ids for one in results] == plain_answers("llama", PROMPTS, 16)
+    assert verifier_of(engine).num_loose == before
 
 
-def test_an_answer_asked_for_while_another_streams() -> None:
-    engine = static_engine()
-    first, second = plain_answers("llama", PROMPTS[1:], 20)
-    rows = [make_row(engine.verifier, PROMPTS[1], SamplingParams(), 20)]
-    streaming = decode(engine.verifier, draft_with(engine.heads, BUSHY), rows, engine.graphs)
-    next(streaming), next(streaming)
-    between = engine.generate(PROMPTS[2], max_new_tokens=20)
-    assert (between.token_ids, between.stats.steps_run_by) == (second, "torch")
-    list(streaming)
-    assert rows[0].token_ids == first
-    rows = [make_row(engine.verifier, PROMPTS[1], SamplingParams(), 20)]
-    abandoned = decode(engine.verifier, draft_with(engine.heads, BUSHY), rows, engine.graphs)
-    next(abandoned), next(abandoned)
-    assert engine.graphs is not None
-    assert engine.graphs.lent is not None
-    abandoned.close()
-    assert engine.generate(PROMPTS[2], max_new_tokens=20).stats.steps_run_by == FIXED
+def test_forwards_serve_later_requests_of_any_text() -> None:
+    """Also where no prefix is reused: a batch is kept for its cache, whose memory they read."""
+    for prefix_cache in ("on", "off"):
+        engine = fixed_engine(prefix_cache=prefix_cache)
+        answers = [engine.generate(PROMPTS[1], max_new_tokens=12)]
+        assert engine.batches is not None
+        ((batch, _),) = engine.batches._idle
+        forwards = dict(batch.cache.forwards)  # type: ignore[attr-defined]
+        answers.append(engine.generate(PROMPTS[2], max_new_tokens=12))
+        ((again, _),) = engine.batches._idle
+        assert again is batch
+        assert batch.cache.forwards == forwards  # type: ignore[attr-defined]
+        assert [one.token_ids for one in answers] == plain_answers("llama", PROMPTS[1:], 12)
 
 
-def test_a_capture_that_fails_leaves_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = static_engine()
+def test_more_room_takes_other_memory_and_other_forwards() -> None:
+    engine = fixed_engine()
+    verifier = verifier_of(engine)
+    cache = verifier.new_cache(2, 8)
+    assert isinstance(cache, FixedCache)
+    nodes = Nodes.chains([[3, 4], [5]], verifier.base.device)
+    verifier.read_prompts(cache, [0, 1], PROMPTS[:2])
+    before = verifier.score_trees(cache, nodes, [0, 1])
+    assert len(cache.forwards) == 1
+    cache.grow(2 * cache.num_slots)
+    assert not cache.forwards
+    after = verifier.score_trees(cache, nodes, [0, 1])
+    assert torch.allclose(before.logits_NV, after.logits_NV, atol=1e-6)
 
-    def refuse(self: GraphStep) -> None:
+
+def test_nodes_left_over_touch_nothing_that_is_committed() -> None:
+    """A row that takes no part, and the rows that do, hold afterwards what they held before."""
+    verifier = verifier_of(fixed_engine())
+    cache = verifier.new_cache(3, 40)
+    verifier.read_prompts(cache, [0, 1, 2], [PROMPTS[1], PROMPTS[2], PROMPTS[1][::-1]])
+    block = cache.block
+    assert block is not None
+    held = [block[:, :, row, :, : cache.lengths[row]].clone() for row in range(3)]
+    verifier.score_trees(cache, Nodes.chains([[1] * 5, [2] * 6], verifier.base.device), [2, 0])
+    for row, before in enumerate(held):
+        assert torch.equal(block[:, :, row, :, : cache.lengths[row]], before), row
+    assert not block[:, :, 1, :, cache.lengths[1] :].any()
+
+
+def test_a_capture_that_fails_is_tried_again_later(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = fixed_engine()
+    whole = CapturedForward.__init__
+
+    def refuse(self: CapturedForward, *args: Any) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr(GraphStep, "advance", refuse)
-    expected = plain_answers("llama", PROMPTS[:1], 6)
-    for _ in range(2):
-        result = engine.generate(PROMPTS[0], max_new_tokens=6)
-        assert (result.token_ids, result.stats.steps_run_by) == (expected[0], "torch")
-    assert engine.graphs is not None
-    assert engine.graphs.refused == "operation not permitted when stream is capturing"
+    monkeypatch.setattr(CapturedForward, "__init__", refuse)
+    expected = plain_answers("llama", PROMPTS[:1], 12)[0]
+    first = engine.generate(PROMPTS[0], max_new_tokens=12)
+    said = "operation not permitted when stream is capturing"
+    assert first.stats.steps_run_by == f"torch (not captured: {said})"
+    assert first.token_ids == expected
+    assert capsys.readouterr().err.count(said) == 1
+    monkeypatch.setattr(CapturedForward, "__init__", whole)
+    for _ in range(AGAIN_AFTER):
+        last = engine.generate(PROMPTS[0], max_new_tokens=12)
+        assert last.token_ids == expected
+    assert last.stats.steps_run_by == FIXED
+    assert verifier_of(engine).refused is None
 
 
 def test_asked_for_where_they_cannot_be_used() -> None:
@@ -259,19 +291,4 @@ def test_asked_for_where_they_cannot_be_used() -> None:
     model = tiny_model("llama", rope_parameters=growing)
     with pytest.raises(ConfigError, match="waits for a value on the host"):
         build_engine(wrap_model(model), fixed_shapes="always")
-    assert build_engine(tiny_base("llama")).graphs is None
-
-
-def test_statistics_name_the_attention_that_computed() -> None:
-    """Steps of fixed shapes have a choice of backends of their own."""
-
-    class Elsewhere(AttentionChoice):
-        name = "triton"
-
-    engine = static_engine()
-    assert engine.graphs is not None
-    engine.graphs.verifier.attention.__class__ = Elsewhere
-    steps = engine.generate(PROMPTS[0], max_new_tokens=4).stats
-    assert (steps.attention, engine.attention.name) == ("triton", "triton")
-    loop = engine.generate(PROMPTS[0], max_new_tokens=4, temperature=0.8).stats
-    assert (loop.steps_run_by, loop.attention) == ("torch", "sdpa")
+    assert not isinstance(build_engine(tiny_base("llama")).verifier, CapturedVerifier)
