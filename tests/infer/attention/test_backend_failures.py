@@ -14,7 +14,7 @@ from medusa_kit.infer.attention import choice
 from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.sdpa import explicit, tree_sdpa
-from medusa_kit.infer.cuda_graph.forward import StaticTreeStep
+from medusa_kit.infer.cuda_graph.step import FixedStep
 from medusa_kit.infer.self_check import checked_verifier
 
 
@@ -39,7 +39,7 @@ def forgets_the_prefix(call: AttentionCall) -> Any:
 
 
 def right_in_the_loop(call: AttentionCall) -> Any:
-    attend = forgets_the_prefix if isinstance(call.step, StaticTreeStep) else tree_sdpa
+    attend = forgets_the_prefix if isinstance(call.step, FixedStep) else tree_sdpa
     return attend(call)
 
 

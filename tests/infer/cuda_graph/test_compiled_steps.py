@@ -155,7 +155,7 @@ def test_what_goes_wrong_after_a_prefix_alone_is_found(
 
     stand_in_for_compile(monkeypatch, changed)
     broken = True
-    with pytest.raises(ConfigError, match="compile was asked for, but .* the compiled forward"):
+    with pytest.raises(ConfigError, match=r"compile was asked for, but .* the compiled forward"):
         compiling_engine("mistral-sliding")
 
 
