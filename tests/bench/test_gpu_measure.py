@@ -37,7 +37,7 @@ from medusa_kit.bench.oracle import Oracle
 from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.infer.attention import triton_backend
 from medusa_kit.infer.cpu import mkl_linear as packed_linear
-from medusa_kit.infer.cuda_graph.shapes import GraphRunner
+from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 
 # torch's own, when dynamo is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -216,7 +216,7 @@ def test_no_figure_is_cut_off_at_80_columns(
 def test_a_step_that_was_not_captured_is_no_figure(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GraphRunner, "may_take", lambda *_: False)
+    monkeypatch.setattr(CapturedVerifier, "_shape", lambda *_: None)
     with pytest.raises(MedusaKitError, match="not captured, but run by torch"):
         step_part(TINY, 16).run(bench)
 
@@ -224,8 +224,8 @@ def test_a_step_that_was_not_captured_is_no_figure(
 def test_an_answer_that_was_not_captured_is_no_figure(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GraphRunner, "may_take", lambda *_: False)
-    with pytest.raises(MedusaKitError, match=r"not one of .captured.: its steps were run by torch"):
+    monkeypatch.setattr(CapturedVerifier, "_shape", lambda *_: None)
+    with pytest.raises(MedusaKitError, match=r"not all forwards of the answer were .captured."):
         answer_part(TINY, 0.0, 2.6).run(bench)
 
 
@@ -278,7 +278,7 @@ def test_an_engine_that_had_no_memory_is_tried_again(
         patch.setattr(bench, "engine_around", fails)
         with pytest.raises(IncompatibleBaseError):
             bench.engine(TINY, CAPTURED)
-    assert bench.engine(TINY, CAPTURED).graphs is not None
+    assert isinstance(bench.engine(TINY, CAPTURED).verifier, CapturedVerifier)
 
 
 @pytest.mark.parametrize("refused", [True, False], ids=["by the self-check", "by its own word"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from medusa_kit.infer.cuda_graph.capture import GraphMemory, set_sync_debug_mode
+from medusa_kit.infer.cuda_graph.capture import GraphMemory
 
 WARM_UPS = 3
 SYNC_WARNING = "synchronizing CUDA operation"  # torch's warning at each wait, in debug mode "warn"
@@ -113,7 +113,14 @@ class Clock:
 def _warnings_of_syncs() -> Iterator[None]:
     before = torch.cuda.get_sync_debug_mode()
     try:
-        set_sync_debug_mode("warn")
+        _set_mode("warn")
         yield
     finally:
-        set_sync_debug_mode(before)
+        _set_mode(before)
+
+
+def _set_mode(mode: int | str) -> None:
+    """Without torch's warning, at the first call in a process, that the setting is a prototype."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode(mode)

@@ -4,7 +4,6 @@ a given acceptance length requires.
 Shapes: D hidden, B batch, N nodes with root.
 """
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from medusa_kit.bench.gpu.known_text import NUM_HEADS, KnownText, share_for, tree_of
 from medusa_kit.bench.gpu.runner import Part
 from medusa_kit.bench.gpu.shapes import Shape
-from medusa_kit.bench.gpu.steps import PREFIX, some_prompts, timed_steps
+from medusa_kit.bench.gpu.steps import PREFIX, loose_forwards, some_prompts, timed_steps
 from medusa_kit.bench.gpu.workbench import CAPTURED, StepMode, Workbench
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.drafters import draft_with
@@ -65,7 +64,8 @@ def our_answer(
 
     seconds = bench.clock.each(answer, bench.size(ROUNDS, 1), 1).median
     ours = results[-1]
-    _check_ran(_in_use(mode, temperature), ours.stats.steps_run_by)
+    if ("fixed shapes" in ours.stats.steps_run_by) != mode.captured or loose_forwards(engine):
+        raise MedusaKitError(f"not all forwards of the answer were ({mode})")
     if temperature == 0:
         _check_text(bench, shape, prompt, ours.token_ids)
     theirs = bench.figures(transformers_name(shape, temperature)).get("tokens_per_second")
@@ -77,16 +77,6 @@ def our_answer(
         "against_transformers": theirs and rate / theirs,
         "run_by": ours.stats.steps_run_by,
     }
-
-
-def _in_use(mode: StepMode, temperature: float) -> StepMode:
-    """The mode that runs: sampled answers always use the loop, since captured steps are greedy."""
-    return mode if temperature == 0 else replace(mode, captured=False, compiled=False)
-
-
-def _check_ran(mode: StepMode, run_by: str) -> None:
-    if ("fixed shapes" in run_by) != mode.captured:
-        raise MedusaKitError(f"the answer is not one of ({mode}): its steps were run by {run_by}")
 
 
 def _answer_length(bench: Workbench) -> int:
@@ -114,7 +104,7 @@ def draft(shape: Shape, mode: StepMode, kind: str, bench: Workbench) -> dict[str
     hidden_BD = torch.randn(1, shape.hidden_size, device=bench.device, dtype=bench.dtype)
     roots_B = torch.zeros(1, device=bench.device, dtype=torch.int64)
     assert isinstance(drafter, HeadsDrafter)  # as for any static tree
-    fill = partial(drafter.fill, hidden_BD, roots_B, on_device=True)
+    fill = partial(drafter.fill, hidden_BD, roots_B)
     repeats = bench.size(20, 1)
     found = {
         "heads": NUM_HEADS,
@@ -147,9 +137,7 @@ def answer_name(
     shape: Shape, temperature: float, acceptance: float | None, mode: StepMode = CAPTURED
 ) -> str:
     drafts = "plain decoding" if acceptance is None else f"acceptance {acceptance}"
-    return (
-        f"{shape.name}: medusa-kit, {_rule(temperature)}, {drafts} ({_in_use(mode, temperature)})"
-    )
+    return f"{shape.name}: medusa-kit, {_rule(temperature)}, {drafts} ({mode})"
 
 
 def draft_part(shape: Shape, kind: str, mode: StepMode = CAPTURED) -> Part:

@@ -47,7 +47,6 @@ class KnownText(MedusaHeads):
         count: int,
         first: int | None = None,
         roots_B: Tensor | None = None,
-        on_device: bool = False,
     ) -> Tensor:
         """ids_KBC, as from heads."""
         assert roots_B is not None

@@ -1,14 +1,14 @@
 """Steps against the floor: how long the real loop takes for N nodes after a prompt.
 
 A step is timed from one `next` of the decoding loop to the other, host and device together, as it
-counts in an answer. For captured steps the device's time is also measured, by replays without a
+counts in an answer. Of captured forwards the device's time is also measured, by replays without a
 wait in between.
 
 Shapes: D hidden.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -23,10 +23,13 @@ from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.infer.batch import Batch
-from medusa_kit.infer.cuda_graph.step import GraphStep
+from medusa_kit.infer.cuda_graph.cache import FixedCache
+from medusa_kit.infer.cuda_graph.captured import CapturedForward
+from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Row, make_row
+from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.settings.sampling import SamplingParams
 
 PREFIX, LONG_PREFIX = 512, 4000  # tokens before the step
@@ -89,17 +92,17 @@ def timed_steps(
 ) -> dict[str, Any]:
     steps, floor = bench.size(STEPS, 3), bench.floor(shape)
     prompts, room = some_prompts(bench, shape, prefix, rows), WARM_UPS + steps + SYNC_STEPS
+    loose = loose_forwards(engine)
     with _decoding(engine, drafter, prompts, room) as (row, next_step):
         timing = bench.clock.each(next_step, steps, WARM_UPS)
         syncs = bench.clock.syncs(next_step, bench.size(SYNC_STEPS, 1))
         run_by = row.steps_run_by
-    fixed = engine.graphs
-    if fixed is not None and "fixed shapes" not in run_by:
-        raise MedusaKitError(f"steps were not captured, but run by {run_by}: {fixed.refused}")
+    if loose_forwards(engine) > loose:
+        raise MedusaKitError(f"steps were not captured, but run by {run_by}")
     found: dict[str, Any] = {"nodes": drafter.num_nodes, "rows": rows, "prefix": prefix}
     found |= {"ms": 1e3 * timing.median, "least_ms": 1e3 * timing.least}
     found |= {"times_floor": floor and timing.median / floor}
-    if fixed is not None:
+    if isinstance(engine.verifier, CapturedVerifier):
         seconds = _replayed(bench, engine, drafter, prompts, room)
         found |= {"device_ms": 1e3 * seconds, "device_times_floor": floor and seconds / floor}
     found |= {"floor_ms": floor and 1e3 * floor, "host_syncs": syncs}
@@ -113,7 +116,7 @@ def _decoding(
 ) -> Iterator[tuple[Row, Callable[[], Any]]]:
     """(the first row, a function that takes the next step), after the prompts were read."""
     rows = _rows(engine, drafter, prompts, steps)
-    running = decode(engine.verifier, drafter, rows, engine.graphs)
+    running = decode(engine.verifier, drafter, rows)
     try:
         next(running)
         yield rows[0], partial(next, running)
@@ -131,18 +134,27 @@ def _rows(engine: Engine, drafter: Drafter, prompts: list[list[int]], steps: int
 def _replayed(
     bench: Workbench, engine: Engine, drafter: Drafter, prompts: list[list[int]], room: int
 ) -> float:
-    """Seconds of a captured step on the device, with replays queued one after another."""
-    fixed, replays = engine.graphs, bench.size(REPLAYS, 2)
-    assert fixed is not None
-    with closing(Batch(engine.verifier, len(prompts), graphs=fixed)) as batch:
-        for row in _rows(engine, drafter, prompts, room):
-            batch.add(row, drafter)
-        batch.step()  # the prompts
-        batch.step()
-        captured = fixed.lent
-        assert isinstance(captured, GraphStep), "steps have just run in it"
-        replay = captured.advance if captured.graph is None else captured.graph.replay
-        return bench.clock.together(replay, replays)
+    """Seconds of a captured forward on the device, with replays queued one after another."""
+    batch = Batch(engine.verifier, len(prompts), reuse_prefixes=False)
+    for row in _rows(engine, drafter, prompts, room):
+        batch.add(row, drafter)
+    batch.step()  # the prompts
+    batch.step()
+    (captured,) = forwards_of(batch.cache)
+    replay = captured.run if captured.graph is None else captured.graph.replay
+    return bench.clock.together(replay, bench.size(REPLAYS, 2))
+
+
+def forwards_of(cache: TreeCache) -> list[CapturedForward]:
+    """Those captured over a cache."""
+    assert isinstance(cache, FixedCache)
+    return list(cache.forwards.values())
+
+
+def loose_forwards(engine: Engine) -> int:
+    """How many forwards over trees a verifier that captures them has run without."""
+    verifier = engine.verifier
+    return verifier.num_loose if isinstance(verifier, CapturedVerifier) else 0
 
 
 @torch.inference_mode()

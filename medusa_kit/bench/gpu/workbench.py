@@ -36,7 +36,7 @@ class Cannot(MedusaKitError):
 
 @dataclass(frozen=True)
 class StepMode:
-    """How an engine runs its steps. `captured`: as whole steps on the device, else in the loop."""
+    """How an engine runs its steps. `captured`: forwards are, else they run kernel by kernel."""
 
     captured: bool = True
     compiled: bool = False

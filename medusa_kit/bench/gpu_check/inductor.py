@@ -1,6 +1,6 @@
 """What torch.compile would launch on a GPU, from Inductor's scheduler, without a GPU.
 
-The compiled forward of a step is traced by Dynamo as on CUDA, in one piece and with our Triton
+The compiled forward is traced by Dynamo as on CUDA, in one piece and with our Triton
 kernels inside. Its graph is then moved to a CUDA device that is not there, and Inductor lowers,
 fuses and schedules it for compute capability 9.0: one scheduled node is one generated kernel or one
 call of cuBLAS. Nothing is generated or compiled. Passes that fold constants are left out, since
@@ -18,11 +18,13 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from medusa_kit.base.model import BaseModel
 from medusa_kit.bench.gpu_check.shapes import CORES, cores_of_a_gpu
 from medusa_kit.bench.gpu_check.tracing import Kernel
 from medusa_kit.infer.attention import triton_backend
+from medusa_kit.infer.attention.choice import AttentionChoice
+from medusa_kit.infer.cuda_graph.captured import CapturedForward
 from medusa_kit.infer.cuda_graph.compiled import compiled_forward
-from medusa_kit.infer.cuda_graph.step import GraphStep
 
 GPU = torch.device("cuda", 0)
 CAPABILITY = (9, 0)
@@ -40,16 +42,20 @@ class Scheduled(Exception):
         self.kernels = kernels
 
 
-def inductor_kernels(step: GraphStep, attend: Any = triton_backend.tree_triton) -> list[Kernel]:
-    """The kernels of the step's compiled forward, without ours of tree attention.
+def inductor_kernels(
+    base: BaseModel,
+    captured: CapturedForward,
+    attention: AttentionChoice,
+    attend: Any = triton_backend.tree_triton,
+) -> list[Kernel]:
+    """The kernels of the model's forward once it is compiled, without ours of tree attention.
 
     Raises RuntimeError where it does not compile in one piece.
     """
     found: list[list[Kernel]] = []
-    patch = mock.patch.object(step.verifier.attention, "attend", attend)
+    patch = mock.patch.object(attention, "attend", attend)
     with patch, torch.inference_mode(), cores_of_a_gpu(), _as_if_triton_ran():
-        forward = compiled_forward(step.verifier.base, _Backend(found))
-        step.score(step.lengths_B, forward)
+        captured.scores(compiled_forward(base, _Backend(found)))
     if len(found) != 1:
         raise RuntimeError(f"the compiled forward came out as {len(found)} graphs, not one")
     return found[0]

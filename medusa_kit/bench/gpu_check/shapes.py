@@ -1,4 +1,4 @@
-"""Models of real shapes without weights, and steps over them, for counting without a GPU.
+"""Models of real shapes without weights, and forwards over them, for counting without a GPU.
 
 Everything is on the meta device, which has shapes but no numbers, so an 8B model takes no memory.
 Reading a value fails there.
@@ -13,22 +13,19 @@ from torch import Tensor
 
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.bench.gpu.shapes import LLAMA_8B, SMOLLM2_135M
-from medusa_kit.drafters.heads.medusa import MedusaDrafter
-from medusa_kit.drafters.plain import PlainDrafter
-from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention import triton_backend
 from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.attention.choice import AttentionChoice
-from medusa_kit.infer.cuda_graph.forward import StaticVerifier
-from medusa_kit.infer.cuda_graph.step import GraphStep
-from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.infer.cuda_graph.cache import FixedCache
+from medusa_kit.infer.cuda_graph.captured import CapturedForward, Shape, fitting
+from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
+from medusa_kit.infer.tree_step import Nodes
 
 META = torch.device("meta")
 SHAPES: dict[str, dict[str, Any]] = {
     shape.name: {**shape.sizes, "tie_word_embeddings": tied}
     for shape, tied in ((SMOLLM2_135M, True), (LLAMA_8B, False))
 }
-NUM_HEADS = 4
 CORES = 132  # streaming multiprocessors of an H100 or H200
 
 
@@ -58,24 +55,6 @@ def _llama(shape: dict[str, Any], dtype: torch.dtype, device: torch.device) -> A
         return AutoModelForCausalLM.from_config(
             AutoConfig.for_model("llama", **shape), dtype=dtype
         ).eval()
-
-
-def tree_of(num_nodes: int) -> CandidateTree:
-    """A tree of this size for four heads, wide at the top like searched ones."""
-    paths: list[tuple[int, ...]] = []
-    last: list[tuple[int, ...]] = [()]
-    for _ in range(NUM_HEADS):
-        last = [(*path, rank) for path in last for rank in range(10)]
-        last = sorted(last, key=_unlikelihood)[:num_nodes]
-        paths += last
-    return CandidateTree(tuple(sorted(paths, key=_unlikelihood)[: num_nodes - 1]))
-
-
-def _unlikelihood(path: tuple[int, ...]) -> tuple[float, int, tuple[int, ...]]:
-    product = 1.0
-    for rank in path:
-        product *= 1.6 * (rank + 1)
-    return product, len(path), path
 
 
 @dataclass
@@ -121,14 +100,20 @@ def _cores(device: torch.device) -> int:
     return CORES
 
 
-def step_of_shape(
+@torch.inference_mode()
+def forward_of_shape(
     base: BaseModel, num_nodes: int, num_slots: int, attention: TritonLaunches, rows: int = 1
-) -> GraphStep:
-    """A step as it would be captured, with its slots allocated."""
-    verifier = StaticVerifier(base, attention)
-    drafter: Any = PlainDrafter(META)
-    if num_nodes > 1:
-        heads = MedusaHeads.for_base(base, num_heads=NUM_HEADS).requires_grad_(False)
-        drafter = MedusaDrafter(heads, tree_of(num_nodes))
+) -> CapturedForward:
+    """A forward over rows of so many nodes each, as it would be captured, with its slots
+    allocated."""
+    verifier = CapturedVerifier(base, attention)
+    cache = verifier.new_cache(rows, num_slots)
+    assert isinstance(cache, FixedCache)
+    cache.lengths = [attention.length] * rows
+    nodes = Nodes.chains([[0] * num_nodes] * rows, META)  # any tree takes the same kernels
+    shape = Shape(*fitting(nodes.counts), cache.num_slots)
+    forward = CapturedForward(verifier, cache, shape, base.hidden_and_logits)
+    forward.send(nodes, range(rows))
     with cores_of_a_gpu():
-        return GraphStep(verifier, drafter, rows, num_slots)
+        forward.run()
+    return forward

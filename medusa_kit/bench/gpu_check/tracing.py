@@ -1,4 +1,4 @@
-"""A step traced on the meta device into one graph, and the kernels of that graph.
+"""A forward traced on the meta device into one graph, its kernels and its memory.
 
 A read on the host, which a CUDA graph cannot contain, and any mixing of host and device fail the
 trace. Every operation of the graph that is not a view or an allocation counts as one kernel (a few,
@@ -62,6 +62,37 @@ def kernels_of(graph: torch.fx.GraphModule) -> list[Kernel]:
         if not operation.is_view and operation.overloadpacket not in NO_KERNEL:
             found.append(Kernel(str(operation), _moved(graph, node)))
     return found[:-1]
+
+
+def peak_bytes(graph: torch.fx.GraphModule) -> int:
+    """The most that results take at once; each is freed after its last use, and views keep it. A
+    CUDA graph's memory is about that: its allocator rounds up, and what it returns stays."""
+    owner: dict[Any, Any] = {}  # the node whose memory a node's result is in
+    last: dict[Any, int] = {}
+    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+    for place, node in enumerate(nodes):
+        owner[node] = owner.get(node.args[0], node.args[0]) if _shares(node) else node
+        for used in (node, *node.all_input_nodes):
+            last[owner.get(used, used)] = place
+    sizes = {n: sum(map(_stored, _tensors([n.meta.get("val")]))) for n in nodes if owner[n] is n}
+    held = most = 0
+    ends: dict[int, int] = {}
+    for node, size in sizes.items():
+        ends[last[node]] = ends.get(last[node], 0) + size
+    for place, node in enumerate(nodes):
+        held += sizes.get(node, 0)
+        most = max(most, held)
+        held -= ends.get(place, 0)
+    return most
+
+
+def _shares(node: torch.fx.Node) -> bool:
+    """Whether the result is in the first argument's memory."""
+    operation: Any = node.target
+    if not isinstance(operation, torch._ops.OpOverload):
+        return False
+    in_place = operation._schema.name.endswith("_")
+    return operation.is_view or in_place or operation.overloadpacket is aten._unsafe_view
 
 
 def _moved(graph: torch.fx.GraphModule, node: torch.fx.Node) -> int:
