@@ -21,6 +21,7 @@ from medusa_kit.infer.draft import (
     Drafter,
     State,
     flat_nodes,
+    num_ranks,
     reads_prompts,
     tell_end,
 )
@@ -335,12 +336,14 @@ class Batch:
         nodes = flat_nodes(drafts)
         self.num_steps, self.num_nodes = self.num_steps + 1, sum(nodes.counts)
 
+        ranks = max(num_ranks(self._drafters[row]) for row in rows)
+
         def score(first: int, last: int) -> list[ScoredRow]:
             some = nodes.of_rows(first, last)
             scores = self._with_room(
                 lambda: self.verifier.score_trees(self.cache, some, places[first:last])
             )
-            return by_row(some, scores, rows)
+            return by_row(some, scores, rows[first:last], ranks)
 
         return [one for one in together_or_alone(score, rows) if one is not None]
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.infer.host_tree import Chain, Described
-from medusa_kit.infer.transfer import to_device
+from medusa_kit.transfer import to_device
 
 T = TypeVar("T")
 

@@ -21,11 +21,11 @@ from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.prefix_layer import with_outputs
 from medusa_kit.infer.draft import Draft
-from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores, StepHolder, TreeStep
 from medusa_kit.locks import lock_of
 from medusa_kit.no_gradients import no_gradients
+from medusa_kit.transfer import to_device
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on

@@ -16,8 +16,8 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.draws import RowsDraws
 from medusa_kit.heads.scores import guesses
 from medusa_kit.infer.draft import ROOT, Draft, State, StatelessDrafter, Topology
-from medusa_kit.infer.transfer import to_device
 from medusa_kit.no_gradients import no_gradients
+from medusa_kit.transfer import to_device
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 PARTS_KEPT = 256  # of a tree, whose shapes come again and again
@@ -29,6 +29,7 @@ class Part(NamedTuple):
     topology: Topology
     parents_N: Tensor  # on the host
     ranks_N: Tensor
+    nodes_N: Tensor  # of the whole tree, on the device
 
 
 class HeadsDrafter(StatelessDrafter):
@@ -60,7 +61,7 @@ class HeadsDrafter(StatelessDrafter):
         if tokens_BN is None:
             tokens_BN = self._through_torch(state, draws)
             if len(nodes) < len(self._nodes):
-                tokens_BN = tokens_BN[:, [0, *nodes]]
+                tokens_BN = tokens_BN[:, part.nodes_N]
         return Draft(tokens_BN, [part.topology] * len(state.roots_B))
 
     @no_gradients
@@ -76,6 +77,7 @@ class HeadsDrafter(StatelessDrafter):
             Topology.from_parents(parents, self.heads.base.device),
             torch.tensor(parents),
             torch.tensor([self.tree.ranks[node] for node in kept]),
+            to_device(kept, self.heads.base.device),
         )
 
     def fill(self, hidden_BD: Tensor, roots_B: Tensor, draws: RowsDraws | None = None) -> Tensor:

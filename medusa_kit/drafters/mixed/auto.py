@@ -28,6 +28,7 @@ from medusa_kit.infer.draft import (
     State,
     StepResult,
     notes_of,
+    num_ranks,
     reads_prompts,
     root_draft,
     tell_end,
@@ -70,6 +71,10 @@ class AutoDrafter:
     def name(self) -> str:
         """`auto`, and how often each source drafted."""
         return f"auto ({percentages(self.shares)})" if self.shares else "auto"
+
+    @property
+    def num_ranks(self) -> int:
+        return max(num_ranks(source) for source in (*self.free, *self.costly))
 
     @property
     def reads_prompts(self) -> bool:

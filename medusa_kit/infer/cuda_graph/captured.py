@@ -9,21 +9,21 @@ ancestors (64 nodes each), X all numbers sent, V vocabulary, D hidden.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from medusa_kit.base.model import BaseModel
+from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cuda_graph.cache import FixedCache, Target
 from medusa_kit.infer.cuda_graph.step import FixedStep
 from medusa_kit.infer.host_tree import WORD, Numbers
-from medusa_kit.infer.transfer import to_device
-from medusa_kit.infer.tree_step import Nodes, RaggedScores
+from medusa_kit.infer.tree_cache import TreeCache
+from medusa_kit.infer.tree_step import Nodes, RaggedScores, TreeStep
 from medusa_kit.infer.verifier import Forward
-
-if TYPE_CHECKING:
-    from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
+from medusa_kit.transfer import to_device
 
 MOST_NODES = 512  # of all rows in one captured forward
 ROW_GROWTH = 4  # a row's places are 1, 4, 16, 64, ...: attention alone is padded to them
@@ -52,15 +52,27 @@ def power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
+class Model(Protocol):
+    """What runs forwards (`CapturedVerifier`)."""
+
+    base: BaseModel
+    attention: AttentionChoice
+
+    @property
+    def pads(self) -> bool: ...
+
+    def run_step(
+        self, forward: Forward, cache: TreeCache, step: TreeStep, tokens_BN: Tensor
+    ) -> tuple[Tensor, Tensor]: ...
+
+
 class CapturedForward:
     """The forward of one shape over one cache. `forward`: the model's, or a compiled one."""
 
-    def __init__(
-        self, verifier: "CapturedVerifier", cache: FixedCache, shape: Shape, forward: Forward
-    ) -> None:
-        self._verifier, self._cache, self.shape, self._forward = verifier, cache, shape, forward
+    def __init__(self, model: Model, cache: FixedCache, shape: Shape, forward: Forward) -> None:
+        self._model, self._cache, self.shape, self._forward = model, cache, shape, forward
         T, N, _ = shape
-        device = verifier.base.device
+        device = model.base.device
         self._tokens_T = torch.zeros(T, dtype=torch.int64, device=device)
         B, W = len(cache.lengths), -(-N // WORD)
         self._sent_X = torch.zeros(B + T * (2 + W), dtype=torch.int64, device=device)
@@ -83,7 +95,7 @@ class CapturedForward:
 
     def scores(self, forward: Forward) -> tuple[Tensor, Tensor]:
         """(hidden_TD, logits_TV) of the nodes that were sent, by this forward."""
-        if self._verifier.pads:
+        if self._model.pads:
             hidden, logits = self._padded(forward)
             return hidden.flatten(0, 1)[self._places_T], logits.flatten(0, 1)[self._places_T]
         N, in_sight = self.shape.row_nodes, self.shape.in_sight
@@ -91,9 +103,7 @@ class CapturedForward:
         step.at_N, slots_T = self._places_T, self._lengths_B[rows_T] + self._places_T % N
         target = Target(rows_T, slots_T, in_sight)
         with self._cache.writing(target):
-            hidden, logits = self._verifier.run_step(
-                forward, self._cache, step, self._tokens_T[None]
-            )
+            hidden, logits = self._model.run_step(forward, self._cache, step, self._tokens_T[None])
         return hidden[0], logits[0]
 
     def _padded(self, forward: Forward) -> tuple[Tensor, Tensor]:
@@ -104,7 +114,7 @@ class CapturedForward:
         rows_X = torch.arange(B, device=tokens_X.device).repeat_interleave(N)
         slots_X = (self._lengths_B[:, None] + self._nodes_N).flatten()
         with self._cache.writing(Target(rows_X, slots_X, self.shape.in_sight)):
-            return self._verifier.run_step(forward, self._cache, self._step(), tokens_X.view(B, N))
+            return self._model.run_step(forward, self._cache, self._step(), tokens_X.view(B, N))
 
     def _step(self) -> FixedStep:
         """The trees of all rows, from what was sent."""
@@ -119,7 +129,7 @@ class CapturedForward:
             depths_X.view(B, N),
             sees_XN.view(B, N, N),
             self.shape.in_sight,
-            self._verifier.attention.attend,
+            self._model.attention.attend,
         )
 
     def replay(self, num_nodes: int) -> RaggedScores:
@@ -138,7 +148,7 @@ class CapturedForward:
         (T, N, _), cache = self.shape, self._cache
         W = -(-N // WORD)
         lengths = np.zeros(len(cache.lengths), np.int64)
-        if self._verifier.pads:  # all rows write, behind what they hold
+        if self._model.pads:  # all rows write, behind what they hold
             lengths[:] = cache.lengths
         used = np.zeros(len(cache.lengths) * N, bool)
         places, depths = np.empty(T, np.int64), np.zeros(T, np.int64)

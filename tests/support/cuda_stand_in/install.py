@@ -114,7 +114,7 @@ def _attention(original: Any) -> Any:
     def attention(*args: Any, **kwargs: Any) -> Tensor:
         tensors = [one for one in [*args, *kwargs.values()] if isinstance(one, Tensor)]
         ours = any(isinstance(one, DeviceTensor) for one in tensors)
-        if not ours or torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
+        if not ours or (torch.is_grad_enabled() and any(one.requires_grad for one in tensors)):
             return original(*args, **kwargs)
         with DispatchMode() as mode:
             return operations.run(mode, SDPA, args, kwargs)

@@ -1,4 +1,4 @@
-"""Copies from the host to the device that the host does not wait for."""
+"""Copies between host and device: to the device without a wait, back with one for all of them."""
 
 from typing import Any
 
@@ -18,3 +18,15 @@ def to_device(values: Any, device: torch.device, dtype: torch.dtype | None = Non
     ):  # a fake device has no pinned memory
         return here.to(device)
     return here.pin_memory().to(device, non_blocking=True)
+
+
+def together_on_host(*parts: Tensor) -> list[Tensor]:
+    """These tensors on the host, in one transfer. Whole numbers up to 2^53 stay as they are."""
+    if all(part.device.type == "cpu" for part in parts):
+        return list(parts)
+    whole = torch.cat([part.double().flatten() for part in parts]).cpu()
+    sizes = [part.numel() for part in parts]
+    return [
+        piece.to(part.dtype).view(part.shape)
+        for piece, part in zip(whole.split(sizes), parts, strict=True)
+    ]
