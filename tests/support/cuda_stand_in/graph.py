@@ -4,7 +4,6 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -115,6 +114,7 @@ class CUDAGraph:
         if capture.reason:
             raise torch.AcceleratorError(f"{FAILED} ({capture.reason})")
         self._capture = capture
+        weakref.finalize(self, _destroyed).atexit = False
         assert self._pool is not None
         _sharing.setdefault(self._pool, weakref.WeakSet()).add(self)
 
@@ -144,15 +144,16 @@ class CUDAGraph:
         return self._pool
 
     def reset(self) -> None:
-        self.__del__()
-        self._capture = None
+        if self._capture is not None:
+            self._capture = None
+            _destroyed()
 
-    def __del__(self) -> None:
-        """Destroying a graph is not allowed in a capture."""
-        capture = device().capture()
-        if self._capture is not None and capture is not None:
-            with suppress(AttributeError):
-                capture.invalidate("another graph was destroyed")
+
+def _destroyed() -> None:
+    """A graph must not be destroyed in a capture."""
+    capture = device().capture()
+    if capture is not None:
+        capture.invalidate("another graph was destroyed")
 
 
 def _again(launch: Launch) -> None:

@@ -16,6 +16,7 @@ from support.cuda_stand_in import graph, operations, pinned, random_numbers, run
 from support.cuda_stand_in.state import DEVICE, Device, is_ours, set_device
 from support.cuda_stand_in.tensor import DeviceTensor, DispatchMode, moved
 
+BOOTSTRAP = "_bootstrap_inner"  # what a new thread runs first
 SDPA = torch.ops.aten.scaled_dot_product_attention.default
 
 
@@ -60,7 +61,7 @@ def _replaced() -> list[tuple[Any, dict[str, Any]]]:
         }),
         (functional, {"scaled_dot_product_attention":
                       _attention(functional.scaled_dot_product_attention)}),
-        (threading.Thread, {"_bootstrap_inner": _with_mode(threading.Thread._bootstrap_inner)}),
+        (threading.Thread, {BOOTSTRAP: _with_mode(getattr(threading.Thread, BOOTSTRAP))}),
     ]  # fmt: skip
 
 

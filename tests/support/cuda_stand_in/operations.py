@@ -1,4 +1,4 @@
-"""One operation of torch: on the host as ever, on the device with its rules, counts and captures."""
+"""One operation of torch: on the host as ever, on the device by its rules, counted, captured."""
 
 from functools import cache
 from typing import Any

@@ -1,4 +1,4 @@
-"""The device's own random numbers. They are not those of a CUDA device, only apart from the host's."""
+"""Random numbers of the device: not those of a CUDA device, only apart from the host's."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -1,4 +1,4 @@
-"""What the device that is stood in for knows of itself: what it counts, its memory, its captures."""
+"""What the device knows of itself: what it counts, its memory, its captures."""
 
 import sys
 import threading

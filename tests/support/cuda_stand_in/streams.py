@@ -37,6 +37,9 @@ class Stream:
         device().check()
         return True
 
+    def is_capturing(self) -> bool:
+        return device().capture() is not None
+
     def synchronize(self) -> None:
         device().wait("Stream.synchronize", explicit=True)
 

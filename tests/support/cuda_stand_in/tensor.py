@@ -25,16 +25,18 @@ class DeviceTensor(Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> "DeviceTensor":
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(),
-            dtype=held.dtype, layout=held.layout, device=INSIDE,
-        )  # fmt: skip
         assert not isinstance(held, DeviceTensor)
+        # In inference mode too, a view of an ordinary tensor is an ordinary one.
+        with torch._C._InferenceMode(held.is_inference()):
+            made = Tensor._make_wrapper_subclass(
+                cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(),
+                dtype=held.dtype, layout=held.layout, device=INSIDE,
+            )  # fmt: skip
         made.held = held
         return made
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Reached only in a thread that is older than the stand-in."""
@@ -69,7 +71,7 @@ class DeviceTensor(Tensor):
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.held.untyped_storage()
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"{self.held!r} on {DEVICE}"
 
     # What reads its values, by way of a copy that waits.
@@ -108,11 +110,14 @@ class DeviceTensor(Tensor):
         return self.detach()
 
     @data.setter
-    def data(self, new: "DeviceTensor") -> None:
+    def data(self, new: Tensor) -> None:
         Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
+        assert isinstance(new, DeviceTensor)
         self.held = new.held
 
-    def new_tensor(self, data: Any, *, dtype: Any = None, device: Any = None, **more: Any) -> Any:
+    def new_tensor(  # type: ignore[override]
+        self, data: Any, *, dtype: Any = None, device: Any = None, **more: Any
+    ) -> Tensor:
         return torch.tensor(data, dtype=dtype or self.dtype, device=device or DEVICE, **more)
 
     def __getitem__(self, index: Any) -> Any:
