@@ -20,6 +20,7 @@ from medusa_kit.heads.prefix_layer import PrefixLayer
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.prefix_layer import with_outputs
+from medusa_kit.infer.attention.sdpa import without_cudnn
 from medusa_kit.infer.draft import Draft
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores, StepHolder, TreeStep
@@ -209,7 +210,7 @@ class Verifier:
         positions_BN = self._positions(step)
         name = "logits_to_keep" if self.prefix is None else "keep_M"  # the layer reads all nodes
         kept: dict[str, Any] = {} if keep_M is None else {name: keep_M}
-        with self.lock():
+        with self.lock(), without_cudnn(self.base.device):
             self._holder.step = step
             try:
                 hidden_BND, logits_BMV = forward(

@@ -81,11 +81,10 @@ class EngineOptions:
     attention: Annotated[Attention, "Backend of tree attention: {values}."] = "auto"
     fixed_shapes: Annotated[
         FixedShapes,
-        "Steps of fixed shapes for greedy decoding, CUDA graphs on CUDA: auto (on CUDA), always or "
-        "never.",
+        "Forwards of fixed shapes, captured as CUDA graphs on CUDA: auto (on CUDA), always or never.",
     ] = "auto"
     compiled: Annotated[
-        bool, "Compile the forward of steps of fixed shapes with torch.compile."
+        bool, "Compile forwards of fixed shapes with torch.compile."
     ] = False
     prefix_cache: Annotated[
         PrefixCache,

@@ -55,7 +55,7 @@ class AttentionChoice:
         self.expected: str | None = None  # what was in use in an earlier load
 
     def for_fixed_shapes(self) -> "AttentionChoice":
-        """The same for steps of fixed shapes. What was ruled out stays ruled out, and both share
+        """The same for forwards of fixed shapes. What was ruled out stays ruled out, and both share
         one list of fallbacks."""
         choice = AttentionChoice(self.asked, fixed_shapes=True)
         choice.ruled_out, choice.fallbacks = dict(self.ruled_out), self.fallbacks

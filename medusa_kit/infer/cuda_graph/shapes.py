@@ -14,7 +14,7 @@ def check_before_loading(fixed_shapes: str, compiled: bool, device: str) -> None
     """Raises ConfigError for a compiled forward of steps that are not used on this device."""
     if compiled and fixed_shapes == "auto" and device != "cuda":
         raise ConfigError(
-            f"compile is for steps of fixed shapes, which are not used by themselves where the "
+            f"compile is for forwards of fixed shapes, which are not used by themselves where the "
             f"model is on {device}",
             hint="ask for them too: --fixed-shapes always (in Python fixed_shapes='always'), or "
             "leave out --compile (compiled=True)",
@@ -51,7 +51,7 @@ def use_fixed_shapes(
     if by_name:
         asked = "compile" if compiled else f"fixed_shapes {fixed_shapes!r}"
         raise ConfigError(
-            f"{asked} was asked for, but steps of fixed shapes cannot be used: {reason}",
+            f"{asked} was asked for, but forwards of fixed shapes cannot be used: {reason}",
             hint="leave it out; the ordinary loop decodes the same",
         )
     return None, check, reason
