@@ -1,8 +1,7 @@
 """One forward of fixed shapes: its inputs in one copy, its outputs, its graph.
 
 Nodes of all rows go through the model one after another; attention alone sees them row by row,
-padded. A place that is left over holds a node that sees itself alone and that nobody reads. It lies
-in a row of the step, behind that row's own nodes, where nothing is committed.
+padded. What is left over of T repeats the first node, and is not read.
 
 Shapes: B rows of the cache, T nodes with those left over, N nodes of a row at most, W words of
 ancestors (64 nodes each), X all numbers sent, V vocabulary, D hidden.
@@ -38,14 +37,11 @@ class Shape(NamedTuple):
 
 
 def fitting(counts: Sequence[int]) -> tuple[int, int]:
-    """(T, N) for rows of so many nodes: the next power of two, and places for the nodes left over
-    behind the rows' own."""
-    num_nodes, needed = power_of_two(sum(counts)), max(counts)
-    needed = max(needed, -(-num_nodes // len(counts)))
+    """(T, N) for rows of so many nodes: few of each, so that there are few shapes."""
     row_nodes = 1
-    while row_nodes < needed:
+    while row_nodes < max(counts):
         row_nodes *= ROW_GROWTH
-    return num_nodes, row_nodes
+    return power_of_two(sum(counts)), row_nodes
 
 
 def power_of_two(number: int) -> int:
@@ -84,7 +80,9 @@ class CapturedForward:
 
     def send(self, nodes: Nodes, rows: Sequence[int]) -> None:
         """Let the next run be over these nodes; the host does not wait."""
-        self._tokens_T[: len(nodes.tokens_N)].copy_(nodes.tokens_N)
+        count = len(nodes.tokens_N)
+        self._tokens_T[:count].copy_(nodes.tokens_N)
+        self._tokens_T[count:].copy_(nodes.tokens_N[:1].expand(self.shape.num_nodes - count))
         numbers = self._numbers(nodes, rows)
         self._sent_X.copy_(to_device(torch.from_numpy(numbers), self._sent_X.device))
 
@@ -146,24 +144,18 @@ class CapturedForward:
     def _numbers(self, nodes: Nodes, rows: Sequence[int]) -> Numbers:
         """What the device is told: lengths, then each node's place, depth and ancestors."""
         (T, N, _), cache = self.shape, self._cache
-        W = -(-N // WORD)
         lengths = np.zeros(len(cache.lengths), np.int64)
         if self._model.pads:  # all rows write, behind what they hold
             lengths[:] = cache.lengths
-        used = np.zeros(len(cache.lengths) * N, bool)
-        places, depths = np.empty(T, np.int64), np.zeros(T, np.int64)
-        words = np.zeros((T, W), np.int64)
-        first = 0
+        places, depths = np.empty(T, np.int64), np.empty(T, np.int64)
+        words, first = np.zeros((T, -(-N // WORD)), np.int64), 0
         for row, count, tree in zip(rows, nodes.counts, nodes.trees, strict=True):
             lengths[row] = cache.lengths[row]
             end, own = first + count, tree.on_host
             places[first:end] = np.arange(row * N, row * N + count)
             depths[first:end] = own.depths_N
             words[first:end, : own.words_NW.shape[1]] = own.words_NW
-            used[row * N : row * N + count] = True
             first = end
-        free = [row * N + np.flatnonzero(~used[row * N : (row + 1) * N]) for row in rows]
-        places[first:] = np.concatenate(free)[: T - first]
-        in_row = places[first:] % N
-        words[np.arange(first, T), in_row // WORD] = np.left_shift(np.int64(1), in_row % WORD)
+        for numbers in (places, depths, words):
+            numbers[first:] = numbers[0]
         return np.concatenate([lengths, places, depths, words.ravel()])

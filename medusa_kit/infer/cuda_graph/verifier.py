@@ -23,6 +23,7 @@ from medusa_kit.infer.cuda_graph.cache import FixedCache
 from medusa_kit.infer.cuda_graph.capture import GraphMemory, can_capture
 from medusa_kit.infer.cuda_graph.captured import (
     MOST_NODES,
+    ROW_GROWTH,
     CapturedForward,
     Shape,
     fitting,
@@ -41,9 +42,9 @@ FEWEST_IN_SIGHT = 256
 # some 30 ms for the operations of an 8B model: 512 take an H100 about 12 ms by arithmetic.
 PREFILL_CHUNK = 2048
 SLOTS_MULTIPLE = 64
-SHARE_OF_CACHE = 0.6  # of the free memory: the cache of a batch that is made for years of requests
+SHARE_OF_CACHE = 0.6  # of the free memory: the rest is for activations and what else comes
 AGAIN_AFTER = 64  # steps until a capture that has failed is tried again, doubled each time
-USUAL_NODES = (1, 4, 16, 64)  # of a row: trees whose forwards are captured beforehand
+ROW_SIZES = (1, 4, 16, 64)  # of a row, padded: forwards for such trees are captured beforehand
 
 
 class CapturedVerifier(Verifier):
@@ -74,7 +75,8 @@ class CapturedVerifier(Verifier):
         context = self.base.info.context_length
         most = -(-(context + SLOTS_MULTIPLE - 1) // SLOTS_MULTIPLE) * SLOTS_MULTIPLE
         cache = FixedCache(self.num_layers, batch_size, num_slots, most)
-        self._caches.add(cache)
+        with self.lock():
+            self._caches.add(cache)
         return cache
 
     def prompt_chunk(self, num_rows: int) -> int:
@@ -91,7 +93,8 @@ class CapturedVerifier(Verifier):
                 captured = self._forward_of(cache, shape, nodes, rows)
                 if captured is not None:
                     self.num_captured += 1
-                    cache.reach(rows, [shape.row_nodes] * len(rows))
+                    written = range(len(cache.lengths)) if self.pads else rows
+                    cache.reach(written, [shape.row_nodes] * len(written))
                     return captured.replay(sum(nodes.counts))
         self.num_loose += 1
         return super().score_trees(cache, nodes, rows)
@@ -105,13 +108,14 @@ class CapturedVerifier(Verifier):
 
     def make_room(self) -> bool:
         """Free the memory of captured forwards; whether there were any."""
-        had = any(cache.forwards for cache in self._caches)
-        for cache in self._caches:
-            cache.forwards.clear()
+        with self.lock():
+            caches = [cache for cache in self._caches if cache.forwards]
+            for cache in caches:
+                cache.forwards.clear()
         gc.collect()  # caches and their layers refer to each other
         if self.base.device.type == "cuda":
             torch.cuda.empty_cache()
-        return had
+        return bool(caches)
 
     def slots_for(self, num_rows: int) -> int:
         """Slots of each row in a batch for any number of requests: as many as memory has room for
@@ -120,20 +124,17 @@ class CapturedVerifier(Verifier):
             return 0
         free, _ = torch.cuda.mem_get_info(self.base.device)
         per_slot = num_rows * cache_bytes_per_token(self.base, self.num_layers)
-        return min(self.base.info.context_length, int(SHARE_OF_CACHE * free) // max(per_slot, 1))
+        most = self.base.info.context_length + ROW_SIZES[-1]
+        return min(most, int(SHARE_OF_CACHE * free) // max(per_slot, 1))
 
     @no_gradients
     def prepare(self, cache: TreeCache, num_rows: int) -> None:
         """Capture the forwards that requests will need, over a cache that holds nothing."""
-        counts = [1 << power for power in range(num_rows.bit_length())]
-        usual = [[size] * rows for size in USUAL_NODES for rows in counts]
-        usual = [sizes for sizes in usual if sum(sizes) <= MOST_NODES]
-        with console.progress("capturing forwards", len(usual), "shapes") as bar:
-            for sizes in sorted(
-                usual, key=sum, reverse=True
-            ):  # small ones reuse large ones' memory
-                nodes = Nodes.chains([[0] * size for size in sizes], self.base.device)
-                self.score_trees(cache, nodes, range(len(sizes)))
+        steps = usual_steps(num_rows)
+        with console.progress("capturing forwards", len(steps), "shapes") as bar:
+            for counts in steps:
+                nodes = Nodes.chains([[0] * count for count in counts], self.base.device)
+                self.score_trees(cache, nodes, range(len(counts)))
                 bar.advance()
 
     def _shape(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> Shape | None:
@@ -199,3 +200,17 @@ class CapturedVerifier(Verifier):
             console.warn(f"steps run one kernel after another, since capturing failed: {refused}")
         self.refused = refused
         self.steps_run_by = self._how if refused is None else f"torch (not captured: {refused})"
+
+
+def usual_steps(num_rows: int) -> list[list[int]]:
+    """Nodes of each row in one step of every shape that up to so many rows with usual trees need.
+    Large ones come first, since smaller ones then use their memory."""
+    steps = list[list[int]]()
+    for most in ROW_SIZES:
+        total = max(1, most // ROW_GROWTH * 2)
+        while total <= min(MOST_NODES, power_of_two(num_rows * most)):
+            nodes = min(total, num_rows * most)
+            rest = [nodes % most] if nodes % most else []
+            steps.append([most] * (nodes // most) + rest)
+            total *= 2
+    return sorted(steps, key=sum, reverse=True)

@@ -4,6 +4,7 @@ The oracle is transformers' own generate. Few tokens in the vocabulary let rando
 now and then, so that stops and limits fall inside accepted paths.
 """
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,7 @@ from medusa_kit.infer.cuda_graph.cache import FixedCache
 from medusa_kit.infer.cuda_graph.captured import CapturedForward, Shape, fitting
 from medusa_kit.infer.cuda_graph.guard import HostRead, NoHostReads
 from medusa_kit.infer.cuda_graph.step import FixedStep
-from medusa_kit.infer.cuda_graph.verifier import AGAIN_AFTER, CapturedVerifier
+from medusa_kit.infer.cuda_graph.verifier import AGAIN_AFTER, CapturedVerifier, usual_steps
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Topology
 from medusa_kit.infer.request import make_row
@@ -223,6 +224,20 @@ def test_forwards_serve_later_requests_of_any_text() -> None:
         assert again is batch
         assert batch.cache.forwards == forwards  # type: ignore[attr-defined]
         assert [one.token_ids for one in answers] == plain_answers("llama", PROMPTS[1:], 12)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 8, 32])
+def test_what_is_captured_at_the_start_is_what_requests_need(num_rows: int) -> None:
+    """Rows of any trees of at most 64 nodes, as long as all have fewer than 512."""
+    there = [fitting(counts) for counts in usual_steps(num_rows)]
+    assert len(set(there)) == len(there)
+    generator = random.Random(num_rows)
+    for _ in range(2000):
+        most = generator.choice([1, 3, 10, 64])
+        rows = range(generator.randint(1, num_rows))
+        counts = [generator.randint(1, most) for _ in rows]
+        if sum(counts) <= 512:
+            assert fitting(counts) in there, counts
 
 
 def test_more_room_takes_other_memory_and_other_forwards() -> None:
