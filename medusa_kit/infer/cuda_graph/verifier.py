@@ -61,7 +61,7 @@ class CapturedVerifier(Verifier):
         how = "torch" if compiled is None else "torch.compile"
         on_cuda = can_capture(base.device)
         graph = " in a CUDA graph" if on_cuda else ""
-        self._how = f"{how}, fixed shapes{graph} ({attention.name})"
+        self._how = f"{how}, fixed shapes{graph}"
         super().__init__(base, attention, self._how)
         self._compiled, self._guarded = compiled, guarded
         # A guard looks at each operation as it is called.
@@ -199,7 +199,8 @@ class CapturedVerifier(Verifier):
         if refused is not None and refused != self.refused:
             console.warn(f"steps run one kernel after another, since capturing failed: {refused}")
         self.refused = refused
-        self.steps_run_by = self._how if refused is None else f"torch (not captured: {refused})"
+        by = f"{self._how} ({self.attention.name})"
+        self.steps_run_by = by if refused is None else f"torch (not captured: {refused})"
 
 
 def usual_steps(num_rows: int) -> list[list[int]]:
