@@ -10,17 +10,20 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.gpu.measure import measure, parts
 from support.small_engines import build_engine
 
+from benchmarks.gpu.decoding import answer_part
+from benchmarks.gpu.known_text import KnownText, share_for, tree_of
+from benchmarks.gpu.report import NO_MEASUREMENT, describe
+from benchmarks.gpu.runner import DeviceLost, Part, run_parts
+from benchmarks.gpu.steps import step_part
+from benchmarks.gpu.tables import TABLES, print_report
+from benchmarks.gpu.workbench import CAPTURED, COMPILED, LOOP, Cannot, StepMode, Workbench
 from medusa_kit import console
 from medusa_kit.base import fingerprint
 from medusa_kit.bench.gpu import exactness, report, workbench
 from medusa_kit.bench.gpu.clock import Clock
-from medusa_kit.bench.gpu.decoding import answer_part
-from medusa_kit.bench.gpu.known_text import KnownText, share_for, tree_of
-from medusa_kit.bench.gpu.measure import measure, parts
-from medusa_kit.bench.gpu.report import NO_MEASUREMENT, describe
-from medusa_kit.bench.gpu.runner import DeviceLost, Part, run_parts
 from medusa_kit.bench.gpu.shapes import (
     EXACTNESS,
     LLAMA_1B,
@@ -30,9 +33,6 @@ from medusa_kit.bench.gpu.shapes import (
     successors,
     tiny,
 )
-from medusa_kit.bench.gpu.steps import step_part
-from medusa_kit.bench.gpu.tables import TABLES, print_report
-from medusa_kit.bench.gpu.workbench import CAPTURED, COMPILED, LOOP, Cannot, StepMode, Workbench
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.infer.attention import triton_backend

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.gpu.report import Report
+from benchmarks.gpu.runner import DeviceLost, Part, run_parts
+from benchmarks.gpu.workbench import Cannot, Workbench
 from medusa_kit.bench.gpu import runner
-from medusa_kit.bench.gpu.report import Report
-from medusa_kit.bench.gpu.runner import DeviceLost, Part, run_parts
-from medusa_kit.bench.gpu.workbench import Cannot, Workbench
 from medusa_kit.errors import DataError, MedusaKitError
 
 CPU = torch.device("cpu")

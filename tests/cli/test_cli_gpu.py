@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-
-from medusa_kit.bench.gpu import measure
 from medusa_kit.bench.gpu.runner import DeviceLost, Part
 from medusa_kit.bench.gpu.workbench import Workbench
+
+from medusa_kit.bench.gpu import measure
 from medusa_kit.cli import doctor_gpu
 
 Run = Callable[..., tuple[int, str, str]]

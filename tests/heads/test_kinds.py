@@ -10,9 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.errors import ConfigError
-from medusa_kit.heads import MedusaHeads
+from medusa_kit.heads import MedusaHeads, order
 from medusa_kit.heads.config import Kind
-from medusa_kit.heads import order
 from medusa_kit.heads.order import columns_by_key
 
 REDUCED = torch.tensor([0, 3, 4, 10, 41, 50, 77, 95])

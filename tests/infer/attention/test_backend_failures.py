@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from medusa_kit.infer.cuda_graph.forward import StaticTreeStep
 from support.attention_inputs import needs_triton, qkv, step_of
 from support.small_engines import build_engine
 from support.tiny_models import tiny_base
@@ -14,7 +15,6 @@ from medusa_kit.infer.attention import choice
 from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.sdpa import explicit, tree_sdpa
-from medusa_kit.infer.cuda_graph.forward import StaticTreeStep
 from medusa_kit.infer.self_check import checked_verifier
 
 

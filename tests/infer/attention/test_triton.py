@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from medusa_kit.infer.cuda_graph.forward import StaticTreeStep
 from support.attention_inputs import DEVICE, needs_triton, parents_of, step_of
 from support.tiny_models import tiny_model
 
@@ -12,7 +13,6 @@ from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.attention.triton_backend import ancestor_words, tree_triton
-from medusa_kit.infer.cuda_graph.forward import StaticTreeStep
 from medusa_kit.infer.self_check import checked_verifier
 
 

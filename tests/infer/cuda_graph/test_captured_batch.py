@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from support.batches import LONGEST, REQUESTS, Request, alone, drafters, expected, row_for, run
 from support.small_engines import BUSHY, build_engine, random_heads, random_prompt
 from support.tiny_models import tiny_base
@@ -16,7 +17,6 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, DeviceMemoryError
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cuda_graph import runner
-from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.cuda_graph.step import GraphStep
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Row

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from medusa_kit.infer.cuda_graph.forward import StaticTreeStep, StaticVerifier
 from support.small_engines import build_engine, random_heads, random_prompt
 from support.tiny_models import VOCAB, coarse_base, tiny_base, tiny_model
 
@@ -18,7 +19,6 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cuda_graph.compiled import compiled_forward
-from medusa_kit.infer.cuda_graph.forward import StaticTreeStep, StaticVerifier
 from medusa_kit.infer.cuda_graph.step import GraphStep
 
 PROMPT = random_prompt(19, 19)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from medusa_kit.infer.cuda_graph.accept import TreeTables, accept_greedy, walked
+from medusa_kit.infer.cuda_graph.forward import StaticTreeStep
 from support.host_reads import few_words, no_reads, plain_answers
 from support.samples import pairs
 from support.small_engines import (
@@ -28,8 +30,6 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.rules import accept
 from medusa_kit.infer.attention.choice import AttentionChoice
-from medusa_kit.infer.cuda_graph.accept import TreeTables, accept_greedy, walked
-from medusa_kit.infer.cuda_graph.forward import StaticTreeStep
 from medusa_kit.infer.cuda_graph.guard import HostRead, NoHostReads
 from medusa_kit.infer.cuda_graph.step import GraphStep
 from medusa_kit.infer.decode import decode

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from medusa_kit.infer.cuda_graph.host_trees import HostTreeSize
+from medusa_kit.infer.cuda_graph.runner import GraphRunner, num_rows, num_slots
 from support.small_engines import BUSHY, build_engine, random_heads, random_prompt
 from support.tiny_models import tiny_model
 
@@ -17,8 +19,6 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import DeviceMemoryError
 from medusa_kit.infer.cuda_graph import runner
 from medusa_kit.infer.cuda_graph.cache import StaticTreeCache
-from medusa_kit.infer.cuda_graph.host_trees import HostTreeSize
-from medusa_kit.infer.cuda_graph.runner import GraphRunner, num_rows, num_slots
 from medusa_kit.infer.cuda_graph.step import GraphStep
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.request import Row, make_row

@@ -8,6 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from medusa_kit.infer.cuda_graph.host_trees import (
+    SEES,
+    HostTreeSize,
+    HostTreeSpec,
+    HostTreeStep,
+    Tree,
+    accept_host_trees,
+    packed,
+)
 from support.host_reads import few_words, no_reads, plain_answers
 from support.samples import pairs
 from support.small_engines import BUSHY, build_engine, endless_base, random_heads, random_prompt
@@ -21,15 +30,6 @@ from medusa_kit.drafters.mixed.step import best_size
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.accept.rules import accept
 from medusa_kit.infer.cuda_graph import runner
-from medusa_kit.infer.cuda_graph.host_trees import (
-    SEES,
-    HostTreeSize,
-    HostTreeSpec,
-    HostTreeStep,
-    Tree,
-    accept_host_trees,
-    packed,
-)
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import StepResult, path_to
 from medusa_kit.infer.node_choice.cost import ASSUMED, StepCost
