@@ -73,12 +73,16 @@ def our_answer(
 
 
 def with_known_text(
-    bench: Workbench, engine: Engine, shape: Shape, acceptance: float = ACCEPTANCE
+    bench: Workbench,
+    engine: Engine,
+    shape: Shape,
+    acceptance: float = ACCEPTANCE,
+    nodes: int = NODES,
 ) -> None:
     """Let an engine have heads that are right as often as this acceptance length requires."""
     share = share_for(acceptance)
     engine.heads = KnownText.of(engine.base, bench.successors(shape), share)
-    engine.use_tree(tree_of(NODES))
+    engine.use_tree(tree_of(nodes))
 
 
 @torch.inference_mode()

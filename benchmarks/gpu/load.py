@@ -15,6 +15,7 @@ from benchmarks.gpu.steps import loose_forwards
 from benchmarks.gpu.workbench import CAPTURED, Workbench
 from medusa_kit.bench.gpu.shapes import Shape
 from medusa_kit.bench.load.arrivals import Closed
+from medusa_kit.infer.cuda_graph.captured import MOST_NODES
 
 PROMPT, ANSWER, ROUNDS = 256, 128, 3  # each client asks that often
 # Seconds on average, between an answer and the same client's next request.
@@ -31,7 +32,7 @@ def load(shape: Shape, clients: int, kind: str, bench: Workbench) -> dict[str, A
     """Raises what a request failed of."""
     clients = bench.size(clients, min(clients, 3))
     engine = bench.engine(shape, CAPTURED)
-    with_known_text(bench, engine, shape)
+    with_known_text(bench, engine, shape, nodes=nodes_for(clients))
     prompts = some_prompts(bench, shape, bench.size(PROMPT, 12), clients * bench.size(ROUNDS, 1))
     tokens, loose = bench.size(ANSWER, 8), loose_forwards(engine)
     pauses, lock = random.Random(0), Lock()
@@ -57,11 +58,17 @@ def load(shape: Shape, clients: int, kind: str, bench: Workbench) -> dict[str, A
         Closed(clients).run(prompts, ask, ready)
     return {
         "clients": clients,
+        "nodes": nodes_for(clients),
         "start_seconds": ready - start,  # most of it captures
         **_figures(ready, answers),
         "loose_forwards": loose_forwards(engine) - loose,
         "run_by": engine.steps_run_by,
     }
+
+
+def nodes_for(clients: int) -> int:
+    """Of each row's tree: as many as one captured forward has room for, 64 at most."""
+    return max(1, min(64, MOST_NODES // 2 // clients))
 
 
 def _figures(start: float, answers: list[tuple[float, Told]]) -> dict[str, Any]:

@@ -66,7 +66,8 @@ def print_report(report: Report) -> None:
     for table in _tables(report):
         console.out.print(table)
     _print_without(report)
-    console.out.print(_goals(report))
+    if report.goals:
+        console.out.print(_goals(report))
 
 
 def _tables(report: Report) -> Iterator[Table]:
