@@ -200,7 +200,7 @@ hostile: install ## A server that is attacked while others read their streams: g
 
 # The compiler's cache is in build/, so a second run only compiles what has changed.
 gpu-check: install ## Check the GPU path without a GPU: compile all kernels, check their limits
-	TRITON_CACHE_DIR=build/triton $(BIN)/python -m medusa_kit.bench.gpu_check $(PARTS)
+	TRITON_CACHE_DIR=build/triton $(BIN)/python -m benchmarks.gpu_check $(PARTS)
 
 test-gpu: install ## Only the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu -rs

@@ -39,8 +39,8 @@ from medusa_kit.infer.request import Row, make_row
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
 from medusa_kit.settings.sampling import SamplingParams
 
-# In the order of a step. "C++ step" and "captured forward" include the whole model and the heads'
-# prefix layer.
+# In the order of a step. "C++ step" and "captured forward" include all of the model and the prefix
+# layer of heads.
 HEADS, TREE, NATIVE, CAPTURED, LINEAR, ATTENTION, MODEL, PREFIX, ACCEPT, CACHE, PYTHON = PARTS = (
     "heads", "tree", "C++ step", "captured forward", "linear layers", "attention",
     "rest of the model", "prefix layer", "accept", "cache", "Python",

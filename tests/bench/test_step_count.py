@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from medusa_kit.base.model import BaseModel
-from medusa_kit.bench.gpu_check import step as part
-from medusa_kit.bench.gpu_check.inductor import inductor_kernels
-from medusa_kit.bench.gpu_check.shapes import (
+from benchmarks.gpu_check import step as part
+from benchmarks.gpu_check.inductor import inductor_kernels
+from benchmarks.gpu_check.shapes import (
     META,
     TritonLaunches,
     base_of_shape,
     forward_of_shape,
 )
-from medusa_kit.bench.gpu_check.step import count, kernels_of_forward, weight_bytes
-from medusa_kit.bench.gpu_check.tracing import kernels_of, peak_bytes, traced
+from benchmarks.gpu_check.step import count, kernels_of_forward, weight_bytes
+from benchmarks.gpu_check.tracing import kernels_of, peak_bytes, traced
+from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.cuda_graph.captured import CapturedForward
 from medusa_kit.infer.cuda_graph.guard import HostRead

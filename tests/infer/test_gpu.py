@@ -177,7 +177,8 @@ def texts(engine: Engine, prompts: Any = PROMPTS, **options: Any) -> list[list[i
     assert verifier.num_loose == 0
     graphs = [one.graph for cache in verifier._caches for one in cache.forwards.values()]
     assert all(graph is not None for graph in graphs)
-    assert all("in a CUDA graph" in result.stats.steps_run_by for result in results)
+    ran = [result.stats.steps_run_by for result in results if result.stats.num_steps]
+    assert all("in a CUDA graph" in by for by in ran), ran
     return [result.token_ids for result in results]
 
 
@@ -231,18 +232,18 @@ def test_a_shared_batch_is_captured() -> None:
     assert engine.verifier.num_loose == 0
 
 
-@torch.inference_mode()
 def test_a_captured_forward_waits_for_nothing() -> None:
     verifier = captured_engine("llama").verifier
     cache, nodes = verifier.new_cache(2, 300), Nodes.chains([[5, 6, 7], [8]], torch.device("cuda"))
-    verifier.prefill(cache, PROMPTS[:2])
-    first = verifier.score_trees(cache, nodes, range(2))
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        again = verifier.score_trees(cache, nodes, range(2))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert torch.equal(first.logits_NV, again.logits_NV)
+    with torch.inference_mode():
+        verifier.prefill(cache, PROMPTS[:2])
+        first = verifier.score_trees(cache, nodes, range(2))
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            again = verifier.score_trees(cache, nodes, range(2))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.equal(first.logits_NV, again.logits_NV)
     assert isinstance(verifier, CapturedVerifier)
     assert (verifier.num_loose, len(cache.forwards)) == (0, 1)
 

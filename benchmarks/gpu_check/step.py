@@ -10,17 +10,17 @@ Shapes: B rows, N nodes of each.
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from medusa_kit import console
-from medusa_kit.base.model import BaseModel
-from medusa_kit.bench.gpu_check.inductor import inductor_kernels
-from medusa_kit.bench.gpu_check.report import Report
-from medusa_kit.bench.gpu_check.shapes import (
+from benchmarks.gpu_check.inductor import inductor_kernels
+from benchmarks.gpu_check.report import Report
+from benchmarks.gpu_check.shapes import (
     SHAPES,
     TritonLaunches,
     base_of_shape,
     forward_of_shape,
 )
-from medusa_kit.bench.gpu_check.tracing import Kernel, kernels_of, peak_bytes, traced
+from benchmarks.gpu_check.tracing import Kernel, kernels_of, peak_bytes, traced
+from medusa_kit import console
+from medusa_kit.base.model import BaseModel
 
 CASES = ((1, 1), (1, 16), (1, 64), (8, 1), (8, 16), (32, 1), (32, 8))  # rows, nodes of each
 COMPILED = ((1, 1), (1, 64), (8, 16))  # those that are compiled too, which takes most of the time

@@ -5,8 +5,8 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.gpu.report import NO_MEASUREMENT, Record, Report
 from medusa_kit import console
-from medusa_kit.bench.gpu.report import NO_MEASUREMENT, Record, Report
 
 Column = tuple[str, str, int | None]  # heading, figure, digits after the point or None for text
 NONE = "–"
@@ -29,10 +29,24 @@ TABLES: dict[str, tuple[str, Sequence[Column]]] = {
     "steps": ("Steps", STEPS),
     "answers": ("Answers", (
         ("tokens/s", "tokens_per_second", 1), ("tokens\na step", "acceptance_length", 2),
-        ("× trans-\nformers", "against_transformers", 2))),
+        ("× trans-\nformers", "against_transformers", 2), ("first\ns", "first_seconds", 2))),
     "prompts": ("Prompts", (
         ("ms", "ms", 2), ("× floor", "times_floor", 2), ("tokens/s", "tokens_per_second", 0),
         ("attention", "attention", None))),
+    "tests": ("Tests", (("tests", "tests", 0), ("passed", "passed", 0),
+                        ("skipped", "skipped", 0))),
+    "products": ("Matrix products of a whole step", (
+        ("ms", "as_is_ms", 3), ("× floor", "as_is_times_floor", 2), ("fused\nms", "fused_ms", 3),
+        ("× floor", "fused_times_floor", 2))),
+    "attention": ("Tree attention alone, 64 nodes", (
+        ("µs", "us", 1), ("GB/s", "gb_per_second", 0))),
+    "captures": ("Captures", (
+        ("forwards", "forwards", 0), ("s", "seconds", 2), ("ms each", "ms_each", 1),
+        ("graphs\nGB", "graphs_gb", 3), ("cache\nGB", "cache_gb", 2))),
+    "load": ("A batch under load", (
+        ("tokens/s", "tokens_per_second", 1), ("first,\nms", "first_token_ms", 1),
+        ("step,\nms", "step_ms", 2), ("most,\nms", "step_most_ms", 1),
+        ("loose", "loose_forwards", 0))),
     "drafts": ("Drafts of 4 random heads", (
         ("captured\nms", "ms", 3), ("loop\nms", "loop_ms", 3), ("step with\nit, ms", "step_ms", 3),
         ("× floor", "step_times_floor", 2))),
@@ -52,7 +66,8 @@ def print_report(report: Report) -> None:
     for table in _tables(report):
         console.out.print(table)
     _print_without(report)
-    console.out.print(_goals(report))
+    if report.goals:
+        console.out.print(_goals(report))
 
 
 def _tables(report: Report) -> Iterator[Table]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_iter
 
-from medusa_kit.bench.gpu_check.shapes import META, cores_of_a_gpu
+from benchmarks.gpu_check.shapes import META, cores_of_a_gpu
 from medusa_kit.infer.cuda_graph.guard import NoHostReads
 
 aten = torch.ops.aten

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit.bench.gpu.known_text import KnownText, tree_of
-from medusa_kit.bench.gpu.runner import Part
+from benchmarks.gpu.known_text import KnownText, tree_of
+from benchmarks.gpu.runner import Part
+from benchmarks.gpu.workbench import CAPTURED, COMPILED, LOOP, StepMode, Workbench
 from medusa_kit.bench.gpu.shapes import EXACTNESS, random_base, tiny
-from medusa_kit.bench.gpu.workbench import CAPTURED, COMPILED, LOOP, StepMode, Workbench
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.verify import difference_of
 from medusa_kit.engine.engine import Engine

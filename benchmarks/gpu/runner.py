@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.report import Record, Report
+from benchmarks.gpu.workbench import Cannot, Workbench, ran_out_of_memory
 from medusa_kit import console
-from medusa_kit.bench.gpu.report import Record, Report
-from medusa_kit.bench.gpu.workbench import Cannot, Workbench, ran_out_of_memory
 from medusa_kit.bench.time_limit import time_limit
 from medusa_kit.errors import MedusaKitError
 

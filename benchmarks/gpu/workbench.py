@@ -6,13 +6,14 @@ Consecutive parts of the same shape share the model; another shape replaces it.
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.clock import Clock
 from medusa_kit.base.model import BaseModel
-from medusa_kit.bench.gpu.clock import Clock
 from medusa_kit.bench.gpu.shapes import Shape, random_base, successors
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine
@@ -62,10 +63,13 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
 
 
 class Workbench:
-    """`small`: the sizes of a dry run. `figures`: the results of earlier parts."""
+    """`small`: the sizes of a dry run. `figures`: the results of earlier parts. `folder`: where
+    files are written to besides the report."""
 
-    def __init__(self, device: torch.device, small: bool, figures: Figures) -> None:
-        self.device, self.small, self.figures = device, small, figures
+    def __init__(
+        self, device: torch.device, small: bool, figures: Figures, folder: Path = Path()
+    ) -> None:
+        self.device, self.small, self.figures, self.folder = device, small, figures, folder
         self.dtype = torch.bfloat16
         self.clock = Clock(device)
         self._shape: Shape | None = None
@@ -123,6 +127,7 @@ class Workbench:
                     attention=attention,
                     fixed_shapes="always" if mode.captured else "never",
                     compiled=mode.compiled,
+                    guesses="all",
                 ),
                 keep_layers=True,
             )

@@ -14,14 +14,15 @@ from typing import Any
 
 import torch
 
-from medusa_kit.bench.gpu.known_text import KnownText, tree_of
-from medusa_kit.bench.gpu.runner import Part
+from benchmarks.gpu.known_text import NUM_HEADS, KnownText, some_prompts, tree_of
+from benchmarks.gpu.runner import Part
+from benchmarks.gpu.workbench import CAPTURED, Cannot, StepMode, Workbench
 from medusa_kit.bench.gpu.shapes import Shape
-from medusa_kit.bench.gpu.workbench import BANDWIDTH, CAPTURED, Cannot, StepMode, Workbench
 from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import MedusaKitError
+from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cuda_graph.cache import FixedCache
 from medusa_kit.infer.cuda_graph.captured import CapturedForward
@@ -31,35 +32,14 @@ from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Row, make_row
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.tree.dynamic import DynamicTree
 
 PREFIX, LONG_PREFIX = 512, 4000  # tokens before the step
 STEPS, WARM_UPS, REPLAYS, SYNC_STEPS = 30, 4, 20, 5
-BUFFER = 1 << 32  # bytes read for the bandwidth, far more than the device's caches hold
+RANKS = 8  # of each head in a dynamic tree
+GREEDY = SamplingParams()
 TOP_KERNELS, NAME_LENGTH = 15, 90
 COMPILE_SECONDS = 90.0
-
-
-def bandwidth(bench: Workbench) -> dict[str, Any]:
-    """The highest bandwidth of the device's memory in reading, copying and a product."""
-    count = BUFFER // bench.dtype.itemsize
-    if bench.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(bench.device)
-        count = min(count, free // 3 // bench.dtype.itemsize)
-    count = bench.size(count, 1 << 16) // 4096 * 4096
-    source = torch.empty(count, device=bench.device, dtype=bench.dtype).normal_()
-    target = torch.empty_like(source)
-    vector = torch.ones(4096, 1, device=bench.device, dtype=bench.dtype)
-    measures: dict[str, tuple[Callable[[], Any], int]] = {
-        "copy": (lambda: target.copy_(source), 2),
-        "sum": (lambda: source.view(torch.int32).sum(), 1),
-        "maximum": (lambda: source.view(torch.int32).amax(), 1),
-        "matrix_times_vector": (lambda: source.view(-1, 4096) @ vector, 1),
-    }
-    found = {}
-    for name, (call, times) in measures.items():
-        seconds = bench.clock.each(call, bench.size(20, 2)).median
-        found[f"{name}_gb_per_second"] = times * source.nbytes / seconds / 1e9
-    return {"gb_per_second": max(found.values()), **found, "buffer_gb": source.nbytes / 1e9}
 
 
 def drafter_of(
@@ -72,12 +52,6 @@ def drafter_of(
     return draft_with(heads, tree_of(nodes))
 
 
-def some_prompts(bench: Workbench, shape: Shape, length: int, rows: int = 1) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(length)
-    ids = torch.randint(0, shape.vocab_size, (rows, length), generator=generator)
-    return ids.tolist()
-
-
 def step(
     shape: Shape, mode: StepMode, nodes: int, prefix: int, rows: int, bench: Workbench
 ) -> dict[str, Any]:
@@ -87,13 +61,44 @@ def step(
     return timed_steps(bench, engine, shape, drafter, bench.size(prefix, 12), rows)
 
 
+def sampled_step(shape: Shape, nodes: int, bench: Workbench) -> dict[str, Any]:
+    """The same with tokens drawn at temperature 0.7, with random heads."""
+    engine = bench.engine(shape, CAPTURED)
+    drafter = draft_with(random_heads(engine), tree_of(nodes))
+    sampling = SamplingParams(temperature=0.7, seed=1)
+    return timed_steps(bench, engine, shape, drafter, bench.size(PREFIX, 12), sampling=sampling)
+
+
+def dynamic_step(shape: Shape, nodes: int, bench: Workbench) -> dict[str, Any]:
+    """The same with a tree that is grown anew at each step, with random heads."""
+    engine = bench.engine(shape, CAPTURED)
+    tree = DynamicTree(nodes, (1.0,) * NUM_HEADS, RANKS, RANKS)
+    drafter = draft_with(random_heads(engine), tree)
+    return timed_steps(bench, engine, shape, drafter, bench.size(PREFIX, 12))
+
+
+def random_heads(engine: Engine, kind: str = "medusa") -> MedusaHeads:
+    heads = MedusaHeads.for_base(engine.base, NUM_HEADS, kind=kind)  # type: ignore[arg-type]
+    heads.requires_grad_(False)
+    with torch.inference_mode():
+        for parameter in heads.parameters():
+            parameter.normal_(std=0.02)
+    return heads
+
+
 def timed_steps(
-    bench: Workbench, engine: Engine, shape: Shape, drafter: Drafter, prefix: int, rows: int = 1
+    bench: Workbench,
+    engine: Engine,
+    shape: Shape,
+    drafter: Drafter,
+    prefix: int,
+    rows: int = 1,
+    sampling: SamplingParams = GREEDY,
 ) -> dict[str, Any]:
     steps, floor = bench.size(STEPS, 3), bench.floor(shape)
     prompts, room = some_prompts(bench, shape, prefix, rows), WARM_UPS + steps + SYNC_STEPS
     loose = loose_forwards(engine)
-    with _decoding(engine, drafter, prompts, room) as (row, next_step):
+    with _decoding(engine, drafter, prompts, room, sampling) as (row, next_step):
         timing = bench.clock.each(next_step, steps, WARM_UPS)
         syncs = bench.clock.syncs(next_step, bench.size(SYNC_STEPS, 1))
         run_by = row.steps_run_by
@@ -112,10 +117,14 @@ def timed_steps(
 
 @contextmanager
 def _decoding(
-    engine: Engine, drafter: Drafter, prompts: list[list[int]], steps: int
+    engine: Engine,
+    drafter: Drafter,
+    prompts: list[list[int]],
+    steps: int,
+    sampling: SamplingParams = GREEDY,
 ) -> Iterator[tuple[Row, Callable[[], Any]]]:
     """(the first row, a function that takes the next step), after the prompts were read."""
-    rows = _rows(engine, drafter, prompts, steps)
+    rows = _rows(engine, prompts, steps, sampling)
     running = decode(engine.verifier, drafter, rows)
     try:
         next(running)
@@ -124,10 +133,12 @@ def _decoding(
         running.close()  # type: ignore[attr-defined]  # it is a generator
 
 
-def _rows(engine: Engine, drafter: Drafter, prompts: list[list[int]], steps: int) -> list[Row]:
+def _rows(
+    engine: Engine, prompts: list[list[int]], steps: int, sampling: SamplingParams = GREEDY
+) -> list[Row]:
     """Rows with room for `steps` steps, whatever these emit."""
     tokens = 1 + (steps + 1) * 5
-    return [make_row(engine.verifier, ids, SamplingParams(), tokens) for ids in prompts]
+    return [make_row(engine.verifier, ids, sampling, tokens) for ids in prompts]
 
 
 @torch.inference_mode()
@@ -136,11 +147,11 @@ def _replayed(
 ) -> float:
     """Seconds of a captured forward on the device, with replays queued one after another."""
     batch = Batch(engine.verifier, len(prompts), reuse_prefixes=False)
-    for row in _rows(engine, drafter, prompts, room):
+    for row in _rows(engine, prompts, room):
         batch.add(row, drafter)
     batch.step()  # the prompts
     batch.step()
-    (captured,) = forwards_of(batch.cache)
+    captured = forwards_of(batch.cache)[-1]  # dynamic trees may have several
     replay = captured.run if captured.graph is None else captured.graph.replay
     return bench.clock.together(replay, bench.size(REPLAYS, 2))
 
@@ -155,27 +166,6 @@ def loose_forwards(engine: Engine) -> int:
     """How many forwards over trees a verifier that captures them has run without."""
     verifier = engine.verifier
     return verifier.num_loose if isinstance(verifier, CapturedVerifier) else 0
-
-
-@torch.inference_mode()
-def prompt(shape: Shape, mode: StepMode, length: int, bench: Workbench) -> dict[str, Any]:
-    """The time to read a prompt with the same verifier."""
-    verifier, length = bench.engine(shape, mode).verifier, bench.size(length, 24)
-    cache = verifier.new_cache(1, length)
-    ids = some_prompts(bench, shape, length)
-
-    def read() -> None:
-        cache.lengths = [0]
-        verifier.prefill(cache, ids)
-
-    seconds, floor = bench.clock.each(read, bench.size(5, 1), 2).median, bench.floor(shape)
-    return {
-        "prompt_tokens": length,
-        "ms": 1e3 * seconds,
-        "tokens_per_second": length / seconds,
-        "times_floor": floor and seconds / floor,
-        "attention": verifier.attention.name,
-    }
 
 
 def kernels(shape: Shape, mode: StepMode, nodes: int, bench: Workbench) -> dict[str, Any]:
@@ -210,10 +200,6 @@ def kernels(shape: Shape, mode: StepMode, nodes: int, bench: Workbench) -> dict[
     }
 
 
-def bandwidth_part() -> Part:
-    return Part(BANDWIDTH, "bandwidth", bandwidth)
-
-
 def step_part(
     shape: Shape, nodes: int, mode: StepMode = CAPTURED, prefix: int = PREFIX, rows: int = 1
 ) -> Part:
@@ -234,9 +220,14 @@ def step_name(
     return f"{shape.name}: step of {nodes}{more} ({mode})"
 
 
-def prompt_part(shape: Shape, length: int, mode: StepMode = CAPTURED) -> Part:
-    name = f"{shape.name}: prompt of {length:,} tokens"
-    return Part(name, "prompts", partial(prompt, shape, mode, length), 5.0, shape.name)
+def sampled_step_part(shape: Shape, nodes: int) -> Part:
+    name = f"{shape.name}: sampled step of {nodes}"
+    return Part(name, "steps", partial(sampled_step, shape, nodes), 8.0, shape.name)
+
+
+def dynamic_step_part(shape: Shape, nodes: int) -> Part:
+    name = f"{shape.name}: step of a grown tree of {nodes}"
+    return Part(name, "steps", partial(dynamic_step, shape, nodes), 8.0, shape.name)
 
 
 def kernels_part(shape: Shape, nodes: int, mode: StepMode = CAPTURED) -> Part:

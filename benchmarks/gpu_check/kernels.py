@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu_check.compiling import SHARED_MEMORY, Resources, compiled
+from benchmarks.gpu_check.report import Report
 from medusa_kit import console
-from medusa_kit.bench.gpu_check.compiling import SHARED_MEMORY, Resources, compiled
-from medusa_kit.bench.gpu_check.report import Report
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.infer.attention import triton_backend
 from medusa_kit.infer.attention.backend import AttentionCall
@@ -100,7 +100,7 @@ def check(quick: bool = False) -> Report:
                              hint=f"pip install 'medusa-kit[{absent[1]}]'")  # fmt: skip
     if triton_backend.interpreting():
         raise MedusaKitError("TRITON_INTERPRET=1: kernels are interpreted, none is compiled",
-                             hint="run it as `python -m medusa_kit.bench.gpu_check`")  # fmt: skip
+                             hint="run it as `python -m benchmarks.gpu_check`")  # fmt: skip
     wanted = QUICK if quick else itertools.product(SHARED_MEMORY, all_cases())
     findings = _findings(_jobs(wanted), processes=1 if quick else os.cpu_count() or 1)
     import triton

@@ -1,7 +1,7 @@
 """`make gpu-check`: checks of the GPU path on a machine without a GPU.
 
-    python -m medusa_kit.bench.gpu_check                  all parts
-    python -m medusa_kit.bench.gpu_check kernels --quick  a few seconds of one part
+    python -m benchmarks.gpu_check                  all parts
+    python -m benchmarks.gpu_check kernels --quick  a few seconds of one part
 
 Prints a table for each part on stdout, or with --json all as data; exits with 1 if a limit is
 missed.
@@ -15,14 +15,14 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
+from benchmarks.gpu_check.report import Report
 from medusa_kit import console
-from medusa_kit.bench.gpu_check.report import Report
 from medusa_kit.errors import MedusaKitError
 
 # Each module has `check(quick) -> Report`; a new part is a line here.
 PARTS = {
-    "kernels": "medusa_kit.bench.gpu_check.kernels",
-    "step": "medusa_kit.bench.gpu_check.step",
+    "kernels": "benchmarks.gpu_check.kernels",
+    "step": "benchmarks.gpu_check.step",
 }
 
 

@@ -18,9 +18,9 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from benchmarks.gpu_check.shapes import CORES, cores_of_a_gpu
+from benchmarks.gpu_check.tracing import Kernel
 from medusa_kit.base.model import BaseModel
-from medusa_kit.bench.gpu_check.shapes import CORES, cores_of_a_gpu
-from medusa_kit.bench.gpu_check.tracing import Kernel
 from medusa_kit.infer.attention import triton_backend
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cuda_graph.captured import CapturedForward

@@ -1,8 +1,8 @@
-"""A drafter whose guesses are right with a given probability, and trees of a given size for it.
+"""Text that is known beforehand, and a drafter whose guesses of it are right by a given chance.
 
-It takes the place of heads, so it runs in captured steps as heads do: a table on the device has,
-for every token, the guesses of each head. Which of them are right is drawn once, from a seed. A
-draft costs one look-up, so a step with it takes the time of the verify step alone.
+It takes the place of heads: a table on the device has, for every token, the guesses of each head.
+Which of them are right is drawn once, from a seed. A draft costs one look-up, so a step with it
+takes the time of the verify step alone.
 
 Shapes: B batch, K heads, C candidates of a head, V vocabulary, D hidden.
 """
@@ -10,11 +10,15 @@ Shapes: B batch, K heads, C candidates of a head, V vocabulary, D hidden.
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.workbench import Workbench
 from medusa_kit.base.model import BaseModel
+from medusa_kit.bench.gpu.shapes import Shape
+from medusa_kit.errors import MedusaKitError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 NUM_HEADS = 4
+PROMPT, ANSWER = 128, 96
 FIRST_GUESS_RIGHT = 0.6  # assumed by `tree_of`; the share of rank r falls with its square
 
 
@@ -83,3 +87,26 @@ def tree_of(num_nodes: int) -> CandidateTree:
         if len(path) < NUM_HEADS:
             open_paths[(*path, 0)] = value * FIRST_GUESS_RIGHT
     return CandidateTree.from_choices(paths)
+
+
+def some_prompts(bench: Workbench, shape: Shape, length: int, rows: int = 1) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(length)
+    ids = torch.randint(0, shape.vocab_size, (rows, length), generator=generator)
+    return ids.tolist()
+
+
+def answer_length(bench: Workbench) -> int:
+    return bench.size(ANSWER, 12)
+
+
+def check_text(bench: Workbench, shape: Shape, prompt: list[int], answer: list[int]) -> None:
+    """Raises MedusaKitError where greedy text, which is known beforehand, is wrong."""
+    next_V, token = bench.successors(shape).tolist(), prompt[-1]
+    for place, found in enumerate(answer):
+        token = next_V[token]
+        if found != token:
+            raise MedusaKitError(f"token {place} of the greedy answer is {found}, not {token}")
+
+
+def rule_name(temperature: float) -> str:
+    return "greedy" if temperature == 0 else "sampled"

@@ -4,12 +4,8 @@
 the process.
 """
 
-import datetime
-import importlib.metadata
 import json
-import platform
-import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,15 +14,11 @@ import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from medusa_kit import console
-from medusa_kit.base.processor import processor_name
+from medusa_kit.bench.gpu.setup import describe
 from medusa_kit.errors import DataError, MedusaKitError
 from medusa_kit.files import atomic_write
-from medusa_kit.version import __version__
 
-KIND, VERSION = "medusa-kit gpu report", 1
-PACKAGES = ("torch", "transformers", "triton", "flash-attn", "vllm", "deepspeed", "liger-kernel",
-            "cut-cross-entropy")  # fmt: skip
-DRIVER = Path("/proc/driver/nvidia/version")
+KIND, VERSION = "medusa-kit gpu report", 2
 NO_MEASUREMENT = "dry run on tiny shapes on the CPU: no figure in here is a measurement"
 
 Status = Literal["done", "failed", "out of memory", "cannot", "left out"]
@@ -140,7 +132,7 @@ class Report:
         except OSError as error:
             why = f"the report cannot be saved as {self.path}: {error}"
             if not self._was_saved:
-                raise MedusaKitError(why, hint="name another file with --output") from error
+                raise MedusaKitError(why, hint="name another folder with --output") from error
             if self.unsaved is None:
                 console.warn(f"{why}; continuing without")
             self.unsaved = why
@@ -151,9 +143,7 @@ class Report:
 def _read(path: Path, dry_run: bool, setup: Mapping[str, Any]) -> dict[str, Record]:
     """Records of an earlier run; the part in which its process ended counts as failed."""
     try:
-        text = path.read_text(encoding="utf-8")
-        # Earlier releases named parts otherwise.
-        content = json.loads(text.replace(", one node (", ", plain decoding ("))
+        content = json.loads(path.read_text(encoding="utf-8"))
         if (content["kind"], content["version"], content["dry_run"]) != (KIND, VERSION, dry_run):
             raise ValueError("its kind, version or dry_run differs")
         for name in SAME:
@@ -181,45 +171,3 @@ def _wrong(error: Exception) -> str:
         first = error.errors()[0]
         return f"{first['msg']} (parts.{'.'.join(map(str, first['loc']))})"
     return str(error)
-
-
-def describe(device: torch.device) -> dict[str, Any]:
-    """The device, the versions that figures are measured with, and the date."""
-    found: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "device": processor_name(device),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "medusa_kit": __version__,
-        "cuda": torch.version.cuda,
-        **_versions(PACKAGES),
-    }
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        found |= {
-            "driver": _driver(),
-            "memory_gb": round(properties.total_memory / 1e9, 1),
-            "compute_capability": f"{properties.major}.{properties.minor}",
-            "multiprocessors": properties.multi_processor_count,
-        }
-    return found
-
-
-def _versions(packages: Iterable[str]) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for package in packages:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    return found
-
-
-def _driver() -> str | None:
-    """The NVIDIA driver's version, from its own tool or the kernel module."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-        return done.stdout.splitlines()[0].strip()
-    except (OSError, subprocess.SubprocessError, IndexError):
-        return DRIVER.read_text().splitlines()[0] if DRIVER.is_file() else None

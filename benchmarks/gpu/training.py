@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from medusa_kit.bench.gpu.runner import Part
+from benchmarks.gpu.runner import Part
+from benchmarks.gpu.steps import some_prompts
+from benchmarks.gpu.workbench import Workbench
 from medusa_kit.bench.gpu.shapes import Shape
-from medusa_kit.bench.gpu.steps import some_prompts
-from medusa_kit.bench.gpu.workbench import Workbench
 from medusa_kit.data.chat import EncodedExample
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train.batching import Update
