@@ -46,29 +46,32 @@ def verifier_of(engine: Engine) -> CapturedVerifier:
 def waits_a_step(device: Device, engine: Engine, **options: Any) -> float:
     """Of a long answer against a short one, so that the prompt's and the request's do not count."""
     prompt = PROMPTS[1]
-    engine.generate(prompt, max_new_tokens=24, **options)
+    for _ in range(3):  # captures what is needed, also where drafters learn from earlier answers
+        engine.generate(prompt, max_new_tokens=24, **options)
     found = []
     for tokens in (2, 24):
         with device.counted() as counts:
             steps = engine.generate(prompt, max_new_tokens=tokens, **options).stats.num_steps
-        found.append((len(counts.waits), steps))
+        waits = [one for one in counts.waits if "capture.py" not in one.where]  # of new shapes
+        found.append((len(waits), steps))
     (short, fewer), (long, more) = found
     assert more > fewer
     return (long - short) / (more - fewer)
 
 
-@pytest.mark.parametrize(
-    "sampling", [{}, DRAWN, {"repetition_penalty": 1.3}, DRAWN | {"top_p": 0.9}]
-)
+@pytest.mark.parametrize(("sampling", "drafters"), [
+    ({}, DRAFTERS), (DRAWN, ["medusa", "recycling"]), ({"repetition_penalty": 1.3}, ["auto"]),
+    (DRAWN | {"top_p": 0.9}, ["none", "medusa"]),
+])  # fmt: skip
 def test_every_drafter_gives_plain_answers_captured(
-    cuda_stand_in: Device, sampling: dict[str, Any]
+    cuda_stand_in: Device, sampling: dict[str, Any], drafters: list[str]
 ) -> None:
-    expected = engine_here().generate(PROMPTS, max_new_tokens=16, drafter="none", **sampling)
+    expected = engine_here().generate(PROMPTS, max_new_tokens=10, drafter="none", **sampling)
     engine = engine_there()
     verifier = verifier_of(engine)
     loose = verifier.num_loose
-    for drafter in DRAFTERS:
-        results = engine.generate(PROMPTS, max_new_tokens=16, drafter=drafter, **sampling)
+    for drafter in drafters:
+        results = engine.generate(PROMPTS, max_new_tokens=10, drafter=drafter, **sampling)
         for one, same in zip(results, expected, strict=True):
             assert one.token_ids == same.token_ids, drafter
             assert one.stats.steps_run_by.startswith("torch, fixed shapes in a CUDA graph")
@@ -83,20 +86,22 @@ def test_every_kind_of_heads_gives_plain_answers_captured(
 ) -> None:
     engine = engine_there(tree, kind)
     for drafter in ("medusa", "auto"):
-        results = engine.generate(PROMPTS, max_new_tokens=16, drafter=drafter)
-        assert [one.token_ids for one in results] == plain_answers("llama", PROMPTS, 16)
+        results = engine.generate(PROMPTS[1:], max_new_tokens=8, drafter=drafter)
+        assert [one.token_ids for one in results] == plain_answers("llama", PROMPTS[1:], 8)
     assert verifier_of(engine).num_loose == 0
 
 
-@pytest.mark.parametrize("drafter", ["none", "medusa", "suffix", "recycling"])
-@pytest.mark.parametrize("sampling", [{}, DRAWN, DRAWN | {"top_k": 8}])
+@pytest.mark.parametrize(("drafter", "sampling"), [
+    ("none", {}), ("medusa", {}), ("suffix", {}), ("recycling", {}),
+    ("none", DRAWN), ("medusa", DRAWN | {"top_k": 8}), ("recycling", DRAWN),
+])  # fmt: skip
 def test_a_step_waits_once(cuda_stand_in: Device, drafter: str, sampling: dict[str, Any]) -> None:
     assert waits_a_step(cuda_stand_in, engine_there(), drafter=drafter, **sampling) <= 1
 
 
 @pytest.mark.parametrize(("tree", "kind", "most"), [
     (GROWN, "medusa", 2), (GROWN, "recurrent", 2), (SEES_TEXT, "medusa", 2),
-    (SEES_TEXT, "recurrent", 1 + SEES_TEXT.depth + 1),  # once for each depth, whose guesses it blends
+    (SEES_TEXT, "recurrent", 1 + SEES_TEXT.depth + 1),  # once for each depth, to blend its guesses
 ])  # fmt: skip
 def test_a_tree_that_grows_waits_for_its_guesses(
     cuda_stand_in: Device, tree: DynamicTree, kind: str, most: int
