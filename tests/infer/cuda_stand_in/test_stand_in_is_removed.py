@@ -41,9 +41,9 @@ def test_there_is_no_device_afterwards() -> None:
     with cuda_stand_in.installed():
         left = torch.ones(2, device="cuda")
     assert not torch.cuda.is_available()
-    with pytest.raises((AssertionError, RuntimeError), match="(?i)cuda"):
+    with pytest.raises((AssertionError, RuntimeError), match=r"(?i)cuda"):
         torch.zeros(2, device="cuda")
-    with pytest.raises((AssertionError, RuntimeError), match="(?i)cuda"):
+    with pytest.raises((AssertionError, RuntimeError), match=r"(?i)cuda"):
         torch.zeros(2).to("cuda")
     assert left.tolist() == [1, 1]  # what somebody still holds is no trap
 
@@ -68,8 +68,8 @@ def test_caches_of_the_product_hold_no_tensor_of_it() -> None:
     kept = [
         name
         for module in list(sys.modules)
-        if module.startswith("medusa_kit.")
+        if module.startswith("medusa_kit.") and not module.startswith("medusa_kit.infer.cpu")
         for name, value in vars(sys.modules[module]).items()
-        if hasattr(value, "cache_info") and value.cache_info().currsize and "kernels" not in name
+        if hasattr(value, "cache_info") and value.cache_info().currsize
     ]
     assert kept == []

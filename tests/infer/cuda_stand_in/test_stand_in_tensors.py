@@ -119,7 +119,7 @@ def test_values_are_read_through_a_copy_only() -> None:
 
 
 def test_memory_of_the_device_cannot_be_pinned() -> None:
-    with pytest.raises(RuntimeError, match="cannot pin 'torch.cuda"):
+    with pytest.raises(RuntimeError, match=r"cannot pin 'torch\.cuda"):
         on(1).pin_memory()
     assert not on(1).is_pinned()
     assert torch.ones(2).pin_memory().is_pinned()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from support.cuda_stand_in.rules import tensors_in, tensors_of
 from support.cuda_stand_in.state import device, poison
 from support.cuda_stand_in.streams import current_stream
 
@@ -162,19 +163,7 @@ def _again(launch: Launch) -> None:
         return  # whatever lies there
     found = launch.func(*launch.args, **launch.kwargs)
     if launch.made:
-        known = {tensor.untyped_storage()._cdata for tensor in _tensors(launch)}
-        made = [one for one in _flat(found) if one.untyped_storage()._cdata not in known]
+        known = {one.untyped_storage()._cdata for one in tensors_of(launch.args, launch.kwargs)}
+        made = [one for one in tensors_in([found]) if one.untyped_storage()._cdata not in known]
         for target, value in zip(launch.made, made, strict=True):
             target.copy_(value)
-
-
-def _tensors(launch: Launch) -> list[Tensor]:
-    return [*_flat(launch.args), *_flat(list(launch.kwargs.values()))]
-
-
-def _flat(values: Any) -> list[Tensor]:
-    if isinstance(values, Tensor):
-        return [values]
-    if isinstance(values, list | tuple):
-        return [tensor for value in values for tensor in _flat(value)]
-    return []

@@ -1,11 +1,11 @@
 """One operation of torch: on the host as ever, on the device by its rules, counted, captured."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from support.cuda_stand_in import pinned, random_numbers, rules
 from support.cuda_stand_in.state import DEVICE, device, is_ours
@@ -13,14 +13,14 @@ from support.cuda_stand_in.tensor import DeviceTensor, DispatchMode
 
 aten = torch.ops.aten
 HOST = torch.device("cpu")
-WHOLE = {aten.scaled_dot_product_attention}  # made of others elsewhere; the device has one kernel
+# Made of others, but nothing in them waits; attention is one kernel of the device.
+WHOLE = {aten.scaled_dot_product_attention, aten.linear, aten.matmul, aten.reshape}
 
 
 def run(mode: DispatchMode, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if func is torch.ops.prim.device.default:
         return DEVICE
-    tensors = [*rules.tensors_in(args), *rules.tensors_in(kwargs.values())]
-    there = any(isinstance(tensor, DeviceTensor) for tensor in tensors)
+    there = any(isinstance(one, DeviceTensor) for one in rules.tensors_of(args, kwargs))
     if not there and not is_ours(kwargs.get("device")):
         return _on_the_host(func, args, kwargs)
     if _made_of_others(func):
@@ -52,21 +52,13 @@ def _on_the_host(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def on_device(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The operation on what the tensors hold; its results are on the device."""
-    wrappers = {
-        id(tensor.held): tensor
-        for tensor in [*rules.tensors_in(args), *rules.tensors_in(kwargs.values())]
-        if isinstance(tensor, DeviceTensor)
-    }
-    held_args, held_kwargs = _held((args, _for_the_host(kwargs)))
-    out = launch(func, held_args, held_kwargs)
-
-    def wrapped(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        same = wrappers.get(id(value)) if func._schema.is_mutable else None
-        return DeviceTensor(value) if same is None else _still(same, func)
-
-    return tree_map(wrapped, out)
+    held = {name: _each(_held, value) for name, value in _for_the_host(kwargs).items()}
+    out = launch(func, _each(_held, args), held)
+    if not func._schema.is_mutable:
+        return _each(DeviceTensor, out)
+    ours = [one for one in rules.tensors_of(args, kwargs) if isinstance(one, DeviceTensor)]
+    written = {id(tensor.held): _still(tensor, func) for tensor in ours}
+    return _each(lambda one: written[id(one)] if id(one) in written else DeviceTensor(one), out)
 
 
 def _still(tensor: DeviceTensor, func: Any) -> DeviceTensor:
@@ -75,17 +67,23 @@ def _still(tensor: DeviceTensor, func: Any) -> DeviceTensor:
     return tensor
 
 
-def _held(values: Any) -> Any:
-    return tree_map(lambda value: value.held if isinstance(value, DeviceTensor) else value, values)
+def _each(work: Callable[[Tensor], Any], values: Any) -> Any:
+    """`work` of each tensor in an argument or a result."""
+    if isinstance(values, Tensor):
+        return work(values)
+    if type(values) in (list, tuple):
+        return type(values)(_each(work, value) for value in values)
+    return values
+
+
+def _held(tensor: Tensor) -> Tensor:
+    return tensor.held if isinstance(tensor, DeviceTensor) else tensor
 
 
 def _for_the_host(kwargs: dict[str, Any]) -> dict[str, Any]:
-    changes: dict[str, Any] = {}
-    if kwargs.get("device") is not None:
-        changes["device"] = HOST
     if kwargs.get("pin_memory"):
         raise RuntimeError("Only dense CPU tensors can be pinned")
-    return {**kwargs, **changes}
+    return kwargs if kwargs.get("device") is None else {**kwargs, "device": HOST}
 
 
 def launch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -107,12 +105,9 @@ def launch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def _made(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> list[Tensor] | None:
     """What the operation allocated; None where it only looked at its arguments in another way."""
-    if func.is_view:
-        return None
     if func._schema.is_mutable:
         return []
-    inputs = [*rules.tensors_in(args), *rules.tensors_in(kwargs.values())]
-    known = {tensor.untyped_storage()._cdata for tensor in inputs}
+    known = {one.untyped_storage()._cdata for one in rules.tensors_of(args, kwargs)}
     made = rules.tensors_in([out])
     new = [tensor for tensor in made if tensor.untyped_storage()._cdata not in known]
     return new if new or not made else None

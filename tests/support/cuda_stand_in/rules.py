@@ -34,13 +34,18 @@ def tensors_in(values: Any) -> list[Tensor]:
     return found
 
 
+def tensors_of(args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    """Those that an operation is given."""
+    return [*tensors_in(args), *tensors_in(kwargs.values())] if kwargs else tensors_in(args)
+
+
 def check(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Raises as CUDA does where devices are mixed; waits where CUDA makes the host wait."""
     packet = func.overloadpacket
     if packet in READING or packet in WRITING:
         _check_index(func, args, packet in WRITING)
     else:
-        _check_same_device(func, [*tensors_in(args), *tensors_in(kwargs.values())])
+        _check_same_device(func, tensors_of(args, kwargs))
     unknown = func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None
     if packet in WAITING or unknown:
         device().wait(func.name())
