@@ -16,7 +16,7 @@ LIMIT_SECONDS, DRY_SECONDS = 240.0, 600.0
 NAMED = 5
 
 
-def tests(bench: Workbench) -> dict[str, Any]:
+def suite(bench: Workbench) -> dict[str, Any]:
     """Raises MedusaKitError where a test fails; junit.xml and pytest.txt have the details.
 
     Warnings are no errors here: other versions of torch have others.
@@ -49,5 +49,5 @@ def _name(case: ElementTree.Element) -> str:
     return str(case.get("name"))
 
 
-def tests_part() -> Part:
-    return Part("tests on the device", "tests", tests, 30.0)
+def suite_part() -> Part:
+    return Part("tests on the device", "tests", suite, 30.0)

@@ -18,7 +18,7 @@ from benchmarks.gpu import commands, correctness, exactness, processes, report, 
 from benchmarks.gpu.baseline import baseline_part
 from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.commands import COMMANDS, GOALS, GOALS_OF, measure, parts
-from benchmarks.gpu.correctness import tests_part
+from benchmarks.gpu.correctness import suite_part
 from benchmarks.gpu.decoding import answer_part
 from benchmarks.gpu.known_text import KnownText, share_for, tree_of
 from benchmarks.gpu.memory import products_of
@@ -58,7 +58,7 @@ JUNIT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def tests_that_say(patch: pytest.MonkeyPatch, junit: str) -> None:
+def suite_that_says(patch: pytest.MonkeyPatch, junit: str) -> None:
     """In place of pytest's own process."""
 
     def run(command: list[str], **_: Any) -> None:
@@ -76,7 +76,7 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]
     with pytest.MonkeyPatch.context() as patch:  # an interpreter has other tests, and no bfloat16
         patch.setattr(triton_backend, "interpreting", lambda: False)
         patch.setattr(processes, "finished", lambda *_: 'a warning\n{"ms": 2.0}\n')
-        tests_that_say(patch, JUNIT.format(more=""))
+        suite_that_says(patch, JUNIT.format(more=""))
         for name in NOT_NEEDED:
             patch.setitem(sys.modules, name, None)
         for command in COMMANDS:
@@ -162,7 +162,7 @@ def test_a_part_with_another_environment_has_the_floor_of_this_one(
 ) -> None:
     figures = {part["name"]: part["figures"] for part in walked[3]["parts"]}
     (name,) = [one for one in figures if one.endswith("64 (captured, compiled)")]
-    alone = figures[f"{name} TORCHINDUCTOR_ENABLE_PDL=1"]
+    alone = figures[f"{name}, PDL"]
     assert alone["times_floor"] == 2.0 / figures[name]["floor_ms"]
 
 
@@ -197,11 +197,11 @@ def test_one_part_can_be_run_alone(
 def test_a_test_that_fails_is_a_part_that_fails(
     kind: str, bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tests_that_say(monkeypatch, JUNIT.format(more=""))
-    assert tests_part().run(bench) == {"tests": 2, "passed": 1, "skipped": 1}
-    tests_that_say(monkeypatch, JUNIT.format(more=f'<testcase name="c"><{kind}/></testcase>'))
+    suite_that_says(monkeypatch, JUNIT.format(more=""))
+    assert suite_part().run(bench) == {"tests": 2, "passed": 1, "skipped": 1}
+    suite_that_says(monkeypatch, JUNIT.format(more=f'<testcase name="c"><{kind}/></testcase>'))
     with pytest.raises(MedusaKitError, match=r"1 of 3 tests failed .1 passed.: c"):
-        tests_part().run(bench)
+        suite_part().run(bench)
 
 
 def test_a_process_that_fails_says_why() -> None:
