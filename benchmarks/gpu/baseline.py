@@ -36,9 +36,12 @@ def answer(shape: Shape, how: str, temperature: float, bench: Workbench) -> dict
             oracle.generate_batch(prompts, tokens, temperature=temperature, **options)[0]
         )
 
-    with _cudnn(cudnn):
-        _, first = bench.clock.once(once)
-        seconds = bench.clock.each(once, bench.size(ROUNDS, 1), 1).median
+    try:
+        with _cudnn(cudnn):
+            _, first = bench.clock.once(once)
+            seconds = bench.clock.each(once, bench.size(ROUNDS, 1), 1).median
+    finally:
+        torch.compiler.reset()  # its graphs keep memory
     if temperature == 0:
         check_text(bench, shape, prompts[0], answers[-1])
     return {"tokens": tokens, "tokens_per_second": tokens / seconds, "first_seconds": first}

@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu.attention import attention_parts
 from benchmarks.gpu.baseline import BASELINES, baseline_part
 from benchmarks.gpu.captures import capture_part
-from benchmarks.gpu.correctness import tests_part
+from benchmarks.gpu.correctness import suite_part
 from benchmarks.gpu.decoding import (
     ACCEPTANCE,
     TEMPERATURE,
@@ -56,7 +56,7 @@ GOALS_OF = 2  # the command that has their parts
 
 def correct(large: Shape, little: Shape) -> Iterator[Part]:
     """First of all, and what the device can do at best."""
-    yield tests_part()
+    yield suite_part()
     yield bandwidth_part()
     yield from products_parts(large)
     yield from exactness_parts()
@@ -77,15 +77,15 @@ def steps(large: Shape, little: Shape) -> Iterator[Part]:
 
 
 def compiled(large: Shape, little: Shape) -> Iterator[Part]:
+    """Compiling takes minutes, so what takes seconds comes before."""
     yield bandwidth_part()
-    for nodes in (64, 1):
-        part = step_part(large, nodes, COMPILED)
-        yield part
-        yield apart(3, part, PDL)
     yield from attention_parts(large)
     yield from (prompt_part(large, LONG_PREFIX, chunk) for chunk in CHUNKS)
     for rows in (8, 32):
         yield from (step_part(large, nodes, rows=rows) for nodes in (1, 8, 16))
+    steps = [step_part(large, nodes, COMPILED) for nodes in (64, 1)]
+    yield from steps
+    yield from (apart(3, step, PDL, "PDL") for step in steps)
 
 
 def under_load(large: Shape, little: Shape) -> Iterator[Part]:

@@ -32,7 +32,8 @@ def load(shape: Shape, clients: int, kind: str, bench: Workbench) -> dict[str, A
     """Raises what a request failed of."""
     clients = bench.size(clients, min(clients, 3))
     engine = bench.engine(shape, CAPTURED)
-    with_known_text(bench, engine, shape, nodes=nodes_for(clients))
+    nodes = bench.size(nodes_for(clients), 8)
+    with_known_text(bench, engine, shape, nodes=nodes)
     prompts = some_prompts(bench, shape, bench.size(PROMPT, 12), clients * bench.size(ROUNDS, 1))
     tokens, loose = bench.size(ANSWER, 8), loose_forwards(engine)
     pauses, lock = random.Random(0), Lock()
@@ -58,7 +59,7 @@ def load(shape: Shape, clients: int, kind: str, bench: Workbench) -> dict[str, A
         Closed(clients).run(prompts, ask, ready)
     return {
         "clients": clients,
-        "nodes": nodes_for(clients),
+        "nodes": nodes,
         "start_seconds": ready - start,  # most of it captures
         **_figures(ready, answers),
         "loose_forwards": loose_forwards(engine) - loose,

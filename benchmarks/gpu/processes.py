@@ -17,9 +17,8 @@ ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 240.0
 
 
-def apart(command: int, part: Part, environment: Mapping[str, str]) -> Part:
+def apart(command: int, part: Part, environment: Mapping[str, str], told: str) -> Part:
     """The part of a command as it runs with these variables, which torch reads once."""
-    told = ", ".join(f"{name}={value}" for name, value in environment.items())
 
     def run(bench: Workbench) -> Mapping[str, Any]:
         bench.clear()  # the other process needs the memory
@@ -31,7 +30,7 @@ def apart(command: int, part: Part, environment: Mapping[str, str]) -> Part:
             found |= {"floor_ms": floor, "times_floor": found["ms"] / floor}
         return found
 
-    return replace(part, name=f"{part.name} {told}", run=run, needs=part.needs + 30)
+    return replace(part, name=f"{part.name}, {told}", run=run, needs=part.needs + 30)
 
 
 def finished(

@@ -63,6 +63,7 @@ def _run(part: Part, bench: Workbench, report: Report, ends: float) -> None:
         report.add(Record(part.name, part.kind, part.shape, "left out", measured, why=why))
         return
     report.save(running=part.name)
+    bench.collect()  # KV caches of the part before, which refer to themselves
     _forget_peak(bench.device)
     start = time.monotonic()
     try:

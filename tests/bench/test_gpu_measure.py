@@ -3,7 +3,6 @@ say."""
 
 import importlib.util
 import json
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -14,11 +13,11 @@ import pytest
 import torch
 from support.small_engines import build_engine
 
-from benchmarks.gpu import commands, correctness, exactness, processes, report, workbench
+from benchmarks.gpu import commands, correctness, exactness, processes, report, wheels, workbench
 from benchmarks.gpu.baseline import baseline_part
 from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.commands import COMMANDS, GOALS, GOALS_OF, measure, parts
-from benchmarks.gpu.correctness import tests_part
+from benchmarks.gpu.correctness import suite_part
 from benchmarks.gpu.decoding import answer_part
 from benchmarks.gpu.known_text import KnownText, share_for, tree_of
 from benchmarks.gpu.memory import products_of
@@ -58,15 +57,15 @@ JUNIT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def tests_that_say(patch: pytest.MonkeyPatch, junit: str) -> None:
+def suite_that_says(patch: pytest.MonkeyPatch, junit: str) -> None:
     """In place of pytest's own process."""
 
-    def run(command: list[str], **_: Any) -> None:
+    def run(command: list[str], *_: Any) -> bool:
         (option,) = [word for word in command if word.startswith("--junit-xml=")]
         Path(option.partition("=")[2]).write_text(junit)
+        return False
 
-    patch.setattr(correctness, "subprocess", SimpleNamespace(
-        run=run, STDOUT=None, TimeoutExpired=subprocess.TimeoutExpired))  # fmt: skip
+    patch.setattr(correctness, "_run", run)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +75,7 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]
     with pytest.MonkeyPatch.context() as patch:  # an interpreter has other tests, and no bfloat16
         patch.setattr(triton_backend, "interpreting", lambda: False)
         patch.setattr(processes, "finished", lambda *_: 'a warning\n{"ms": 2.0}\n')
-        tests_that_say(patch, JUNIT.format(more=""))
+        suite_that_says(patch, JUNIT.format(more=""))
         for name in NOT_NEEDED:
             patch.setitem(sys.modules, name, None)
         for command in COMMANDS:
@@ -162,7 +161,7 @@ def test_a_part_with_another_environment_has_the_floor_of_this_one(
 ) -> None:
     figures = {part["name"]: part["figures"] for part in walked[3]["parts"]}
     (name,) = [one for one in figures if one.endswith("64 (captured, compiled)")]
-    alone = figures[f"{name} TORCHINDUCTOR_ENABLE_PDL=1"]
+    alone = figures[f"{name}, PDL"]
     assert alone["times_floor"] == 2.0 / figures[name]["floor_ms"]
 
 
@@ -193,15 +192,57 @@ def test_one_part_can_be_run_alone(
     assert "torch sees no CUDA device" in capsys.readouterr().err
 
 
+def test_a_lost_device_hands_over_to_a_new_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("benchmarks.gpu.__main__")
+
+    def lost(*_: object) -> None:
+        raise DeviceLost("CUDA error")
+
+    def took_over(program: str, command: list[str]) -> None:
+        taken.append(command)
+        raise SystemExit(0)
+
+    taken: list[list[str]] = []
+    monkeypatch.setattr(module, "measure", lost)
+    monkeypatch.setattr(module.os, "execv", took_over)
+    arguments = ["3", "--dry-run", "--output", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        module.main(arguments)
+    (command,) = taken
+    assert command[:-2] == [sys.executable, "-m", "benchmarks.gpu", *arguments, "--continue"]
+    assert module._parser().parse_args(command[3:]).minutes == pytest.approx(8.5, abs=0.5)
+
+
+@pytest.mark.parametrize("constraints", ["pydantic==2.1\nother==3\n", "other==3\n"])
+def test_what_a_machine_lacks_is_pinned_where_we_pin_it(constraints: str) -> None:
+    wanted = ["pydantic==2.1" if "pydantic" in constraints else "pydantic"]
+    assert wheels.pinned(constraints) == [*wanted, "annotated-types", "typing-inspection"]
+    metadata = "Requires-Dist: pydantic\nRequires-Dist: pydantic-core==2.50.4\n"
+    assert wheels.core_of(metadata) == "pydantic-core==2.50.4"
+    with pytest.raises(SystemExit, match="names no version of pydantic-core"):
+        wheels.core_of("Requires-Dist: pydantic-core\n")
+
+
 @pytest.mark.parametrize("kind", ["failure", "error"])
 def test_a_test_that_fails_is_a_part_that_fails(
     kind: str, bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tests_that_say(monkeypatch, JUNIT.format(more=""))
-    assert tests_part().run(bench) == {"tests": 2, "passed": 1, "skipped": 1}
-    tests_that_say(monkeypatch, JUNIT.format(more=f'<testcase name="c"><{kind}/></testcase>'))
+    suite_that_says(monkeypatch, JUNIT.format(more=""))
+    assert suite_part().run(bench) == {"tests": 2, "passed": 1, "skipped": 1, "stopped": False}
+    suite_that_says(monkeypatch, JUNIT.format(more=f'<testcase name="c"><{kind}/></testcase>'))
     with pytest.raises(MedusaKitError, match=r"1 of 3 tests failed .1 passed.: c"):
-        tests_part().run(bench)
+        suite_part().run(bench)
+
+
+def test_a_suite_that_takes_too_long_reports_what_it_has_done(tmp_path: Path) -> None:
+    script = "import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('interrupted')"
+    said = tmp_path / "said.txt"
+    assert correctness._run([sys.executable, "-c", script], said, 2.0)
+    assert said.read_text() == "interrupted\n"
+    assert not correctness._run([sys.executable, "-c", "print('done')"], said, 60.0)
+    assert said.read_text() == "done\n"
 
 
 def test_a_process_that_fails_says_why() -> None:
