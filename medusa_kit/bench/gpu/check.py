@@ -28,9 +28,9 @@ from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import ROOT, Draft, Drafter, State, StatelessDrafter, Topology
 from medusa_kit.infer.request import make_row
-from medusa_kit.transfer import to_device
 from medusa_kit.settings.engine import EngineOptions
 from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.transfer import to_device
 
 NODES = (1, 16, 64)
 PREFIX, STEPS, SYNC_STEPS = 512, 30, 5
