@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -63,9 +64,10 @@ def examine_gpu(device: torch.device, dry_run: bool) -> dict[str, Any]:
     console.note(f"random weights in the shape of {shape.name}")
     start = time.perf_counter()
     base = random_base(shape, device, torch.bfloat16)
-    # On a CPU `auto` would take the C++ decoder, which is not what a dry run is about.
-    options = {"attention": "sdpa", "fixed_shapes": "always"} if device.type == "cpu" else {}
-    engine = build_engine(base, EngineOptions(heads=None, **options))
+    options = EngineOptions(heads=None)
+    if dry_run:  # `auto` would take the C++ decoder, which is not what this is about
+        options = replace(options, attention="sdpa", fixed_shapes="always")
+    engine = build_engine(base, options)
     seconds = time.perf_counter() - start
     steps = [_steps(engine, shape, nodes, dry_run) for nodes in NODES]
     verifier = engine.verifier

@@ -48,7 +48,8 @@ def describe(device: torch.device) -> dict[str, Any]:
 def sdpa() -> dict[str, Any]:
     """torch's own attention: what is on, in which order, and cuDNN's version. A kernel of cuDNN has
     a plan for each length, so where it comes first a step of a new length pays for one."""
-    cuda, order = torch.backends.cuda, getattr(torch._C, "_get_sdp_priority_order", list)()
+    cuda = torch.backends.cuda
+    order: list[int] = getattr(torch._C, "_get_sdp_priority_order", list)()
     names = {int(kind): name.lower() for name, kind in _kinds()}
     return {
         "cudnn": torch.backends.cudnn.version(),
