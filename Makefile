@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test verified test-precisions test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check test-gpu demo bench bench-llama-cpp bench-serving recording clean
+.PHONY: help install check fmt fix test verified test-precisions test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check measure-gpu test-gpu demo bench bench-llama-cpp bench-serving recording clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -200,7 +200,12 @@ hostile: install ## A server that is attacked while others read their streams: g
 
 # The compiler's cache is in build/, so a second run only compiles what has changed.
 gpu-check: install ## Check the GPU path without a GPU: compile all kernels, check their limits
-	TRITON_CACHE_DIR=build/triton $(BIN)/python -m medusa_kit.bench.gpu_check $(PARTS)
+	TRITON_CACHE_DIR=build/triton $(BIN)/python -m benchmarks.gpu_check $(PARTS)
+
+COMMAND ?= 1
+OUTPUT ?= build/gpu
+measure-gpu: install ## The first measurements on a GPU: COMMAND=1 to 5, OUTPUT=folder; OPTIONS=--dry-run: on the CPU
+	$(BIN)/python -m benchmarks.gpu $(COMMAND) --output $(OUTPUT) $(OPTIONS)
 
 test-gpu: install ## Only the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu -rs

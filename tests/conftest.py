@@ -13,6 +13,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 if not torch.cuda.is_available():  # must be set before anything imports triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from support import cuda_stand_in as stand_in
 from support.kernels.compiled import in_wheel
 from support.tiny_models import tiny_base
 
@@ -51,6 +52,13 @@ def llama() -> BaseModel:
 def chat_base() -> BaseModel:
     """A tiny Llama with a byte tokenizer and a ChatML template."""
     return load_base_model("debug-tiny", device="cpu")
+
+
+@pytest.fixture
+def cuda_stand_in() -> Iterator[stand_in.Device]:
+    """A CUDA device that computes on the host, and counts."""
+    with stand_in.installed() as device:
+        yield device
 
 
 @pytest.fixture

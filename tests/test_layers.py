@@ -28,6 +28,7 @@ TIERS = [
         "made_once",
         "no_gradients",
         "one_owner",
+        "transfer",
         "version",
     },
     {"settings"},

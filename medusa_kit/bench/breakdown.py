@@ -4,8 +4,8 @@ The real loop decodes real prompts with stopwatches around its parts. Their time
 part does not include the parts that it calls. The same answers are decoded once more without
 stopwatches, to show their cost. On CUDA a stopwatch waits for the device, which prevents overlap.
 
-A step that runs entirely on the device (infer/cuda_graph/) is one part, since the host does nothing
-between its kernels. On CUDA torch's profiler then gives the time of each kernel (`kernels`).
+A captured forward (infer/cuda_graph/) is one part, since the host does nothing between its kernels.
+On CUDA torch's profiler gives the time of each kernel (`kernels`).
 
 Shapes: D in, O out.
 """
@@ -30,7 +30,8 @@ from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.cuda_graph.step import GraphStep
+from medusa_kit.infer.cuda_graph.captured import CapturedForward
+from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter, reads_hidden
 from medusa_kit.infer.group import Group
@@ -38,13 +39,13 @@ from medusa_kit.infer.request import Row, make_row
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
 from medusa_kit.settings.sampling import SamplingParams
 
-# In the order of a step. "C++ step" includes all of the model and heads' prefix layer; "step on the
-# device" everything but what Python does with its tokens.
-HEADS, TREE, NATIVE, DEVICE, LINEAR, ATTENTION, MODEL, PREFIX, ACCEPT, CACHE, PYTHON = PARTS = (
-    "heads", "tree", "C++ step", "step on the device", "linear layers", "attention",
+# In the order of a step. "C++ step" and "captured forward" include all of the model and the prefix
+# layer of heads.
+HEADS, TREE, NATIVE, CAPTURED, LINEAR, ATTENTION, MODEL, PREFIX, ACCEPT, CACHE, PYTHON = PARTS = (
+    "heads", "tree", "C++ step", "captured forward", "linear layers", "attention",
     "rest of the model", "prefix layer", "accept", "cache", "Python",
 )  # fmt: skip
-WHOLE = (HEADS, DEVICE, PREFIX)  # parts that include whatever they call
+WHOLE = (HEADS, CAPTURED, PREFIX)  # parts that include whatever they call
 # Kinds of kernels by parts of their names, in lower case; the first match counts.
 KERNELS = {
     ATTENTION: ("flash", "fmha", "attention", "attend", "split_kernel", "merge_kernel"),
@@ -217,7 +218,8 @@ def watched(engine: Engine, drafter: Drafter, watch: Stopwatch) -> Iterator[None
         (TreeCacheLayer, "update", CACHE),
         (TreeCache, "commit", CACHE),
         (Group, "accept", ACCEPT),
-        (GraphStep, "run", DEVICE),
+        (CapturedVerifier, "_forward_of", CAPTURED),  # finds it, or captures it; no wait in there
+        (CapturedForward, "replay", CAPTURED),
     ]
     if engine.heads is not None:
         places += [(engine.heads, name, HEADS) for name in ("candidates", "candidates_after")]
@@ -252,7 +254,7 @@ def _steps(
     engine: Engine, drafter: Drafter, rows: list[Row], watch: Stopwatch | None
 ) -> Iterator[tuple[float, dict[str, float]]]:
     """Seconds of each step in which all rows took part, in all and by part."""
-    emitted = decode(engine.verifier, drafter, rows, engine.graphs)
+    emitted = decode(engine.verifier, drafter, rows)
     next(emitted)  # the prompt's
     watch = watch or Stopwatch(engine.base.device)
     while all(row.finish_reason is None for row in rows):

@@ -137,8 +137,7 @@ class Case:
         if not stop:
             row.stop_ids = frozenset()
         prefix = None if self.heads is None else self.heads.prefix
-        verifier, graphs = self.engine.verifier.with_prefix(prefix), self.engine.graphs
-        steps = decode(verifier, drafter, [row], graphs and graphs.with_prefix(prefix))
+        steps = decode(self.engine.verifier.with_prefix(prefix), drafter, [row])
         emitted = [len(ids) for step in steps for _, ids in step]
         return row, emitted[1:]  # the first token is the prefill's
 

@@ -32,20 +32,16 @@ def doctor(
     device: options.Device = "auto",
     gpu: doctor_gpu.Gpu = False,
     dry_run: doctor_gpu.DryRun = False,
-    output: doctor_gpu.Output = None,
-    minutes: doctor_gpu.Minutes = doctor_gpu.DEFAULT_MINUTES,
-    goes_on: doctor_gpu.GoesOn = False,
-    only: doctor_gpu.Only = None,
 ) -> None:
     """Check base, data and heads for the known causes of "good in training, bad in serving".
 
     Where there are no heads, or no --data, the checks that need them are skipped. Exit code 1 when
-    there is a problem; warnings leave it at 0. With --gpu the GPU path is measured instead: exit
-    code 1 when a part of it failed.
+    there is a problem; warnings leave it at 0. With --gpu the GPU path is checked instead: exit
+    code 1 when it does not work.
     """
     doctor_gpu.check_options(context, gpu)
     if gpu:
-        doctor_gpu.run(doctor_gpu.Asked(dry_run, output, minutes, goes_on, only, as_json, device))
+        doctor_gpu.run(dry_run, as_json, device)
         return
     from medusa_kit.base.loading import load_base_model
     from medusa_kit.bench.doctor import diagnose

@@ -345,7 +345,7 @@ def _answered(
         pack_for_rows(verifier.base, min(batch_size, len(rows)))
         waiting = deque(zip(some, rows, strict=True))
         drafter = PlainDrafter(verifier.base.device)
-        for _ in decode(verifier, drafter, rows, backends.graphs, batch_size):
+        for _ in decode(verifier, drafter, rows, batch_size):
             while waiting and waiting[0][1].finish_reason is not None:
                 yield waiting.popleft()
 

@@ -47,7 +47,6 @@ class DraftContext:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     memory: Memory = field(default_factory=Memory)
     heads_refused: str | None = None  # why heads that were found are not in use
-    on_device: bool = False  # whether whole steps may run on the device (infer/cuda_graph/)
 
     @property
     def base(self) -> BaseModel:

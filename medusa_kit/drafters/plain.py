@@ -4,7 +4,6 @@ Shapes: B batch, N nodes with root, D hidden.
 """
 
 import torch
-from torch import Tensor
 
 from medusa_kit.infer.draft import ROOT, Draft, State, StatelessDrafter, Topology, root_draft
 
@@ -19,9 +18,3 @@ class PlainDrafter(StatelessDrafter):
 
     def propose(self, state: State) -> Draft:
         return root_draft(state.roots_B, self.device)
-
-    def alike(self, other: object) -> bool:
-        return type(self) is type(other)
-
-    def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor:
-        return roots_B[:, None]

@@ -24,7 +24,6 @@ from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cpu.activations import activations_of
 from medusa_kit.infer.cpu.cache_dtype import FLOAT32, cache_of
-from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.detokenize import StopStrings, TextStream, text_before
 from medusa_kit.infer.draft import NODES, Drafter, guessed_by, notes_of
@@ -69,7 +68,6 @@ class Engine:
     memory: Memory = field(default_factory=Memory)  # what drafters keep between calls
     fallback: str | None = None  # in place of a drafter that reads heads where there are none
     heads_refused: str | None = None  # why heads that were found are not used
-    graphs: GraphRunner | None = None  # runs whole steps on the device where it can
     batches: KeptBatches | None = None  # of earlier calls, with what they have read; None: none
     steps: MeasuredSteps | None = None  # their cost, by which guesses that pay are chosen
 
@@ -110,23 +108,18 @@ class Engine:
 
     @property
     def rounding_tolerance(self) -> float:
-        """How far rounding may move a logit, as measured at load and by each compiled step."""
-        own = self.check.rounding_tolerance
-        return own if self.graphs is None else max(own, self.graphs.rounding_tolerance)
+        """How far rounding may move a logit, as measured at load and by each compiled forward."""
+        return max(self.check.rounding_tolerance, self.verifier.rounding_tolerance)
 
     @property
     def steps_run_by(self) -> str:
-        """What runs greedy steps. Each answer's statistics name what ran its own."""
-        if self.graphs is None:
-            return self.verifier.steps_run_by
-        if self.graphs.refused is not None:
-            return f"{self.verifier.steps_run_by} (no fixed shapes: {self.graphs.refused})"
-        return self.graphs.steps_run_by
+        """What runs steps. Each answer's statistics name what ran its own."""
+        return self.verifier.steps_run_by
 
     @property
     def attention(self) -> AttentionChoice:
-        """The backends of tree attention in what runs greedy steps."""
-        return (self.graphs or self).verifier.attention
+        """The backends of tree attention in steps."""
+        return self.verifier.attention
 
     def generate(
         self,
@@ -199,12 +192,12 @@ class Engine:
         Raises ConfigError.
         """
         check_options(max_rows, most_waiting, max_pause)
-        reuse = self.batches is not None
+        reuse = self.batches is not None and self.batches.reuse_prefixes
 
         def make(verifier: Verifier) -> Batch:
-            graphs = self.graphs if verifier is self.verifier else None  # its steps are that one's
-            batch = Batch(verifier, max_rows, 0, max_pause, graphs, reuse)
-            batch.cost = self.steps.cost if self.steps is not None and self.pays else None
+            batch = Batch(verifier, max_rows, verifier.slots_for(max_rows), max_pause, reuse)
+            verifier.prepare(batch.cache, max_rows)
+            batch.cost = None if self.steps is None else self.steps.cost
             return batch
 
         turns = Turns(make, self.verifier)
@@ -269,8 +262,8 @@ class Engine:
 
     @property
     def pays(self) -> bool:
-        """Whether guesses are verified only where they pay; not by whole steps on the device."""
-        return self.steps is not None and self.graphs is None
+        """Whether guesses are verified only where they pay."""
+        return self.steps is not None
 
     def _why(self, row: Row) -> list[str]:
         """How many draft tokens were verified, and why not more."""
@@ -286,8 +279,7 @@ class Engine:
         return None if steps is None else steps.cost
 
     def _decode(self, drafter: Drafter, rows: Sequence[Row], max_rows: int) -> Iterator[Emitted]:
-        lender, cost = self.batches, self._cost(drafter)
-        return decode(self.verifier, drafter, rows, self.graphs, max_rows, lender, cost)
+        return decode(self.verifier, drafter, rows, max_rows, self.batches, self._cost(drafter))
 
     def _drafter(
         self,
@@ -295,7 +287,6 @@ class Engine:
         options: Mapping[str, Any] | None = None,
         batch_size: int = 1,
         sampling: SamplingParams | None = None,
-        on_device: bool = True,
     ) -> Drafter:
         """Raises ConfigError for a drafter that is unknown or has nothing to draft with."""
         # Where guesses are verified as they pay, the largest tree is cut to fit.
@@ -308,7 +299,6 @@ class Engine:
             paying=self.pays,
             draft_model=self.draft_model,
             batch_size=batch_size,
-            on_device=on_device and self.graphs is not None,
             sampling=sampling or SamplingParams(),
             memory=self.memory,
             heads_refused=self.heads_refused,

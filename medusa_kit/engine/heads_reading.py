@@ -67,7 +67,7 @@ def _adapted(engine: Engine, folder: Path, name: str) -> tuple[Engine, int]:
     own = str(base.adapted_fingerprint(adapters.variant_of(folder)))
     view.info = replace(base.info, fingerprint=own)
     verifier = adapted(plain, view, layers)
-    return replace(engine, verifier=verifier, graphs=None), layers.num_bytes
+    return replace(engine, verifier=verifier), layers.num_bytes
 
 
 def explained(error: Exception, place: HeadsPlace) -> MedusaKitError:

@@ -172,12 +172,11 @@ def build_engine(
     plain = Engine(
         backends.verifier,
         backends.check,
-        graphs=backends.graphs,
         drafter=options.drafter,
         drafter_options=dict(options.drafter_options or {}),
         draft_model=options.draft_model,
         fallback=options.fallback,
-        batches=KeptBatches() if options.prefix_cache == "on" else None,
+        batches=KeptBatches.for_verifier(backends.verifier, options.prefix_cache == "on"),
         steps=MeasuredSteps(backends.verifier) if options.guesses == "paying" else None,
     )
     return with_heads(plain, options.heads, tree=options.tree, force=options.force)
@@ -207,7 +206,6 @@ def with_heads(
     result = replace(
         engine,
         verifier=engine.verifier.with_prefix(prefix),
-        graphs=engine.graphs and engine.graphs.with_prefix(prefix),
         heads=heads,
         tree=CandidateTree.root_only(),
         plan=None,

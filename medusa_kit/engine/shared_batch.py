@@ -57,7 +57,6 @@ class Requests(Protocol):
         options: Mapping[str, Any] | None = None,
         batch_size: int = 1,
         sampling: SamplingParams | None = None,
-        on_device: bool = True,
     ) -> Drafter: ...
 
     def _result(self, row: Row, drafter: str, notes: Sequence[str]) -> GenerationResult: ...
@@ -235,9 +234,7 @@ class SharedBatch:
         with self._building:
             drafter: Drafter | None = self._drafters.get(key)
             if drafter is None:
-                drafter = requests._drafter(
-                    name, options, self._max_rows, ANY_SAMPLING, on_device=False
-                )
+                drafter = requests._drafter(name, options, self._max_rows, ANY_SAMPLING)
                 self._drafters[key] = drafter
             return drafter
 

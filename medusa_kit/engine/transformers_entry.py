@@ -100,7 +100,7 @@ class CustomGenerate:
         with kept.tree_attention(engine.base.model):
             if token_streamer is not None:
                 token_streamer.put(input_ids.cpu())
-            for emitted in decode(engine.verifier, drafter, rows, engine.graphs):
+            for emitted in decode(engine.verifier, drafter, rows):
                 for _, tokens in emitted if token_streamer is not None else ():
                     for token in tokens:
                         token_streamer.put(torch.tensor([token]))

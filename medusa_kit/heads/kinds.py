@@ -286,21 +286,17 @@ class MedusaHeads(nn.Module):
         count: int,
         first: int | None = None,
         roots_B: Tensor | None = None,
-        on_device: bool = False,
     ) -> Tensor:
         """The `count` likeliest token ids of each of the `first` heads (all), best first: ids_KBC.
 
         Order: logit descending, then token id ascending, as calibration counts ranks.
-        `on_device`: without reading any value on the host.
         """
-        guesses = None
-        if not on_device:
-            path_BJ = None if roots_B is None else roots_B[:, None]
-            guesses = self.quickly(range(first or self.num_heads), hidden_BD, path_BJ, count)
+        path_BJ = None if roots_B is None else roots_B[:, None]
+        guesses = self.quickly(range(first or self.num_heads), hidden_BD, path_BJ, count)
         if guesses is not None:
             return guesses[0]
         logits_KBR = self(hidden_BD, first, roots_B)
-        return self.to_ids(best_columns(logits_KBR, count, on_device))
+        return self.to_ids(best_columns(logits_KBR, count))
 
     def candidates_after(
         self,
@@ -308,15 +304,14 @@ class MedusaHeads(nn.Module):
         hidden_XD: Tensor,
         path_XJ: Tensor,
         count: int,
-        on_device: bool = False,
         walk: Walk | None = None,
     ) -> Tensor:
         """The `count` likeliest token ids of head k after each path, best first: ids_XC."""
-        guesses = None if on_device else self.quickly([k], hidden_XD, path_XJ, count)
+        guesses = self.quickly([k], hidden_XD, path_XJ, count)
         if guesses is not None:
             return guesses[0][0]
         logits_XR = self.project(self.transform(hidden_XD, k, path_XJ, walk), k)
-        return self.to_ids(best_columns(logits_XR, count, on_device))
+        return self.to_ids(best_columns(logits_XR, count))
 
     def quickly(
         self,

@@ -7,6 +7,7 @@ Shapes: V vocabulary, C some of its tokens, X any shape.
 
 import math
 
+import torch
 from torch import Tensor
 
 MASK_64 = (1 << 64) - 1
@@ -14,6 +15,9 @@ MASK_64 = (1 << 64) - 1
 
 def noisy(scores_V: Tensor, seed: int, position: int) -> Tensor:
     """scores_V with Gumbel noise on those that can win."""
+    if scores_V.device.type != "cpu":  # finding those that can win would wait for the device
+        tokens_V = torch.arange(len(scores_V), device=scores_V.device)
+        return scores_V + gumbel_noise(seed, position, tokens_V).to(scores_V.dtype)
     # Top-k, top-p and min-p leave few of many thousands of tokens; the others need no noise.
     kept_C = (scores_V > -math.inf).nonzero()[:, 0]
     noise_C = gumbel_noise(seed, position, kept_C).to(scores_V.dtype)

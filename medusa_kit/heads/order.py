@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 
-def best_columns(logits_XR: Tensor, count: int, on_device: bool = False) -> Tensor:
-    """columns_XC of the `count` highest logits. `on_device`: without reading any value on the
-    host."""
-    if on_device or not may_look(logits_XR):
+def best_columns(logits_XR: Tensor, count: int) -> Tensor:
+    """columns_XC of the `count` highest logits. The host does not wait for a device."""
+    if not may_look(logits_XR):
         return columns_by_key(logits_XR, count)
     top = torch.topk(logits_XR, count, dim=-1)
     # topk leaves the order of equal logits open; they are rare, so sort only where they occur.

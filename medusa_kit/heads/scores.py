@@ -16,6 +16,7 @@ from medusa_kit.heads.draws import AMONG, RowDraws, RowsDraws
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.noise import gumbel_of, signed
 from medusa_kit.heads.order import best_columns
+from medusa_kit.transfer import to_device
 
 
 def guesses(
@@ -25,12 +26,11 @@ def guesses(
     num_heads: int,
     roots_B: Tensor,
     draws: RowsDraws | None = None,
-    on_device: bool = False,
 ) -> Tensor:
     """ids_KBC of the first heads, best first, in one pass. `draws`: of rows whose tokens will be
-    drawn, which are guessed as heads/draws.py says; `on_device`: nothing is read on the host."""
+    drawn, which are guessed as heads/draws.py says."""
     if draws is None:
-        return heads.candidates(hidden_BD, count, num_heads, roots_B, on_device)
+        return heads.candidates(hidden_BD, count, num_heads, roots_B)
     return scored_guesses(heads, hidden_BD, count, [1.0] * num_heads, roots_B, draws)[0]
 
 
@@ -42,11 +42,10 @@ def guesses_after(
     count: int,
     walk: Walk | None = None,
     draws: RowsDraws | None = None,
-    on_device: bool = False,
 ) -> Tensor:
     """ids_XC of head k after each path, best first. With `draws` X begins with the rows."""
     if draws is None:
-        return heads.candidates_after(k, hidden_XD, path_XJ, count, on_device, walk)
+        return heads.candidates_after(k, hidden_XD, path_XJ, count, walk)
     return scored_guesses_after(heads, k, hidden_XD, path_XJ, count, 1.0, walk, draws)[0]
 
 
@@ -70,14 +69,15 @@ def scored_guesses(
         if guesses is not None:
             return guesses
     logits_KBR = heads(hidden_BD, len(temperatures), roots_B)
-    scale_K11 = torch.tensor(temperatures, device=logits_KBR.device)[:, None, None]
+    scale_K11 = to_device(temperatures, logits_KBR.device)[:, None, None]
     ids_KBC, scores_KBC = _scored(heads, logits_KBR, count, scale_K11)
     if drawn := _drawn(draws):
         rows, guessed = [row for row, _ in drawn], [(own, k) for k in numbers for _, own in drawn]
-        logits_XR = logits_KBR[:, rows].flatten(0, 1)
+        at = to_device(rows, logits_KBR.device)
+        logits_XR = logits_KBR[:, at].flatten(0, 1)
         own_X = [temperatures[k] for _, k in guessed]
         found = _guessed_draws(heads, logits_XR, guessed, count, own_X)
-        ids_KBC[:, rows], scores_KBC[:, rows] = (
+        ids_KBC[:, at], scores_KBC[:, at] = (
             part.unflatten(0, (len(numbers), len(rows))) for part in found
         )
     return ids_KBC, scores_KBC
@@ -103,8 +103,9 @@ def scored_guesses_after(
     if drawn := _drawn(draws):
         rows, guessed = [row for row, _ in drawn], [(own, k) for _, own in drawn]
         own_X = [temperature] * len(rows)
-        found = _guessed_draws(heads, logits_XR[rows], guessed, count, own_X)
-        ids_XC[rows], scores_XC[rows] = found
+        at = to_device(rows, logits_XR.device)
+        found = _guessed_draws(heads, logits_XR[at], guessed, count, own_X)
+        ids_XC[at], scores_XC[at] = found
     return ids_XC, scores_XC
 
 
@@ -136,13 +137,14 @@ def _guessed_draws(
     Beyond the AMONG best noise is not counted, only that it lifts none above the last of them.
     """
     device, dims = logits_XR.device, [1] * (logits_XR.dim() - 1)
-    seeds = torch.tensor([signed(draws.noise_seed(k)) for draws, k in draws_X]).view(-1, *dims)
-    heat_XR = torch.tensor([draws.heat for draws, _ in draws_X]).view(-1, *dims).to(device)
-    own_XR = torch.tensor(list(temperatures_X)).view(-1, *dims).to(device)
+    seeds = [signed(draws.noise_seed(k)) for draws, k in draws_X]
+    seeds_XR = to_device(seeds, device).view(-1, *dims)
+    heat_XR = to_device([draws.heat for draws, _ in draws_X], device).view(-1, *dims)
+    own_XR = to_device(list(temperatures_X), device).view(-1, *dims)
     ids_R = heads.to_ids(torch.arange(logits_XR.shape[-1], device=device))
     wide = torch.promote_types(logits_XR.dtype, torch.float32)  # as `_scored`
     logits_XR = logits_XR.float()
-    sums_XR = logits_XR / heat_XR + gumbel_of(seeds.to(device), ids_R)
+    sums_XR = logits_XR / heat_XR + gumbel_of(seeds_XR, ids_R)
     columns_XC = best_columns(sums_XR, max(count, min(AMONG, heads.num_columns)))
     best_XC = sums_XR.gather(-1, columns_XC) * (heat_XR / own_XR)
     others_XR = (logits_XR / own_XR).minimum(best_XC[..., -1:]).scatter(-1, columns_XC, -math.inf)

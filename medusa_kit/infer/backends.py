@@ -1,6 +1,6 @@
 """The fastest verifier for a model on its machine, self-checked: every command decodes through it.
 
-On CUDA, steps of fixed shapes are replayed as graphs where they can be (`cuda_graph/`).
+On CUDA, forwards are captured and replayed as graphs where they can be (`cuda_graph/`).
 On a CPU, whole steps run in C++ for the families that it knows. Else linear layers run in C++, or
 torch's MKL packs them. Whatever is chosen must pass the same self-check as the model alone.
 """
@@ -27,7 +27,6 @@ from medusa_kit.infer.cpu.mkl_linear import (
     install_packed_linears,
 )
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.cuda_graph.shapes import use_fixed_shapes
 from medusa_kit.infer.packed.base import PackedBase
 from medusa_kit.infer.self_check import (
@@ -43,12 +42,10 @@ from medusa_kit.settings.engine import FLOAT32
 
 @dataclass(frozen=True)
 class Backends:
-    """The verifier, the self-check that it passed, and what runs whole steps on the device, if
-    they can be."""
+    """The verifier, and the self-check that it passed."""
 
     verifier: Verifier
     check: TreeCheck
-    graphs: GraphRunner | None = None
 
 
 def prepare_backends(
@@ -79,10 +76,12 @@ def _prepare(
     if not keep_layers:
         install_fused_norms(base.model)
     plain, check = checked_verifier(base, attention)
-    graphs, check, obstacle = use_fixed_shapes(plain, check, fixed_shapes, compiled)
-    if graphs is not None or base.device.type != "cpu":
-        by = "torch" if obstacle is None else f"torch (no fixed shapes: {obstacle})"
-        return Backends(verifier_for(base, plain.attention, by), check, graphs)
+    captured, check, obstacle = use_fixed_shapes(plain, check, fixed_shapes, compiled)
+    if captured is not None:
+        return Backends(captured, check)
+    if base.device.type != "cpu":
+        by = "torch" if obstacle is None else f"torch (not captured: {obstacle})"
+        return Backends(verifier_for(base, plain.attention, by), check)
     try:
         if attention != "auto":
             raise Unsupported(f"attention {attention} was asked for")

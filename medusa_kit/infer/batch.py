@@ -15,15 +15,13 @@ import torch
 from torch import Tensor
 
 from medusa_kit import console
-from medusa_kit.infer.cuda_graph.group import CapturedGroup, Joining, captured_group, check_alike
-from medusa_kit.infer.cuda_graph.runner import GraphRunner
-from medusa_kit.infer.details import NOTHING, token_scores
+from medusa_kit.infer.details import token_scores
 from medusa_kit.infer.draft import (
     Draft,
     Drafter,
     State,
-    StatelessDrafter,
     flat_nodes,
+    num_ranks,
     reads_prompts,
     tell_end,
 )
@@ -52,9 +50,8 @@ class Batch:
     `num_slots`: tokens and nodes that a row may have; more is made room for as rows are added.
     `max_pause`: seconds for which prompts are read between two steps while rows run, and so the
     most by which they are held up; None: until all have been read.
-    `graphs`: runs whole steps on the device for rows that it can take, and gives back memory where
-    there is too little for prompts. `reuse_prefixes`: what a place still holds of an earlier row is
-    not read again for a prompt that begins with it.
+    `reuse_prefixes`: what a place still holds of an earlier row is not read again for a prompt that
+    begins with it.
     """
 
     def __init__(
@@ -63,10 +60,9 @@ class Batch:
         max_rows: int,
         num_slots: int = 0,
         max_pause: float | None = None,
-        graphs: GraphRunner | None = None,
         reuse_prefixes: bool = True,
     ) -> None:
-        self.verifier, self._graphs, self._reuse = verifier, graphs, reuse_prefixes
+        self.verifier, self._reuse = verifier, reuse_prefixes
         self.cache: TreeCache = verifier.new_cache(max_rows, num_slots)
         self.held = HeldPrefixes(max_rows)
         self._schedule: Schedule[Row] = Schedule(max_rows, max_pause)
@@ -75,7 +71,6 @@ class Batch:
         self._drafters: dict[Row, Drafter] = {}
         self._prompt_hidden: dict[Row, list[Tensor]] = {}  # of rows whose drafters read them
         self._groups: dict[int, Group] = {}  # rows that run, by their drafter
-        self._captured: dict[int, CapturedGroup] = {}  # the same of steps on the device
         self.left: list[Row] = []  # rows that have left since the last step began
         self.num_steps = self.num_nodes = 0  # forwards over trees; nodes in the last one
 
@@ -107,8 +102,6 @@ class Batch:
     def add(self, row: Row, drafter: Drafter) -> None:
         """Let a row in as soon as a place is free. Rows with the same drafter draft together.
         Raises, with nothing changed, where there is no memory for so long a row."""
-        if self._graphs is not None:
-            check_alike(drafter, row, self._drafters)
         longest = max(self._longest, row.num_slots)
         most_nodes = max(self._most_nodes, drafter.num_nodes)  # rows may be padded to these
         if (needed := longest + most_nodes - 1) > self.cache.num_slots:
@@ -138,12 +131,6 @@ class Batch:
             self.cancel(row)
         self.let_go()
 
-    def close(self) -> None:
-        """Give back the steps that were lent, whatever has gone wrong; the batch is over if there
-        were any."""
-        for group in self._captured.values():
-            group.give_back()
-
     def cancel(self, row: Row) -> None:
         """End a row here; it keeps what it has emitted."""
         row.finish_reason = row.finish_reason or "cancelled"
@@ -166,11 +153,10 @@ class Batch:
         token this step chose are verified by the next one where none ran before."""
         self.left = []
         self.let_go()
-        ran = bool(self._groups or self._captured)
+        ran = bool(self._groups)
         emitted = self._read_prompts()
         self.let_go()
         if ran or not emitted:
-            emitted += self._run_captured()
             emitted += self._verify_trees()
         return emitted
 
@@ -181,11 +167,6 @@ class Batch:
             self.left += gone
 
     def _leave(self, gone: Sequence[Row]) -> None:
-        for key, captured in list(self._captured.items()):
-            with FailAlone(*captured.rows):
-                captured.let_go()
-            if captured.is_empty:
-                del self._captured[key]
         for row in gone:
             if (place := self._schedule.leave(row)) is not None:
                 text = [*row.prompt_ids, *row.token_ids]
@@ -211,8 +192,7 @@ class Batch:
     def _read_prompts(self) -> Emitted:
         """The first token of each row whose prompt has been read to its end."""
         for row, _ in self._schedule.admit(self._place_for):
-            by = self._graphs_for(row) or self.verifier
-            row.begin(by.steps_run_by, by.attention)
+            row.begin(self.verifier.attention)
         self.let_go()
         emitted: Emitted = []
         for pieces in self._schedule.reading(self.verifier.prompt_chunk(1)):
@@ -248,7 +228,14 @@ class Batch:
         return together_or_alone(read, [piece.key for piece in pieces])
 
     def _with_room(self, work: Callable[[], T]) -> T:
-        return self._graphs.with_room(work) if self._graphs else work()
+        """What `work` returns; called once more where memory ran out and more can be had."""
+        try:
+            return work()
+        except torch.OutOfMemoryError as error:
+            error.__traceback__ = None  # its frames hold tensors
+            if not self.verifier.make_room():
+                raise
+        return work()
 
     def _first_token(self, row: Row, hidden_1D: Tensor, logits_V: Tensor) -> Emitted:
         root = row.chooser.choose(logits_V, row.prompt_ids)
@@ -283,7 +270,7 @@ class Batch:
 
     def _texts(self) -> dict[int, list[int]]:
         """What the cache holds, between steps, in places of rows that run or are being read."""
-        running = {row: row.prompt_ids for one in self._captured.values() for row in one.rows}
+        running = dict[Row, list[int]]()
         for group in self._groups.values():
             running.update(zip(group.rows, group.state.tokens, strict=True))
         texts = {self._schedule.place_of(row): text for row, text in running.items()}
@@ -298,44 +285,10 @@ class Batch:
         state = State([list(row.prompt_ids)], [root], hidden_1D, [row.chooser])
         if read := self._prompt_hidden.pop(row, None):
             state.prompt_hidden = [torch.cat(read)]
-        joining = Joining(row, self._schedule.place_of(row), state)
-        drafter, key = self._drafters[row], id(self._drafters[row])
-        split = key in self._groups and not isinstance(drafter, StatelessDrafter)
-        if split or (graphs := self._graphs_for(row)) is None:
-            self._join_group(joining)
-            return
-        if key not in self._captured:
-            self._captured[key] = captured_group(graphs, drafter, self.cache)
-        self._captured[key].add(joining)
-
-    def _graphs_for(self, row: Row) -> GraphRunner | None:
-        """What may run this row's steps whole on the device, where nothing is told of them."""
-        graphs = self._graphs
-        told = row.wanted != NOTHING
-        if graphs is None or told or not graphs.may_take(self._drafters[row], row):
-            return None
-        return graphs
-
-    def _join_group(self, joining: Joining) -> None:
-        """Let a row join whose trees are verified here."""
-        row, drafter = joining.row, self._drafters[joining.row]
-        row.steps_run_by, row.attention = self.verifier.steps_run_by, self.verifier.attention
+        drafter = self._drafters[row]
         group = self._groups.setdefault(id(drafter), Group(drafter))
         with FailAlone(row, *group.rows):
-            group.add(row, joining.state)
-
-    def _run_captured(self) -> Emitted:
-        """A step of the rows whose steps run whole on the device."""
-        emitted: Emitted = []
-        for key, group in list(self._captured.items()):
-            with FailAlone(*group.all_rows):
-                for joining in group.prepare():
-                    self._join_group(joining)
-                if group.is_empty:
-                    del self._captured[key]
-                else:
-                    emitted += group.step()
-        return emitted
+            group.add(row, state)
 
     def _verify_trees(self) -> Emitted:
         running = [
@@ -363,6 +316,8 @@ class Batch:
                 steps.append((group, step, own))
             self.cache.commit(kept, places)
             counts = [len(one.tokens) for one in scored]
+            for row in rows:
+                row.steps_run_by = self.verifier.steps_run_by
             for row, padding in zip(rows, self.verifier.num_padding(counts), strict=True):
                 row.num_padding += padding
             if self.cost is not None:
@@ -381,12 +336,14 @@ class Batch:
         nodes = flat_nodes(drafts)
         self.num_steps, self.num_nodes = self.num_steps + 1, sum(nodes.counts)
 
+        ranks = max(num_ranks(self._drafters[row]) for row in rows)
+
         def score(first: int, last: int) -> list[ScoredRow]:
             some = nodes.of_rows(first, last)
             scores = self._with_room(
                 lambda: self.verifier.score_trees(self.cache, some, places[first:last])
             )
-            return by_row(some, scores, rows)
+            return by_row(some, scores, rows[first:last], ranks)
 
         return [one for one in together_or_alone(score, rows) if one is not None]
 

@@ -7,7 +7,6 @@ from typing import Protocol
 import torch
 
 from medusa_kit.infer.batch import Batch
-from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.draft import Drafter, reads_hidden
 from medusa_kit.infer.memory import explain_oom
 from medusa_kit.infer.node_choice.cost import StepCost
@@ -21,27 +20,25 @@ def decode(
     verifier: Verifier,
     drafter: Drafter,
     rows: Sequence[Row],
-    graphs: GraphRunner | None = None,
     max_rows: int | None = None,
     lender: "Lender | None" = None,
     cost: StepCost | None = None,
 ) -> Iterator[Emitted]:
     """Decode rows until all have finished, at most `max_rows` of them together; yields what each
-    step emitted. `graphs`: runs whole steps on the device, where it can. `lender`: has batches of
-    earlier requests, which may hold what prompts begin with. `cost`: of steps; guesses that do not
-    pay are not verified then.
+    step emitted. `lender`: has batches of earlier requests, which may hold what prompts begin with.
+    `cost`: of steps; guesses that do not pay are not verified then.
 
     Raises DeviceMemoryError where memory is too small; a smaller request works. Raises what a row
     failed of.
     """
     if not reads_hidden(drafter):
-        verifier, graphs = verifier.without_prefix, graphs and graphs.without_prefix
+        verifier = verifier.without_prefix
     max_rows = min(max_rows or len(rows), len(rows))
     num_slots = max(row.num_slots for row in rows) + drafter.num_nodes - 1
     with explain_oom(verifier.base, max_rows, drafter.num_nodes, num_slots):
         prompts = [row.prompt_ids for row in rows]
         lend = lender.borrowed if lender is not None else _new_batch
-        with lend(verifier, prompts, max_rows, num_slots, graphs) as batch:
+        with lend(verifier, prompts, max_rows, num_slots) as batch:
             batch.cost = cost
             try:
                 for row in rows:
@@ -54,12 +51,8 @@ def decode(
                 batch.clear()
                 raise
             except torch.OutOfMemoryError:
-                batch.close()
-                if graphs is not None:
-                    graphs.forget()
+                verifier.make_room()
                 raise
-            finally:
-                batch.close()
 
 
 class Lender(Protocol):
@@ -71,7 +64,6 @@ class Lender(Protocol):
         prompts: Sequence[Sequence[int]],
         max_rows: int,
         num_slots: int,
-        graphs: GraphRunner | None,
     ) -> "AbstractContextManager[Batch]":
         """A batch for at most `max_rows` rows at once, which may hold what prompts begin with."""
 
@@ -82,6 +74,5 @@ def _new_batch(
     prompts: Sequence[Sequence[int]],
     max_rows: int,
     num_slots: int,
-    graphs: GraphRunner | None,
 ) -> Iterator[Batch]:
-    yield Batch(verifier, max_rows, num_slots, graphs=graphs, reuse_prefixes=False)
+    yield Batch(verifier, max_rows, num_slots, reuse_prefixes=False)

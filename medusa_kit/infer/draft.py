@@ -17,10 +17,11 @@ from torch import Tensor
 
 from medusa_kit.heads.draws import RowDraws
 from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.host_tree import HostTree, host_tree
 from medusa_kit.infer.node_choice.choice import Offer
 from medusa_kit.infer.node_choice.cost import StepCost
-from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_step import Nodes
+from medusa_kit.transfer import to_device
 
 ROOT, UNUSED = -1, -2
 PerRow = Sequence[Tensor] | Tensor  # a tensor for each row; as one where rows are alike
@@ -47,6 +48,11 @@ class Topology:
     @property
     def used_parents(self) -> tuple[int, ...]:
         return self.parents[: self.num_used]
+
+    @cached_property
+    def on_host(self) -> HostTree:
+        """The used nodes as a captured forward is told of them."""
+        return host_tree(self.used_parents)
 
     @cached_property
     def used_depths(self) -> Tensor:
@@ -172,6 +178,15 @@ class StepResult:
     logits: PerRow  # (N, V)
     likeliest_BN: Sequence[Sequence[int]] | None = None  # where the loop has them anyway
     ranked: PerRow | None = None  # (N, R): the likeliest tokens, where they are known
+    # Tokens of each row's used nodes, where they have been read from the device.
+    tokens_read: Sequence[Sequence[int]] | None = None
+
+    def tokens(self, row: int) -> Sequence[int]:
+        """Of the row's nodes, the used ones at least."""
+        if self.tokens_read is not None:
+            return self.tokens_read[row]
+        tokens: list[int] = self.draft.tokens_BN[row].tolist()
+        return tokens
 
     def likeliest(self, row: int, nodes: Sequence[int]) -> list[int]:
         """The base model's likeliest token after each of these nodes, without processing."""
@@ -210,12 +225,13 @@ def flat_nodes(drafts: Sequence[Draft]) -> Nodes:
     topologies = [topology for draft in drafts for topology in draft.topologies]
     if len(topologies) == 1:
         (one,), (draft,) = topologies, drafts
-        return Nodes(draft.flat_tokens, one.used_depths, one.used_sees, [one.num_used])
+        return Nodes(draft.flat_tokens, one.used_depths, one.used_sees, [one.num_used], [one])
     return Nodes(
         torch.cat([draft.flat_tokens for draft in drafts]),
         torch.cat([topology.used_depths for topology in topologies]),
         torch.cat([topology.used_sees for topology in topologies]),
         [topology.num_used for topology in topologies],
+        topologies,
     )
 
 
@@ -262,6 +278,12 @@ def reads_hidden(drafter: object) -> bool:
     """Whether it reads hidden states, as heads do; drafters that do not say it
     (`reads_hidden = False`), so that no prefix layer runs for them."""
     return bool(getattr(drafter, "reads_hidden", True))
+
+
+def num_ranks(drafter: object) -> int:
+    """How many of the likeliest tokens after each node it reads (`num_ranks`; `StepResult.ranked`),
+    so that they come from the device with all else."""
+    return int(getattr(drafter, "num_ranks", 0))
 
 
 def reads_prompts(drafter: object) -> bool:

@@ -16,9 +16,10 @@ from medusa_kit.infer.details import VerifiedTree, token_scores
 from medusa_kit.infer.draft import Draft, Drafter, OfferingDrafter, State, StepResult
 from medusa_kit.infer.node_choice.choice import Offer, chosen_counts
 from medusa_kit.infer.node_choice.cost import StepCost
+from medusa_kit.infer.read_back import read_back
 from medusa_kit.infer.request import Emitted, FailAlone, Row
-from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_step import Nodes, RaggedScores
+from medusa_kit.transfer import to_device
 
 T = TypeVar("T")
 
@@ -78,7 +79,7 @@ class Group:
                 one.tokens,
                 draft.topologies[index].used_parents,
                 one.logits_NV,
-                one.likeliest if row.chooser.takes_argmax else None,
+                one.named if row.chooser.takes_argmax or not draft.distributions else None,
                 draft.distributions[index] if draft.distributions else {},
             )
             path, root = list[int](), self.state.roots_B[index]
@@ -94,6 +95,7 @@ class Group:
             [one.logits_NV for one in scored],
             _all_or_none([one.likeliest for one in scored]),
             _all_or_none([one.ranked_NR for one in scored]),
+            [one.tokens for one in scored],
         )
 
     def go_on(self, step: StepResult, scored: Sequence["ScoredRow"], num_rows: int) -> Emitted:
@@ -136,7 +138,7 @@ class Group:
             row.scores = token_scores(logits_NV[at], kept, count)
         if row.wanted.tree:
             parents = step.draft.topologies[index].used_parents
-            tokens = step.draft.tokens_BN[index, : len(parents)].tolist()
+            tokens = list(step.tokens(index)[: len(parents)])
             row.tree = VerifiedTree(list(parents), tokens, list(path[: len(kept)]))
 
 
@@ -169,8 +171,12 @@ def drafts_of(
 
 @dataclass(frozen=True)
 class ScoredRow:
-    """One row's nodes as the base model scored them. `tokens`, `likeliest` and `near_ties` have
-    been read from the device; the last two where some row of the step needs them."""
+    """One row's nodes as the base model scored them.
+
+    All but hidden states and logits has been read from the device. `likeliest`, `near_ties`: where
+    some row of the step needs them. `named`: the token after each node by the row's own rule; None
+    where each is chosen when it is reached.
+    """
 
     tokens: list[int]
     hidden_ND: Tensor
@@ -178,6 +184,7 @@ class ScoredRow:
     ranked_NR: Tensor | None
     likeliest: list[int] | None
     near_ties: list[int] | None
+    named: list[int] | None
 
 
 def _all_or_none(values: Sequence[T | None]) -> list[T] | None:
@@ -185,48 +192,25 @@ def _all_or_none(values: Sequence[T | None]) -> list[T] | None:
     return known or None
 
 
-def by_row(nodes: Nodes, scores: RaggedScores, rows: Sequence[Row]) -> list[ScoredRow]:
-    """The scores of each row."""
-    tolerances = [row.rounding_tolerance for row in rows if row.counts_near_ties]
-    tolerance = max(tolerances, default=None)
-    takes_argmax = any(row.chooser.takes_argmax for row in rows)
-    tokens, likeliest, near_ties = _read(nodes, scores, takes_argmax, tolerance)
-    if len(nodes.counts) == 1:
-        parts = scores.hidden_ND, scores.logits_NV, scores.ranked_NR
-        return [ScoredRow(tokens, *parts, likeliest, near_ties)]
+def by_row(
+    nodes: Nodes, scores: RaggedScores, rows: Sequence[Row], ranks: int = 0
+) -> list[ScoredRow]:
+    """The scores of each row. `ranks`: how many of the likeliest tokens drafters read."""
+    read, alone = read_back(nodes, scores, rows, ranks), len(rows) == 1
     result, first = [], 0
-    for count in nodes.counts:
+    for row, count, drawn in zip(rows, nodes.counts, read.drawn, strict=True):
         own = slice(first, first + count)
         first += count
+        likeliest = None if read.likeliest is None else read.likeliest[own]
         result.append(
             ScoredRow(
-                tokens[own],
-                scores.hidden_ND[own],
-                scores.logits_NV[own],
-                None if scores.ranked_NR is None else scores.ranked_NR[own],
-                None if likeliest is None else likeliest[own],
-                None if near_ties is None else near_ties[own],
+                read.tokens[own],
+                scores.hidden_ND if alone else scores.hidden_ND[own],
+                scores.logits_NV if alone else scores.logits_NV[own],
+                None if read.ranked_NR is None else read.ranked_NR[own],
+                likeliest,
+                None if read.near_ties is None else read.near_ties[own],
+                likeliest if row.chooser.takes_argmax else drawn,
             )
         )
     return result
-
-
-def _read(
-    nodes: Nodes, scores: RaggedScores, takes_argmax: bool, tolerance: float | None
-) -> tuple[list[int], list[int] | None, list[int] | None]:
-    """(tokens of the nodes, likeliest tokens after them, near ties), the last two where wanted.
-
-    Of a device in one transfer. The C++ kernels' likeliest tokens lie in the host's memory, where
-    numbers are read in less time than an operation on few of them takes.
-    """
-    if scores.ranked_NR is not None:
-        likeliest = scores.ranked_NR[:, 0].tolist() if takes_argmax else None
-        return nodes.tokens_N.tolist(), likeliest, scores.ranked_near_ties(tolerance)
-    wanted = [nodes.tokens_N]
-    if takes_argmax:
-        wanted.append(scores.likeliest())
-    if tolerance is not None:
-        wanted.append(scores.near_ties(tolerance))
-    tokens, *read = torch.stack(wanted).tolist()
-    likeliest = read.pop(0) if takes_argmax else None
-    return tokens, likeliest, read[0] if read else None

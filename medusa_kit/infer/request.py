@@ -71,9 +71,9 @@ class Row:
         """Whether the answer came to its end."""
         return self.finish_reason in ("stop", "length")
 
-    def begin(self, steps_run_by: str, attention: AttentionChoice) -> None:
+    def begin(self, attention: AttentionChoice) -> None:
         """Its turn has come; the clock runs from here."""
-        self.steps_run_by, self.attention = steps_run_by, attention
+        self.attention = attention
         self._started = time.perf_counter()
 
     def take(self, tokens: Sequence[int]) -> list[int]:

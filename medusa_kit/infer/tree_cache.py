@@ -19,9 +19,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from medusa_kit.errors import ContextLengthError
-from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.untouched import resident_bytes, untouched_zeros
 from medusa_kit.no_gradients import no_gradients
+from medusa_kit.transfer import to_device
 
 
 class TreeCacheLayer(CacheLayerMixin):

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.transfer import to_device
+from medusa_kit.infer.host_tree import Chain, Described
+from medusa_kit.transfer import to_device
 
 T = TypeVar("T")
 
@@ -156,13 +157,14 @@ class Nodes:
     """The trees of several rows, one after another, none padded.
 
     `counts`: nodes of each row. `sees`: which nodes see which, counts[b] x counts[b] truth values
-    for each row, one row after another.
+    for each row, one row after another. `trees`: the same on the host, where it is known there.
     """
 
     tokens_N: Tensor
     depths_N: Tensor
     sees: Tensor
     counts: Sequence[int]
+    trees: Sequence[Described] = ()
 
     @classmethod
     def chains(cls, pieces: Sequence[Sequence[int]], device: torch.device) -> "Nodes":
@@ -173,6 +175,7 @@ class Nodes:
             to_device([depth for count in counts for depth in range(count)], device),
             torch.cat([_chain(count, device) for count in counts]),
             counts,
+            [Chain(count) for count in counts],
         )
 
     def of_rows(self, first: int, last: int) -> "Nodes":
@@ -183,7 +186,8 @@ class Nodes:
         at, squares = sum(self.counts[:first]), sum(count**2 for count in self.counts[:first])
         end, square_end = at + sum(counts), squares + sum(count**2 for count in counts)
         tokens_N, depths_N = self.tokens_N[at:end], self.depths_N[at:end]
-        return Nodes(tokens_N, depths_N, self.sees[squares:square_end], counts)
+        sees, trees = self.sees[squares:square_end], self.trees[first:last]
+        return Nodes(tokens_N, depths_N, sees, counts, trees)
 
     def padded(self) -> tuple[Tensor, Tensor, Tensor]:
         """(tokens_BN, depths_BN, sees_BNN) with as many nodes in each row as the largest has;
@@ -238,9 +242,12 @@ class RaggedScores:
     hidden_ND: Tensor
     logits_NV: Tensor
     ranked_NR: Tensor | None = None
+    likeliest_N: Tensor | None = None  # where the forward found them
 
     def likeliest(self) -> Tensor:
         """The likeliest token after each node [N]."""
+        if self.likeliest_N is not None:
+            return self.likeliest_N
         return self.logits_NV.argmax(-1) if self.ranked_NR is None else self.ranked_NR[:, 0]
 
     def near_ties(self, tolerance: float) -> Tensor:

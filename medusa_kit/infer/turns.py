@@ -101,11 +101,6 @@ class Turns:
         for batch in self._batches.values():
             batch.fail(error)
 
-    def close(self) -> None:
-        """Give back what was lent to the batches."""
-        for batch in self._batches.values():
-            batch.close()
-
     @no_gradients
     def step(self) -> Emitted:
         self.left = []
@@ -127,5 +122,4 @@ class Turns:
             self.left += batch.left
             batch.left = []
             if batch is not self._first and not batch.num_rows:
-                batch.close()
                 del self._batches[verifier]

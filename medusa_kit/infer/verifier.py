@@ -20,12 +20,13 @@ from medusa_kit.heads.prefix_layer import PrefixLayer
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.prefix_layer import with_outputs
+from medusa_kit.infer.attention.sdpa import without_cudnn
 from medusa_kit.infer.draft import Draft
-from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores, StepHolder, TreeStep
 from medusa_kit.locks import lock_of
 from medusa_kit.no_gradients import no_gradients
+from medusa_kit.transfer import to_device
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
@@ -61,6 +62,7 @@ class Verifier:
         self.steps_run_by = steps_run_by
         self.cache_dtype: torch.dtype | None = None  # None: as keys and values are computed
         self.prefix: PrefixLayer | None = None
+        self.rounding_tolerance = 0.0  # of forwards that were compiled, beyond the self-check's
         self._without_prefix: Self | None = None
         if not base.is_light:
             _ = self._holder
@@ -140,6 +142,17 @@ class Verifier:
         """Tokens of each of so many prompts that one forward reads."""
         return PREFILL_CHUNK
 
+    def slots_for(self, num_rows: int) -> int:
+        """Slots of each row that a batch for any number of requests has at first."""
+        return 0
+
+    def prepare(self, cache: TreeCache, num_rows: int) -> None:
+        """What would hold up the first requests of a batch; its cache holds nothing."""
+
+    def make_room(self) -> bool:
+        """Free memory that can be had again; whether there was any."""
+        return False
+
     @no_gradients
     def forward(
         self,
@@ -197,7 +210,7 @@ class Verifier:
         positions_BN = self._positions(step)
         name = "logits_to_keep" if self.prefix is None else "keep_M"  # the layer reads all nodes
         kept: dict[str, Any] = {} if keep_M is None else {name: keep_M}
-        with self.lock():
+        with self.lock(), without_cudnn(self.base.device):
             self._holder.step = step
             try:
                 hidden_BND, logits_BMV = forward(

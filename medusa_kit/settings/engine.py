@@ -81,12 +81,9 @@ class EngineOptions:
     attention: Annotated[Attention, "Backend of tree attention: {values}."] = "auto"
     fixed_shapes: Annotated[
         FixedShapes,
-        "Steps of fixed shapes for greedy decoding, CUDA graphs on CUDA: auto (on CUDA), always or "
-        "never.",
+        "Forwards of fixed shapes, as CUDA graphs on CUDA: auto (on CUDA alone), always or never.",
     ] = "auto"
-    compiled: Annotated[
-        bool, "Compile the forward of steps of fixed shapes with torch.compile."
-    ] = False
+    compiled: Annotated[bool, "Compile forwards of fixed shapes with torch.compile."] = False
     prefix_cache: Annotated[
         PrefixCache,
         "Reuse the KV cache of prompts that begin alike: on, or off (every prompt is prefilled "

@@ -3,18 +3,16 @@
 Timings jitter, so each size is measured next to one-node steps, and its ratio to those counts.
 A machine may be slow for a tenth of a second, so where nothing is packed anew for a size, all sizes
 take turns in several rounds, and the median over these counts.
-Where whole steps may run on the device (infer/cuda_graph/), real decoding is timed from one
-emission to the next, with or without captured steps as in use. On a CPU, where a prompt takes as
-long as many steps, steps of the loop are repeated from the same prefix.
+Since a prompt takes as long as many steps, steps are repeated from the same prefix.
 
 Shapes: B batch, N nodes with root.
 """
 
 import statistics
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
 
 import torch
 
@@ -25,18 +23,14 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.accept.rules import accept
 from medusa_kit.infer.chains.cache import ChainCache
 from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
-from medusa_kit.infer.decode import decode
-from medusa_kit.infer.draft import Drafter, State, path_to
+from medusa_kit.infer.draft import Drafter, State, flat_nodes, path_to
 from medusa_kit.infer.node_choice.measured import IN_A_ROW, SETTLED
-from medusa_kit.infer.request import Emitted, make_row
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.no_gradients import no_gradients
-from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.plan import Tree
 
 PREFIX_LENGTHS = (64, 384)
 REPEATS, ROUNDS = 7, 9
-WARM_UPS = 1  # first steps of an answer that do not count: the prompt may still be computed
 
 
 @no_gradients
@@ -58,12 +52,7 @@ def measure_step_times(
     prefix_lengths = [min(length, context // 2) for length in prefix_lengths]
     plain = PlainDrafter(engine.base.device)
     most = max(tree.num_nodes for tree in trees.values()) + num_unread
-    places: list[_Place | _Decoding] = [
-        _Place(engine, length, most, batch_size)
-        if engine.graphs is None
-        else _Decoding(engine, length, batch_size)
-        for length in prefix_lengths
-    ]
+    places = [_Place(engine, length, most, batch_size) for length in prefix_lengths]
     rounds = ROUNDS if engine.verifier.reads_packed_weights else 1
     ratios: dict[Any, list[float]] = {key: [] for key in trees}
     plain_times: list[float] = []
@@ -85,37 +74,6 @@ def measure_step_times(
     one_node = statistics.median(plain_times)
     found = {key: one_node * statistics.median(several) for key, several in ratios.items()}
     return {**found, 1: one_node}
-
-
-class _Decoding:
-    """Prompts of one length that are decoded repeatedly."""
-
-    def __init__(self, engine: Engine, prefix_length: int, batch_size: int) -> None:
-        self.engine = engine
-        self.prompts = _random_prompts(engine, prefix_length, batch_size)
-
-    def median(self, drafter: Drafter, repeats: int, num_unread: int = 0) -> float:
-        """Seconds of a step in one answer."""
-        assert num_unread == 0, "no such steps run on the device"
-        wanted = WARM_UPS + repeats
-        rows = [
-            make_row(self.engine.verifier, prompt, SamplingParams(), 1 + wanted * drafter.num_nodes)
-            for prompt in self.prompts
-        ]
-        for row in rows:
-            row.stop_ids = frozenset()
-        times: list[float] = []
-        steps = cast(
-            Generator[Emitted, None, None],
-            decode(self.engine.verifier, drafter, rows, self.engine.graphs),
-        )
-        with closing(steps) as emitted:
-            next(emitted)  # the prompt's
-            while len(times) < wanted and all(row.finish_reason is None for row in rows):
-                start = time.perf_counter()
-                next(emitted)  # the tokens are on the host by then
-                times.append(time.perf_counter() - start)
-        return statistics.median(times[WARM_UPS:] or times)
 
 
 class _Place:
@@ -144,7 +102,7 @@ class _Place:
     def _timed(self, drafter: Drafter) -> float:
         start = time.perf_counter()
         self._step(drafter)
-        if self.engine.base.device.type == "cuda":  # with fixed_shapes "never"
+        if self.engine.base.device.type == "cuda":
             torch.cuda.synchronize(self.engine.base.device)
         return time.perf_counter() - start
 
@@ -152,10 +110,11 @@ class _Place:
         draft = drafter.propose(self.state)
         if isinstance(self.cache, ChainCache):
             self.cache.unread = [list(self.unread) for _ in self.cache.unread]
-        scores = self.engine.verifier.forward(
-            self.cache, draft.tokens_BN, draft.depths_BN, draft.sees_BNN
-        )
-        likeliest_BN = scores.likeliest().tolist()
+        nodes = flat_nodes([draft])
+        scores = self.engine.verifier.score_trees(self.cache, nodes, range(len(nodes.counts)))
+        flat = scores.likeliest().tolist()
+        ends = list(accumulate(nodes.counts))
+        likeliest_BN = [flat[end - n : end] for end, n in zip(ends, nodes.counts, strict=True)]
         tokens_BN = draft.tokens_BN.tolist()
         paths = []
         for topology, tokens, likeliest in zip(

@@ -16,7 +16,7 @@ from medusa_kit.bench.breakdown import (
     ACCEPT,
     ATTENTION,
     CACHE,
-    DEVICE,
+    CAPTURED,
     HEADS,
     LINEAR,
     MODEL,
@@ -107,20 +107,19 @@ def test_parts_of_a_tree_grown_at_each_step() -> None:
     assert break_down({"heads": engine}, PROMPTS, 8)["heads"].parts[HEADS] > 0
 
 
-def test_a_step_on_the_device_is_one_part() -> None:
-    """None of the loop's parts appears, and the report says what ran."""
+def test_a_captured_forward_is_one_part() -> None:
+    """Nothing inside it appears, of static and grown trees, and the report says what ran."""
     base = endless_base(14)
     engine = build_engine(base, heads=random_heads(base), tree=BUSHY, fixed_shapes="always")
     prompts = [[token % 14 for token in prompt] for prompt in PROMPTS]
     one, ours = break_down({"heads": engine}, prompts, 8).values()
-    for found in (one, ours):
-        # Keys and values of rows that join and leave are copied to the step's cache and back.
-        assert set(found.parts) - {CACHE} == {DEVICE, PYTHON}
-        assert found.steps_run_by == engine.steps_run_by == "torch, fixed shapes (sdpa)"
-        assert found.kernels == {}, "there is no CUDA here"
     engine.use_tree(DynamicTree(6, (1.0, 1.0), 3, 3))
     grown = break_down({"heads": engine}, prompts, 8)["heads"]
-    assert (grown.steps_run_by, DEVICE in grown.parts) == ("torch", False)
+    around = {TREE, CAPTURED, ACCEPT, CACHE, PYTHON}
+    for found, parts in ((one, around), (ours, {HEADS, *around}), (grown, {HEADS, *around})):
+        assert set(found.parts) == parts
+        assert found.steps_run_by == engine.steps_run_by == "torch, fixed shapes (sdpa)"
+        assert found.kernels == {}, "there is no CUDA here"
 
 
 def test_kernels_of_a_profile_by_kind() -> None:

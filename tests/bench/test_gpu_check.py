@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from medusa_kit.bench.gpu_check import __main__ as gpu_check
-from medusa_kit.bench.gpu_check import kernels
-from medusa_kit.bench.gpu_check.compiling import Resources
-from medusa_kit.bench.gpu_check.report import Report
+from benchmarks.gpu_check import __main__ as gpu_check
+from benchmarks.gpu_check import kernels
+from benchmarks.gpu_check.compiling import Resources
+from benchmarks.gpu_check.report import Report
 from medusa_kit.infer.attention import triton_backend
 
 needs_triton = pytest.mark.skipif(
@@ -33,7 +33,7 @@ def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_the_quick_part_compiles_what_has_failed_before(tmp_path: Path) -> None:
     """In a process of its own: here kernels are interpreted."""
     done = subprocess.run(
-        [sys.executable, "-m", "medusa_kit.bench.gpu_check", "kernels", "--quick", "--json"],
+        [sys.executable, "-m", "benchmarks.gpu_check", "kernels", "--quick", "--json"],
         env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -1,4 +1,5 @@
-"""`doctor --gpu` on the CPU: a dry run walks through every part, and parts do what they say."""
+"""The first measurements on a GPU, on the CPU: dry runs walk through them, and parts do what they
+say."""
 
 import importlib.util
 import json
@@ -12,15 +13,23 @@ import pytest
 import torch
 from support.small_engines import build_engine
 
+from benchmarks.gpu import commands, correctness, exactness, processes, report, wheels, workbench
+from benchmarks.gpu.baseline import baseline_part
+from benchmarks.gpu.clock import Clock
+from benchmarks.gpu.commands import COMMANDS, GOALS, GOALS_OF, measure, parts
+from benchmarks.gpu.correctness import suite_part
+from benchmarks.gpu.decoding import answer_part
+from benchmarks.gpu.known_text import KnownText, share_for, tree_of
+from benchmarks.gpu.memory import products_of
+from benchmarks.gpu.report import NO_MEASUREMENT
+from benchmarks.gpu.runner import DeviceLost, Part, run_parts
+from benchmarks.gpu.steps import step_part
+from benchmarks.gpu.tables import TABLES, print_report
+from benchmarks.gpu.workbench import CAPTURED, COMPILED, LOOP, Cannot, StepMode, Workbench
 from medusa_kit import console
 from medusa_kit.base import fingerprint
-from medusa_kit.bench.gpu import exactness, report, workbench
-from medusa_kit.bench.gpu.clock import Clock
-from medusa_kit.bench.gpu.decoding import answer_part
-from medusa_kit.bench.gpu.known_text import KnownText, share_for, tree_of
-from medusa_kit.bench.gpu.measure import measure, parts
-from medusa_kit.bench.gpu.report import NO_MEASUREMENT, describe
-from medusa_kit.bench.gpu.runner import DeviceLost, Part, run_parts
+from medusa_kit.bench.gpu import setup
+from medusa_kit.bench.gpu.setup import describe
 from medusa_kit.bench.gpu.shapes import (
     EXACTNESS,
     LLAMA_1B,
@@ -30,14 +39,11 @@ from medusa_kit.bench.gpu.shapes import (
     successors,
     tiny,
 )
-from medusa_kit.bench.gpu.steps import step_part
-from medusa_kit.bench.gpu.tables import TABLES, print_report
-from medusa_kit.bench.gpu.workbench import CAPTURED, COMPILED, LOOP, Cannot, StepMode, Workbench
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.infer.attention import triton_backend
 from medusa_kit.infer.cpu import mkl_linear as packed_linear
-from medusa_kit.infer.cuda_graph.shapes import GraphRunner
+from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 
 # torch's own, when dynamo is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -46,50 +52,76 @@ TINY = tiny(SMOLLM2_135M)
 # Packages that the machine of a GPU may lack: a borrowed one has no network to get them.
 NOT_NEEDED = ("xxhash", "psutil", "gguf", "datasets", "deepspeed", "wandb", "peft", "matplotlib",
               "flash_attn", "liger_kernel", "vllm")  # fmt: skip
+JUNIT = """<testsuites><testsuite>
+<testcase name="a"/><testcase name="b"><skipped/></testcase>{more}
+</testsuite></testsuites>"""
+
+
+def suite_that_says(patch: pytest.MonkeyPatch, junit: str) -> None:
+    """In place of pytest's own process."""
+
+    def run(command: list[str], *_: Any) -> bool:
+        (option,) = [word for word in command if word.startswith("--junit-xml=")]
+        Path(option.partition("=")[2]).write_text(junit)
+        return False
+
+    patch.setattr(correctness, "_run", run)
 
 
 @pytest.fixture(scope="module")
-def walked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The JSON report of a whole dry run."""
-    path = tmp_path_factory.mktemp("gpu") / "report.json"
+def walked(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    """The JSON report of each command's dry run, but for other processes."""
+    folder = tmp_path_factory.mktemp("gpu")
     with pytest.MonkeyPatch.context() as patch:  # an interpreter has other tests, and no bfloat16
         patch.setattr(triton_backend, "interpreting", lambda: False)
+        patch.setattr(processes, "finished", lambda *_: 'a warning\n{"ms": 2.0}\n')
+        suite_that_says(patch, JUNIT.format(more=""))
         for name in NOT_NEEDED:
             patch.setitem(sys.modules, name, None)
-        measure(CPU, dry_run=True, path=path)
-    return json.loads(path.read_text())
+        for command in COMMANDS:
+            path = folder / f"command_{command}.json"
+            measure(command, CPU, dry_run=True, path=path, minutes=30.0)
+    files = sorted(folder.glob("*.json"))
+    return dict(enumerate((json.loads(path.read_text()) for path in files), 1))
+
+
+def done(walked: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    found = [part for one in walked.values() for part in one["parts"]]
+    return [part for part in found if part["status"] == "done"]
 
 
 @pytest.fixture
-def bench() -> Workbench:
-    return Workbench(CPU, True, lambda name: {})
+def bench(tmp_path: Path) -> Workbench:
+    return Workbench(CPU, True, lambda name: {}, tmp_path)
 
 
 # The dry run.
 
 
-def test_a_dry_run_walks_through_every_part(walked: dict[str, Any]) -> None:
-    found = {part["name"]: part for part in walked["parts"]}
-    assert list(found) == [part.name for part in parts(small=False)]
-    assert {part["kind"] for part in walked["parts"]} == set(TABLES)
-    without = {name for name, part in found.items() if part["status"] != "done"}
-    assert all(found[name]["status"] == "cannot" for name in without), without
-    assert all("triton" in name or "vLLM" in name for name in without)
-    assert [shape["hidden_size"] for shape in walked["setup"]["shapes"]] == [32, 32, 32]
-    assert walked["finished"]
-    assert "running" not in walked
+def test_a_dry_run_walks_through_every_part(walked: dict[int, dict[str, Any]]) -> None:
+    for command, told in walked.items():
+        found = {part["name"]: part for part in told["parts"]}
+        assert list(found) == [part.name for part in parts(command, small=False)]
+        without = {name: p for name, p in found.items() if p["status"] != "done"}
+        assert all(part["status"] == "cannot" for part in without.values()), without
+        assert all("triton" in name for name in without), without
+        assert told["finished"]
+        assert "running" not in told
+    assert {part["kind"] for part in done(walked)} == set(TABLES)
 
 
-def test_nothing_of_a_dry_run_counts_as_measured(walked: dict[str, Any]) -> None:
-    assert walked["dry_run"]
-    assert walked["note"] == NO_MEASUREMENT
-    assert not any(part["measured"] for part in walked["parts"])
-    assert [goal["met"] for goal in walked["goals"]] == [None] * 4
+def test_nothing_of_a_dry_run_counts_as_measured(walked: dict[int, dict[str, Any]]) -> None:
+    for told in walked.values():
+        assert told["dry_run"]
+        assert told["note"] == NO_MEASUREMENT
+        assert not any(part["measured"] for part in told["parts"])
+    assert [goal["met"] for goal in walked[GOALS_OF]["goals"]] == [None] * len(GOALS)
+    assert not walked[1]["goals"]
 
 
-def test_goals_name_parts_and_figures_that_there_are(walked: dict[str, Any]) -> None:
-    found = {part["name"]: part["figures"] for part in walked["parts"]}
-    for goal in walked["goals"]:
+def test_goals_name_parts_and_figures_that_there_are(walked: dict[int, dict[str, Any]]) -> None:
+    found = {part["name"]: part["figures"] for part in walked[GOALS_OF]["parts"]}
+    for goal in walked[GOALS_OF]["goals"]:
         assert goal["part"] in found
         figures = found[goal["part"]]
         if "host syncs" in goal["goal"]:  # which a CPU has none of
@@ -99,35 +131,143 @@ def test_goals_name_parts_and_figures_that_there_are(walked: dict[str, Any]) -> 
             assert goal["figure"] == figures[name] > 0
 
 
-def test_every_way_ran_as_it_is_called(walked: dict[str, Any]) -> None:
-    done = [part for part in walked["parts"] if part["status"] == "done"]
-    for part in (part for part in done if "medusa-kit," in part["name"]):
-        captured = "fixed shapes" in part["figures"]["run_by"]
-        assert captured == ("(captured)" in part["name"]) == ("(loop)" not in part["name"])
-    for part in (part for part in done if part["kind"] == "steps"):
+def test_every_way_ran_as_it_is_called(walked: dict[int, dict[str, Any]]) -> None:
+    found = [part for part in done(walked) if "PDL" not in part["name"]]
+    for part in (part for part in found if "medusa-kit," in part["name"]):
+        assert ("fixed shapes" in part["figures"]["run_by"]) == ("(captured)" in part["name"])
+    for part in (part for part in found if part["kind"] == "steps"):
         run_by = part["figures"]["run_by"]
-        assert ("fixed shapes" in run_by) == ("captured" in part["name"])
+        assert ("fixed shapes" in run_by) == ("(loop)" not in part["name"])
         assert run_by.startswith("torch.compile") == ("compiled" in part["name"])
-        assert ("device_ms" in part["figures"]) == ("captured" in part["name"])
-    for part in (part for part in walked["parts"] if part["kind"] == "exactness"):
+        assert ("device_ms" in part["figures"]) == ("(loop)" not in part["name"])
+    for part in (part for part in found if part["kind"] == "exactness"):
         assert part["figures"]["identical"] == part["figures"]["answers"] == 16
         assert part["figures"]["acceptance_length"] > 1.1
+    for part in (part for part in found if part["kind"] in ("load", "captures")):
+        loose = "loose_forwards" if part["kind"] == "load" else "loose"
+        assert part["figures"][loose] == 0, part["name"]
+
+
+def test_a_load_is_answered_whole(walked: dict[int, dict[str, Any]]) -> None:
+    for part in (part for part in done(walked) if part["kind"] == "load"):
+        figures = part["figures"]
+        assert figures["answers"] == figures["clients"]
+        assert figures["tokens"] == 8 * figures["answers"]
+        assert 0 < figures["first_token_ms"] <= figures["first_token_most_ms"]
+
+
+def test_a_part_with_another_environment_has_the_floor_of_this_one(
+    walked: dict[int, dict[str, Any]],
+) -> None:
+    figures = {part["name"]: part["figures"] for part in walked[3]["parts"]}
+    (name,) = [one for one in figures if one.endswith("64 (captured, compiled)")]
+    alone = figures[f"{name}, PDL"]
+    assert alone["times_floor"] == 2.0 / figures[name]["floor_ms"]
 
 
 def test_what_takes_long_or_leaves_a_trace_comes_after_the_rest() -> None:
-    """Compiling takes minutes of the nine; a profiler may slow down what is timed later."""
-    names = [part.name for part in parts(small=False)]
-    late = [one for one in names if "compiled" in one or "kernels" in one or "vLLM" in one]
-    assert names[-len(late) :] == late
-    assert len(late) < len(names) / 5
-    first = next(one for one in names if "Llama-3.1-8B" in one)
-    assert names.index(first) < 20
+    """A profiler may slow down what is timed later; correctness is first of all."""
+    assert [part.kind for part in parts(1, small=False)][:2] == ["tests", "bandwidth"]
+    for command in (2, 5):
+        kinds = [part.kind for part in parts(command, small=False)]
+        assert kinds.index("kernels") == len(kinds) - 1
+
+
+def test_one_part_can_be_run_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = importlib.import_module("benchmarks.gpu.__main__").main
+    name = parts(2, small=True)[0].name
+    arguments = ["2", "--dry-run", "--output", str(tmp_path)]
+    assert main([*arguments, "--part", name]) == 0
+    assert json.loads(capsys.readouterr().out)["gb_per_second"] > 0
+    assert main([*arguments, "--part", "nothing"]) == 2
+    assert "command 2 has no part 'nothing'" in capsys.readouterr().err
+    assert main([*arguments, "--only", "BANDwidth"]) == 0
+    assert "Memory, GB/s (no measurement)" in capsys.readouterr().out
+    assert main([*arguments, "--only", "nothing"]) == 2
+    assert "no part's name contains --only 'nothing'" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["2", "--output", str(tmp_path)]) == 1
+    assert "torch sees no CUDA device" in capsys.readouterr().err
+
+
+def test_a_lost_device_hands_over_to_a_new_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("benchmarks.gpu.__main__")
+
+    def lost(*_: object) -> None:
+        raise DeviceLost("CUDA error")
+
+    def took_over(program: str, command: list[str]) -> None:
+        taken.append(command)
+        raise SystemExit(0)
+
+    taken: list[list[str]] = []
+    monkeypatch.setattr(module, "measure", lost)
+    monkeypatch.setattr(module.os, "execv", took_over)
+    arguments = ["3", "--dry-run", "--output", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        module.main(arguments)
+    (command,) = taken
+    assert command[:-2] == [sys.executable, "-m", "benchmarks.gpu", *arguments, "--continue"]
+    assert module._parser().parse_args(command[3:]).minutes == pytest.approx(8.5, abs=0.5)
+
+
+@pytest.mark.parametrize("constraints", ["pydantic==2.1\nother==3\n", "other==3\n"])
+def test_what_a_machine_lacks_is_pinned_where_we_pin_it(constraints: str) -> None:
+    wanted = ["pydantic==2.1" if "pydantic" in constraints else "pydantic"]
+    assert wheels.pinned(constraints) == [*wanted, "annotated-types", "typing-inspection"]
+    metadata = "Requires-Dist: pydantic\nRequires-Dist: pydantic-core==2.50.4\n"
+    assert wheels.core_of(metadata) == "pydantic-core==2.50.4"
+    with pytest.raises(SystemExit, match="names no version of pydantic-core"):
+        wheels.core_of("Requires-Dist: pydantic-core\n")
+
+
+@pytest.mark.parametrize("kind", ["failure", "error"])
+def test_a_test_that_fails_is_a_part_that_fails(
+    kind: str, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite_that_says(monkeypatch, JUNIT.format(more=""))
+    assert suite_part().run(bench) == {"tests": 2, "passed": 1, "skipped": 1, "stopped": False}
+    suite_that_says(monkeypatch, JUNIT.format(more=f'<testcase name="c"><{kind}/></testcase>'))
+    with pytest.raises(MedusaKitError, match=r"1 of 3 tests failed .1 passed.: c"):
+        suite_part().run(bench)
+
+
+def test_a_suite_that_takes_too_long_reports_what_it_has_done(tmp_path: Path) -> None:
+    script = "import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('interrupted')"
+    said = tmp_path / "said.txt"
+    assert correctness._run([sys.executable, "-c", script], said, 2.0)
+    assert said.read_text() == "interrupted\n"
+    assert not correctness._run([sys.executable, "-c", "print('done')"], said, 60.0)
+    assert said.read_text() == "done\n"
+
+
+def test_a_process_that_fails_says_why() -> None:
+    assert processes.finished(["-c", "import os; print(os.environ['A'])"], 60, {"A": "b"}) == "b\n"
+    with pytest.raises(MedusaKitError, match="exit code 3: no memory"):
+        processes.finished(["-c", "import sys; print('no memory', file=sys.stderr); exit(3)"], 60)
+    with pytest.raises(MedusaKitError, match="more than 1 s"):
+        processes.finished(["-c", "import time; time.sleep(60)"], 1)
+
+
+def test_products_are_those_of_the_model() -> None:
+    """Fused and not, they read the same weights."""
+    sizes = {name: out * inner for name, (out, inner) in products_of(LLAMA_8B).items()}
+    fused = sizes["qkv"] + sizes["o"] + sizes["gate_up"] + sizes["down"]
+    as_is = sum(sizes[name] for name in ("q", "k", "v", "o", "gate", "up", "down"))
+    assert as_is == fused
+    assert LLAMA_8B.num_layers * fused + sizes["logits"] == LLAMA_8B.linear_weights
 
 
 def test_the_setup_names_device_versions_and_date() -> None:
-    setup = describe(CPU)
-    assert torch.__version__.startswith(str(setup["torch"]))  # without +cu130, say
-    assert {"date", "device", "cuda", "triton", "transformers", "medusa_kit"} <= set(setup)
+    found = describe(CPU)
+    assert torch.__version__.startswith(str(found["torch"]))  # without +cu130, say
+    assert {"date", "device", "cuda", "triton", "transformers", "medusa_kit"} <= set(found)
+    assert set(found["sdpa"]["on"]) == {"flash", "efficient", "cudnn", "math"}
+    assert "math" in found["sdpa"]["order"]
 
 
 @pytest.mark.parametrize("module", [fingerprint, packed_linear], ids=lambda one: one.__name__)
@@ -193,7 +333,8 @@ def test_no_figure_is_cut_off_at_80_columns(
 ) -> None:
     monkeypatch.setattr(console.out, "width", 80)
     told = report.Report(CPU, dry_run=False, path=None)
-    longest = {part.kind: part for part in sorted(parts(small=False), key=lambda p: len(p.name))}
+    every = [part for command in COMMANDS for part in parts(command, small=False)]
+    longest = {part.kind: part for part in sorted(every, key=lambda p: len(p.name))}
     for kind, (_, columns) in TABLES.items():
         part = longest[kind]
         figures = {name: "triton" if digits is None else 987.6543 for _, name, digits in columns}
@@ -213,10 +354,22 @@ def test_no_figure_is_cut_off_at_80_columns(
 # What must not be recorded as a figure.
 
 
+@pytest.mark.parametrize("how", ["plain", "static cache, compiled", "without cuDNN"])
+def test_the_baseline_of_another_text_is_no_figure(how: str, bench: Workbench) -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    with commands.on(CPU, dry_run=True):
+        assert baseline_part(TINY, how).run(bench)["tokens_per_second"] > 0
+        weight = bench.untouched(TINY).output_embedding.weight
+        weight[:] = weight.roll(1, 0)
+        with pytest.raises(MedusaKitError, match="token 0 of the greedy answer"):
+            baseline_part(TINY, how).run(bench)
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
+
+
 def test_a_step_that_was_not_captured_is_no_figure(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GraphRunner, "may_take", lambda *_: False)
+    monkeypatch.setattr(CapturedVerifier, "_shape", lambda *_: None)
     with pytest.raises(MedusaKitError, match="not captured, but run by torch"):
         step_part(TINY, 16).run(bench)
 
@@ -224,8 +377,8 @@ def test_a_step_that_was_not_captured_is_no_figure(
 def test_an_answer_that_was_not_captured_is_no_figure(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GraphRunner, "may_take", lambda *_: False)
-    with pytest.raises(MedusaKitError, match=r"not one of .captured.: its steps were run by torch"):
+    monkeypatch.setattr(CapturedVerifier, "_shape", lambda *_: None)
+    with pytest.raises(MedusaKitError, match=r"not all forwards of the answer were .captured."):
         answer_part(TINY, 0.0, 2.6).run(bench)
 
 
@@ -278,7 +431,7 @@ def test_an_engine_that_had_no_memory_is_tried_again(
         patch.setattr(bench, "engine_around", fails)
         with pytest.raises(IncompatibleBaseError):
             bench.engine(TINY, CAPTURED)
-    assert bench.engine(TINY, CAPTURED).graphs is not None
+    assert isinstance(bench.engine(TINY, CAPTURED).verifier, CapturedVerifier)
 
 
 @pytest.mark.parametrize("refused", [True, False], ids=["by the self-check", "by its own word"])
@@ -322,7 +475,7 @@ class Event:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     properties = SimpleNamespace(
-        total_memory=80 * 10**9, major=9, minor=0, multi_processor_count=132
+        total_memory=80 * 10**9, major=9, minor=0, multi_processor_count=132, uuid="1-2"
     )
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
@@ -330,7 +483,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU")
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 3 * 10**9)
-    monkeypatch.setattr(report, "DRIVER", Path("nowhere"))
+    monkeypatch.setattr(setup, "DRIVER", Path("nowhere"))
     return torch.device("cuda", 0)
 
 
@@ -342,11 +495,20 @@ def test_events_are_milliseconds(device: torch.device) -> None:
     assert clock.once(lambda: "done") == ("done", 2e-3)
 
 
-def test_the_setup_of_a_gpu(device: torch.device) -> None:
-    setup = describe(device)
-    assert (setup["device"], setup["memory_gb"]) == ("a GPU", 80.0)
-    assert (setup["compute_capability"], setup["multiprocessors"]) == ("9.0", 132)
-    assert "driver" in setup
+def test_the_setup_of_a_gpu(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = describe(device)
+    assert (found["device"], found["memory_gb"]) == ("a GPU", 80.0)
+    assert (found["compute_capability"], found["multiprocessors"]) == ("9.0", 132)
+    assert (found["driver"], found["state"]) == (None, {})
+
+    def smi(command: list[str], **_: Any) -> SimpleNamespace:
+        assert command[-2:] == ["-i", "GPU-1-2"]
+        return SimpleNamespace(stdout="580.1, 1980 MHz, 3201 MHz, 0x0, 0 %, 5 MiB, 30, 70 W\n")
+
+    monkeypatch.setattr(setup.subprocess, "run", smi)
+    found = describe(device)
+    assert found["driver"] == "580.1"
+    assert found["state"]["clocks.sm"] == "1980 MHz"
 
 
 def test_a_record_has_the_peak_of_the_devices_memory(device: torch.device) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from medusa_kit.bench.gpu import runner
-from medusa_kit.bench.gpu.report import Report
-from medusa_kit.bench.gpu.runner import DeviceLost, Part, run_parts
-from medusa_kit.bench.gpu.workbench import Cannot, Workbench
+from benchmarks.gpu import runner
+from benchmarks.gpu.report import Report
+from benchmarks.gpu.runner import DeviceLost, Part, run_parts
+from benchmarks.gpu.workbench import Cannot, Workbench
 from medusa_kit.errors import DataError, MedusaKitError
 
 CPU = torch.device("cpu")
@@ -57,15 +57,6 @@ def statuses(report: Report) -> list[str]:
     return [record.status for record in report.records.values()]
 
 
-def test_a_report_with_former_names_is_continued(path: Path) -> None:
-    run(path, fine)
-    now = "8B: medusa-kit, greedy, plain decoding (captured)"
-    path.write_text(
-        path.read_text().replace('"a"', f'"{now.replace("plain decoding", "one node")}"')
-    )
-    assert run(path, goes_on=True).figures(now) == {"ms": 2.5}
-
-
 @pytest.mark.parametrize(
     ("error", "status", "why"),
     [
@@ -75,7 +66,7 @@ def test_a_report_with_former_names_is_continued(path: Path) -> None:
         (torch.OutOfMemoryError("CUDA out of memory."), "out of memory", "CUDA out of memory."),
         (caused_by(torch.OutOfMemoryError("no")), "out of memory", "the self-check failed"),
         (torch.OutOfMemoryError(), "out of memory", "OutOfMemoryError"),
-        (Cannot("vLLM is not installed"), "cannot", "vLLM is not installed"),
+        (Cannot("triton is not installed"), "cannot", "triton is not installed"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -186,7 +177,7 @@ def test_where_nothing_can_be_written_nothing_is_measured(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     with pytest.raises(MedusaKitError, match=r"cannot be saved as .*File exists") as raised:
         run(tmp_path / "file" / "report.json", raises(AssertionError("measured")))
-    assert raised.value.hint == "name another file with --output"
+    assert raised.value.hint == "name another folder with --output"
 
 
 def test_a_disk_that_is_full_later_costs_no_figure(path: Path, capsys: Any) -> None:

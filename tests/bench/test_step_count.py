@@ -1,4 +1,4 @@
-"""A captured step, traced and counted on a machine without a GPU."""
+"""A captured forward, traced and counted on a machine without a GPU."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -8,14 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.gpu_check import step as part
+from benchmarks.gpu_check.inductor import inductor_kernels
+from benchmarks.gpu_check.shapes import (
+    META,
+    TritonLaunches,
+    base_of_shape,
+    forward_of_shape,
+)
+from benchmarks.gpu_check.step import count, kernels_of_forward, weight_bytes
+from benchmarks.gpu_check.tracing import kernels_of, peak_bytes, traced
 from medusa_kit.base.model import BaseModel
-from medusa_kit.bench.gpu_check import step as part
-from medusa_kit.bench.gpu_check.inductor import inductor_kernels
-from medusa_kit.bench.gpu_check.shapes import META, TritonLaunches, base_of_shape, step_of_shape
-from medusa_kit.bench.gpu_check.step import count_base, count_step
-from medusa_kit.bench.gpu_check.tracing import kernels_of, traced
 from medusa_kit.infer.attention.sdpa import tree_sdpa
-from medusa_kit.infer.cuda_graph import step as fixed_step
+from medusa_kit.infer.cuda_graph.captured import CapturedForward
 from medusa_kit.infer.cuda_graph.guard import HostRead
 
 pytest.importorskip("triton", reason="triton is not installed (extra `triton`)")
@@ -31,27 +36,21 @@ def base() -> BaseModel:
     return base_of_shape(TINY)
 
 
-def counts(base: BaseModel, num_nodes: int) -> tuple[Counter[str], Counter[str]]:
-    attention = TritonLaunches(100)
-    forward, rest = count_step(step_of_shape(base, num_nodes, 256, attention), attention)
-    return Counter(k.name for k in forward), Counter(k.name for k in rest)
+def kernels(base: BaseModel, rows: int, nodes: int) -> Counter[str]:
+    found, _ = kernels_of_forward(base, rows, nodes, 100, 256)
+    return Counter(kernel.name for kernel in found)
 
 
 def test_kernels_grow_with_layers_alone(base: BaseModel) -> None:
-    """Not with nodes, since 16 and 64 launch the same, nor with rows."""
-    forward, rest = counts(base, 16)
-    assert (forward, rest) == counts(base, 64)
-    attention = TritonLaunches(100)
-    several = count_step(step_of_shape(base, 16, 256, attention, rows=4), attention)
-    assert len(several[0]) == forward.total()
-    deeper, same = counts(base_of_shape({**TINY, "num_hidden_layers": 3}), 16)
-    assert same.total() == rest.total()
-    layer = deeper.total() - forward.total()
-    assert layer <= part.MOST_A_LAYER[False], deeper - forward
-    assert (deeper - forward)["split_kernel"] == (deeper - forward)["merge_kernel"] == 1
-    assert (deeper - forward)["aten.mm.default"] == 7
-    assert forward.total() - 2 * layer <= part.MOST_ONCE
-    assert rest.total() <= 70, rest
+    """Not with nodes, nor with rows."""
+    forward = kernels(base, 1, 16)
+    for rows, nodes in ((1, 1), (1, 64), (8, 1), (8, 16), (32, 8)):
+        assert kernels(base, rows, nodes) == forward, (rows, nodes)
+    layer = kernels(base_of_shape({**TINY, "num_hidden_layers": 3}), 1, 16) - forward
+    assert layer.total() <= part.MOST_A_LAYER[False], layer
+    assert layer["split_kernel"] == layer["merge_kernel"] == 1
+    assert layer["aten.mm.default"] == 7
+    assert forward.total() - 2 * layer.total() <= part.MOST_ONCE, forward
 
 
 @pytest.mark.parametrize(
@@ -67,17 +66,16 @@ def test_kernels_grow_with_layers_alone(base: BaseModel) -> None:
 def test_a_read_on_the_host_fails_the_trace(
     base: BaseModel, fault: Callable[[Tensor], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attention = TritonLaunches(100)
-    step, plain = step_of_shape(base, 16, 256, attention), fixed_step.accept_greedy
-    traced(step.advance)
+    captured, plain = forward_of_shape(base, 16, 256, TritonLaunches(100)), CapturedForward._step
+    traced(captured.run)
 
-    def accept(tree: Any, tokens_BN: Tensor, *others: Any) -> Any:
-        fault(tokens_BN)
-        return plain(tree, tokens_BN, *others)
+    def step(self: CapturedForward) -> Any:
+        fault(self._tokens_T)
+        return plain(self)
 
-    monkeypatch.setattr(fixed_step, "accept_greedy", accept)
+    monkeypatch.setattr(CapturedForward, "_step", step)
     with pytest.raises((HostRead, RuntimeError)):
-        traced(step.advance)
+        traced(captured.run)
 
 
 def test_bytes_are_those_that_move() -> None:
@@ -103,11 +101,29 @@ def test_bytes_are_those_that_move() -> None:
     assert [k.num_bytes for k in kernels_of(traced(scatter))][-1] == 4 * 2 * 24 + 8 * 6
 
 
+def test_memory_is_what_lives_at_once() -> None:
+    a, b = torch.empty(100, 50, device=META), torch.empty(50, 100, device=META)
+
+    def work() -> None:
+        first = a + 1  # 20,000 bytes
+        second = first.T @ first  # 10,000 more, beside a view
+        del first
+        third = second.exp()  # in place of the first
+        third.mul_(2)
+        b @ a  # 10,000 that nobody reads, when the second is gone
+
+    assert peak_bytes(traced(work)) == 4 * (100 * 50 + 50 * 50)
+    assert peak_bytes(traced(lambda: a.T)) == 4  # the trace's own number
+
+
 def test_weights_are_read_once_and_the_roofline_is_theirs(base: BaseModel) -> None:
-    row = count_base(base, "tiny", 1, False, 100, 256)
+    (row,) = count(base, "tiny", 1, 16)
     weights = {k: v.nbytes for k, v in base.model.named_parameters() if "embed_tokens" not in k}
-    assert row.floor == sum(weights.values())
+    assert row.floor == weight_bytes(base) == sum(weights.values())
     assert row.num_bytes > row.floor
+    assert row.memory is not None
+    logits, states = 16 * TINY["vocab_size"] * 2, 16 * TINY["hidden_size"] * 2
+    assert row.memory > logits + states
     assert row.milliseconds(1e3, 0.0) == pytest.approx(row.num_bytes)
     assert row.milliseconds(1e30, 2.0) == pytest.approx(2e-3 * row.num_kernels)
     assert row.floor_milliseconds(1e3) == pytest.approx(row.floor)
@@ -119,12 +135,11 @@ def test_torch_compile_launches_less_than_half(monkeypatch: pytest.MonkeyPatch) 
     Triton's kernels, which do not compile, so attention is torch's here."""
     counts = []
     for layers in (1, 2):
-        attention = TritonLaunches(100)
-        step = step_of_shape(
-            base_of_shape({**TINY, "num_hidden_layers": layers}), 16, 256, attention
-        )
+        base, attention = base_of_shape({**TINY, "num_hidden_layers": layers}), TritonLaunches(100)
+        captured = forward_of_shape(base, 16, 256, attention)
         monkeypatch.setattr(attention, "attend", tree_sdpa)
-        counts.append((len(count_step(step, attention)[0]), len(inductor_kernels(step, tree_sdpa))))
+        plain = len(kernels_of(traced(captured.run)))
+        counts.append((plain, len(inductor_kernels(base, captured, attention, tree_sdpa))))
     plain, compiled = (counts[1][one] - counts[0][one] for one in (0, 1))
     assert compiled < plain / 2, counts
 
@@ -132,18 +147,20 @@ def test_torch_compile_launches_less_than_half(monkeypatch: pytest.MonkeyPatch) 
 def test_the_part_says_what_misses_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without torch.compile, for speed: `make gpu-check` has the rest."""
     monkeypatch.setattr(part, "SHAPES", {"SmolLM2-135M": TINY})
-    monkeypatch.setattr(part, "inductor_kernels", lambda step: [])
-    monkeypatch.setattr(part, "NODES", (16,))
+    monkeypatch.setattr(part, "inductor_kernels", lambda *_: [])
+    monkeypatch.setattr(part, "NUM_SLOTS", 512)
+    monkeypatch.setattr(part, "CASES", ((1, 64), (8, 16)))
     report = part.check(quick=True)
     assert report.misses == []
     assert {len(row) for row in report.rows} == {len(report.columns)}
-    assert [row["num_nodes"] for row in report.data] == [16] * 2
+    found = [(row["rows"], row["num_nodes"], row["compiled"]) for row in report.data]
+    assert found == [(1, 64, False), (1, 64, True), (8, 16, False)]
     monkeypatch.setattr(part, "MOST_ONCE", 3)
-    assert len(part.check(quick=True).misses) == 1
+    assert len(part.check(quick=True).misses) == 2
 
-    def reads(tree: Any, tokens_BN: Tensor, *others: Any) -> Any:
-        return tokens_BN.sum().item()
+    def reads(self: CapturedForward) -> Any:
+        return self._tokens_T.sum().item()
 
-    monkeypatch.setattr(fixed_step, "accept_greedy", reads)
+    monkeypatch.setattr(CapturedForward, "_step", reads)
     (miss, *_) = part.check(quick=True).misses
     assert "does not trace to one graph" in miss

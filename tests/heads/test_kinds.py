@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.errors import ConfigError
-from medusa_kit.heads import MedusaHeads
+from medusa_kit.heads import MedusaHeads, order
 from medusa_kit.heads.config import Kind
 from medusa_kit.heads.order import columns_by_key
 
@@ -179,7 +179,7 @@ def heads_with_ties(projection: str) -> MedusaHeads:
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("projection", ["shared", "own", "reduced"])
 def test_candidates_are_sorted_by_logit_then_token_id(
-    llama: BaseModel, projection: str, ties: bool
+    llama: BaseModel, projection: str, ties: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heads = heads_with_ties(projection) if ties else make_heads(llama, projection)
     hidden_BD = whole_numbers(20, 32) if ties else torch.randn(20, 32)
@@ -189,8 +189,9 @@ def test_candidates_are_sorted_by_logit_then_token_id(
     token_ids = REDUCED.tolist() if projection == "reduced" else list(range(VOCAB))
     with torch.no_grad():
         logits_KBR = heads(hidden_BD).tolist()
-    for count, on_device in itertools.product((1, 2, 5, 8), (False, True)):
-        ids_KBC = heads.candidates(hidden_BD, count, on_device=on_device).tolist()
+    for count, on_cpu in itertools.product((1, 2, 5, 8), (True, False)):
+        monkeypatch.setattr(order, "may_look", lambda _, on_cpu=on_cpu: on_cpu)
+        ids_KBC = heads.candidates(hidden_BD, count).tolist()
         for k in range(3):
             for row in range(20):
                 pairs = zip(logits_KBR[k][row], token_ids, strict=True)

@@ -15,10 +15,12 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.backend import AttentionCall, Case
 from medusa_kit.infer.attention.choice import BACKENDS
 from medusa_kit.infer.attention.sdpa import tree_sdpa
-from medusa_kit.infer.cuda_graph.step import GraphStep
+from medusa_kit.infer.cuda_graph.captured import CapturedForward
+from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 from medusa_kit.infer.draft import Topology
-from medusa_kit.infer.tree_step import TreeStep
+from medusa_kit.infer.tree_step import Nodes, TreeStep
 from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.dynamic import DynamicTree
 
 pytestmark = [
     pytest.mark.gpu,
@@ -52,9 +54,10 @@ def test_same_seed_same_text_as_on_the_cpu() -> None:
     assert texts[0] == texts[1]
 
 
-def test_a_step_of_the_loop_waits_once() -> None:
-    """Counted by torch's own warnings, a long answer against a short one."""
-    engine = captured_engine("llama", fixed_shapes="never")
+@pytest.mark.parametrize("fixed_shapes", ["auto", "never"])
+def test_a_greedy_step_waits_once(fixed_shapes: str) -> None:
+    """Counted by torch's own warnings, a long answer against a short one, captured or not."""
+    engine = captured_engine("llama", fixed_shapes=fixed_shapes)
 
     def waits(tokens: int, rows: int) -> tuple[int, int]:
         with warnings.catch_warnings(record=True) as caught:
@@ -64,10 +67,12 @@ def test_a_step_of_the_loop_waits_once() -> None:
                 results = engine.generate(PROMPTS[:rows], max_new_tokens=tokens)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        return len(caught), max(result.stats.num_steps for result in results)
+        waited = [one for one in caught if "synchronizing CUDA operation" in str(one.message)]
+        return len(waited), max(result.stats.num_steps for result in results)
 
     for rows in (1, 3):
-        waits(24, rows)  # what is made once
+        waits(24, rows)  # what is made once, captures among it
+        waits(4, rows)
         (short, fewer), (long, more) = waits(4, rows), waits(24, rows)
         assert long - short <= more - fewer, (rows, short, fewer, long, more)
 
@@ -138,9 +143,10 @@ def test_greedy_equals_transformers_through_triton(family: str) -> None:
     assert result.stats.attention == "triton"
 
 
-# Steps of fixed shapes, captured in CUDA graphs.
+# Forwards of fixed shapes, captured in CUDA graphs.
 
 PROMPTS = [list(range(5, 17)), list(range(40, 71)), [9, 8]]
+FAMILIES = ["llama", "qwen3", "gemma3", "mistral-sliding", "gpt2"]
 
 
 def captured_engine(family: str, kind: str = "medusa", **options: Any) -> Engine:
@@ -161,95 +167,126 @@ def answers_on_cuda(family: str, tokens: int) -> list[list[int]]:
     return answers
 
 
+def texts(engine: Engine, prompts: Any = PROMPTS, **options: Any) -> list[list[int]]:
+    """Answers all of whose forwards over trees were captured ones."""
+    results = engine.generate(prompts, max_new_tokens=24, **options)
+    verifier = engine.verifier
+    assert isinstance(verifier, CapturedVerifier), verifier.steps_run_by
+    assert verifier.refused is None
+    assert verifier.num_captured > 0
+    assert verifier.num_loose == 0
+    graphs = [one.graph for cache in verifier._caches for one in cache.forwards.values()]
+    assert all(graph is not None for graph in graphs)
+    ran = [result.stats.steps_run_by for result in results if result.stats.num_steps]
+    assert all("in a CUDA graph" in by for by in ran), ran
+    return [result.token_ids for result in results]
+
+
 @pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra", "recurrent"])
 @pytest.mark.parametrize("attention", ["auto", "sdpa"])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "mistral-sliding", "gpt2"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_captured_steps_equal_transformers(family: str, attention: str, kind: str) -> None:
-    """A batch of three in a graph for four, one row alone, and the same graphs a second time."""
+    """A batch of three, each row alone, and the same once more over other KV caches."""
     engine = captured_engine(family, kind, attention=attention)
     expected = answers_on_cuda(family, 24)
     for _ in range(2):
-        results = engine.generate(PROMPTS, max_new_tokens=24)
-        assert [result.token_ids for result in results] == expected
-        alone = engine.generate(PROMPTS[1], max_new_tokens=24)
-        assert alone.token_ids == expected[1]
-        assert "in a CUDA graph" in alone.stats.steps_run_by
-    graphs = engine.graphs
-    assert graphs is not None
-    assert [step.batch_size for step in graphs._steps] == [4, 1]
-    assert all(step.graph is not None for step in graphs._steps)
+        assert texts(engine) == expected
+        assert texts(engine, batch_size=1) == expected
+        assert texts(engine, drafter="none") == expected
 
 
 @pytest.mark.parametrize("kind", ["medusa", "hydra", "recurrent"])
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_auto_sends_its_guesses_to_captured_steps(family: str, kind: str) -> None:
-    engine = captured_engine(family, kind, drafter="auto")
+def test_trees_of_any_origin_are_captured(family: str, kind: str) -> None:
+    """Of `auto`, and grown anew at each step."""
+    engine = captured_engine(family, kind)
     expected = answers_on_cuda(family, 24)
     for _ in range(2):
-        results = engine.generate(PROMPTS, max_new_tokens=24)
-        assert [result.token_ids for result in results] == expected
-        assert "in a CUDA graph" in results[0].stats.steps_run_by
-        assert any("draft tokens sent" in note for note in results[0].stats.drafter_notes)
-    assert engine.graphs is not None
-    (steps,) = engine.graphs._steps
-    assert all(size.graph is not None for size in steps.sizes.values())
+        assert texts(engine, drafter="auto") == expected
+    engine.use_tree(DynamicTree(6, (1.0, 1.0, 1.0), 3, 3))
+    assert texts(engine) == expected
 
 
-def test_a_replayed_step_waits_for_nothing() -> None:
+@pytest.mark.parametrize("drafter", ["medusa", "auto", "none"])
+def test_sampled_text_is_that_of_the_loop(drafter: str) -> None:
+    sampling = {"temperature": 0.8, "top_p": 0.9, "seed": 4, "drafter": drafter}
+    captured, loop = captured_engine("llama"), captured_engine("llama", fixed_shapes="never")
+    results = loop.generate(PROMPTS, max_new_tokens=24, **sampling)
+    assert texts(captured, **sampling) == [result.token_ids for result in results]
+
+
+def test_a_shared_batch_is_captured() -> None:
+    """Requests of several kinds join and leave it."""
     engine = captured_engine("llama")
-    engine.generate(PROMPTS, max_new_tokens=8)
-    assert engine.graphs is not None
-    step = engine.graphs._steps[-1]
-    assert step.graph is not None
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.inference_mode():
-            step.graph.replay()
-            step.advance()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    expected = answers_on_cuda("llama", 24)
+    with engine.shared_batch(max_rows=4) as batch:
+        kinds = [{}, {"drafter": "auto"}, {"drafter": "none"}]
+        answers = [
+            batch.submit(prompt, max_new_tokens=24, **options)
+            for options in kinds
+            for prompt in PROMPTS
+        ]
+        assert [answer.result().token_ids for answer in answers] == 3 * expected
+    assert isinstance(engine.verifier, CapturedVerifier)
+    assert engine.verifier.num_captured > 0
+    assert engine.verifier.num_loose == 0
+
+
+def test_a_captured_forward_waits_for_nothing() -> None:
+    verifier = captured_engine("llama").verifier
+    cache, nodes = verifier.new_cache(2, 300), Nodes.chains([[5, 6, 7], [8]], torch.device("cuda"))
+    with torch.inference_mode():
+        verifier.prefill(cache, PROMPTS[:2])
+        first = verifier.score_trees(cache, nodes, range(2))
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            again = verifier.score_trees(cache, nodes, range(2))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.equal(first.logits_NV, again.logits_NV)
+    assert isinstance(verifier, CapturedVerifier)
+    assert (verifier.num_loose, len(cache.forwards)) == (0, 1)
 
 
 @pytest.mark.parametrize("fault", ["an error", "a read", "a read nobody hears of"])
 def test_a_capture_that_fails_leaves_a_working_loop(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, plain = captured_engine("llama"), GraphStep.advance
+    engine, plain = captured_engine("llama"), CapturedForward.run
     stream, mode = torch.cuda.current_stream(), torch.cuda.get_sync_debug_mode()
 
-    def advance(self: GraphStep) -> None:
+    def run(self: CapturedForward) -> None:
         plain(self)
         if not torch.cuda.is_current_stream_capturing():
             return
         if fault == "an error":
             raise RuntimeError("injected")
         try:
-            self.out_BX.tolist()  # not allowed in a capture, which is invalid from here on
+            self._tokens_T.tolist()  # not allowed in a capture, which is invalid from here on
         except RuntimeError:
             if fault == "a read":
                 raise
 
-    monkeypatch.setattr(GraphStep, "advance", advance)
+    monkeypatch.setattr(CapturedForward, "run", run)
     expected = answers_on_cuda("llama", 24)
     results = engine.generate(PROMPTS, max_new_tokens=24)
     assert [result.token_ids for result in results] == expected
-    assert engine.graphs is not None
-    assert engine.graphs.refused
-    assert results[0].stats.steps_run_by == "torch"
+    verifier = engine.verifier
+    assert isinstance(verifier, CapturedVerifier)
+    assert verifier.refused
+    assert verifier.num_loose > 0
+    assert results[0].stats.steps_run_by == f"torch (not captured: {verifier.refused})"
     assert (torch.cuda.current_stream(), torch.cuda.get_sync_debug_mode()) == (stream, mode)
     torch.rand(3, device="cuda")  # the generator is not being recorded
     # Nor does anything else go to the graph's memory: another model is captured after it.
-    monkeypatch.setattr(GraphStep, "advance", plain)
-    again = captured_engine("llama").generate(PROMPTS, max_new_tokens=24)
-    assert [result.token_ids for result in again] == expected
-    assert "in a CUDA graph" in again[0].stats.steps_run_by
+    monkeypatch.setattr(CapturedForward, "run", plain)
+    assert texts(captured_engine("llama")) == expected
 
 
 def test_a_compiled_forward_is_captured() -> None:
     engine = captured_engine("llama", compiled=True)
-    results = engine.generate(PROMPTS, max_new_tokens=24)
-    assert [result.token_ids for result in results] == answers_on_cuda("llama", 24)
-    assert results[0].stats.steps_run_by.startswith("torch.compile, fixed shapes in a CUDA graph")
+    assert texts(engine) == answers_on_cuda("llama", 24)
+    assert engine.steps_run_by.startswith("torch.compile, fixed shapes in a CUDA graph")
 
 
 def test_a_request_too_large_for_the_gpu_leaves_the_engine_alive() -> None:

@@ -13,11 +13,12 @@ import torch
 from support.small_engines import BUSHY, build_engine, random_heads, random_prompt
 from support.tiny_models import tiny_model
 
+from medusa_kit import transfer
 from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters.heads import medusa
 from medusa_kit.heads import order
 from medusa_kit.infer import draft as base
-from medusa_kit.infer import transfer, tree_cache, tree_step, verifier
+from medusa_kit.infer import tree_cache, tree_step, verifier
 from medusa_kit.infer.cpu import kernels
 
 READS = ("tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__")

@@ -39,7 +39,8 @@ def random_heads(base: BaseModel, num_heads: int = 3, **kinds: Any) -> MedusaHea
     for block in heads.blocks.parameters():
         block.data.copy_(0.1 * torch.randn(block.shape, generator=generator))
     for weight in () if heads.recurrent is None else heads.recurrent.parameters():
-        weight.data.add_(0.1 * torch.randn(weight.shape, generator=generator))
+        noise = torch.randn(weight.shape, generator=generator).to(weight.device)
+        weight.data.add_(0.1 * noise)
     for weight in () if heads.prefix is None else heads.prefix.parameters():
         weight.data.copy_(0.3 * torch.randn(weight.shape, generator=generator))
     return heads.requires_grad_(False).eval()

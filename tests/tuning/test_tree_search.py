@@ -14,8 +14,8 @@ from support.text.other_encodings import base_that_reads
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, TreeError
-from medusa_kit.infer.cuda_graph.step import GraphStep
-from medusa_kit.infer.verifier import Verifier
+from medusa_kit.infer.cuda_graph.captured import CapturedForward
+from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 from medusa_kit.tree.replay import node_shares, replay, replay_dynamic
@@ -212,32 +212,25 @@ def test_measured_steps_leave_the_engine_as_it_was(engine: Engine) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_what_is_timed_is_what_decodes(monkeypatch: pytest.MonkeyPatch, batch_size: int) -> None:
-    """Whole steps on the device where they apply, the loop for a tree they do not support. The
-    clock advances by one second a node on the device, and by a hundredth in the loop."""
-    now, ran = 0.0, {"fixed": 0, "loop": 0}
-    run, forward = GraphStep.run, Verifier.forward
+    """Captured forwards, of all trees alike. The clock advances by one second a node."""
+    now = ran = 0
+    replay = CapturedForward.replay
 
-    def fixed_step(self: GraphStep) -> list[list[int]]:
-        nonlocal now
-        now, ran["fixed"] = now + self.num_nodes, ran["fixed"] + 1
-        return run(self)
-
-    def loop_step(self: Verifier, *args: Any, prompt: bool = False, **options: Any) -> Any:
-        nonlocal now
-        now += 100.0 if prompt else 0.01
-        ran["loop"] += not prompt
-        return forward(self, *args, prompt=prompt, **options)
+    def counted(self: CapturedForward, num_nodes: int) -> Any:
+        nonlocal now, ran
+        now, ran = now + num_nodes // batch_size, ran + 1
+        return replay(self, num_nodes)
 
     base = endless_base(14)
     trees = {1: CandidateTree.root_only(), 4: CandidateTree([(0,), (1,), (0, 0)]),
              "grown": DynamicTree(6, (1.0, 1.0, 1.0), num_ranks=6)}  # fmt: skip
     engine = build_engine(base, heads=random_heads(base), tree=trees[4], fixed_shapes="always")
-    monkeypatch.setattr(GraphStep, "run", fixed_step)
-    monkeypatch.setattr(Verifier, "forward", loop_step)
+    monkeypatch.setattr(CapturedForward, "replay", counted)
     own_time(monkeypatch, step_time, perf_counter=lambda: now)
     seconds = measure_step_times(engine, trees, (8, 50), 3, batch_size)
-    assert seconds == pytest.approx({1: 1.0, 4: 4.0, "grown": 0.01})
-    assert ran == {"fixed": 2 * 5 * 4, "loop": 2 * 4}, "two prefixes, four steps each time"
+    assert seconds == pytest.approx({1: 1.0, 4: 4.0, "grown": 6.0})
+    assert isinstance(engine.verifier, CapturedVerifier)
+    assert (engine.verifier.num_loose, ran % len(trees)) == (0, 0)
 
 
 def test_statistics_of_other_heads_or_bases_are_refused(engine: Engine) -> None:

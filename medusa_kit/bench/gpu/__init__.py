@@ -1,6 +1,4 @@
-"""`medusa-kit doctor --gpu`: measures the GPU path on this machine in one run.
+"""`medusa-kit doctor --gpu`: whether the GPU path works on this machine, and how long steps take.
 
-`measure.py` lists the parts in order of importance; `runner.py` runs each, catches its errors and
-saves the report after it. Weights are random in the shapes of real models, so nothing is
-downloaded.
+Weights are random in the shape of a real model, so nothing is downloaded.
 """

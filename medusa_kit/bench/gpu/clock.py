@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from medusa_kit.infer.cuda_graph.capture import GraphMemory, set_sync_debug_mode
-
 WARM_UPS = 3
 SYNC_WARNING = "synchronizing CUDA operation"  # torch's warning at each wait, in debug mode "warn"
 
@@ -44,28 +42,9 @@ class Clock:
         for _ in range(warm_ups):
             call()
         self.wait()
-        return Timing.of([measured() for measured in [self._around(call) for _ in range(repeats)]])
+        return Timing.of([measured() for measured in [self.around(call) for _ in range(repeats)]])
 
-    def together(self, call: Callable[[], Any], repeats: int, warm_ups: int = WARM_UPS) -> float:
-        """Mean seconds of calls that are queued one after another without a wait."""
-
-        def all_of_them() -> None:
-            for _ in range(repeats):
-                call()
-
-        for _ in range(warm_ups):
-            call()
-        self.wait()
-        return self._around(all_of_them)() / repeats
-
-    def once(self, call: Callable[[], Any]) -> tuple[Any, float]:
-        """(what the call returns, its seconds), without a warm-up."""
-        result: list[Any] = []
-        self.wait()
-        measured = self._around(lambda: result.append(call()))
-        return result[0], measured()
-
-    def _around(self, call: Callable[[], Any]) -> Callable[[], float]:
+    def around(self, call: Callable[[], Any]) -> Callable[[], float]:
         """Run the call now; the function returned gives its seconds later, after all timing."""
         if not self.on_cuda:
             start = time.perf_counter()
@@ -99,21 +78,19 @@ class Clock:
                 call()
         return sum(SYNC_WARNING in str(one.message) for one in said) / repeats
 
-    def replayable(self, call: Callable[[], Any]) -> Callable[[], Any]:
-        """The call as a CUDA graph, as inside a captured step; on a CPU the call itself.
-
-        It must not read anything on the host.
-        """
-        if not self.on_cuda:
-            return call
-        return GraphMemory(self.device).capture(call).replay
-
 
 @contextmanager
 def _warnings_of_syncs() -> Iterator[None]:
     before = torch.cuda.get_sync_debug_mode()
     try:
-        set_sync_debug_mode("warn")
+        _set_mode("warn")
         yield
     finally:
-        set_sync_debug_mode(before)
+        _set_mode(before)
+
+
+def _set_mode(mode: int | str) -> None:
+    """Without torch's warning, at the first call in a process, that the setting is a prototype."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode(mode)

@@ -108,8 +108,7 @@ class Chat:
         with view.AnswerView(self.tinted) as shown:
             shown.status("prefilling the prompt")
             streaming = self.talk.stream(line, **self.settings)
-            if self.engine.graphs is None:  # whose steps tell nothing of their trees
-                streaming.keep_tree()
+            streaming.keep_tree()
             try:
                 with interrupt.between_steps(lambda: bool(streaming.guessed)) as check:
                     for piece in streaming:

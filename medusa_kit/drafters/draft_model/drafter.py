@@ -94,13 +94,13 @@ class DraftModelDrafter(TrieDrafter):
 
     def observe(self, step: StepResult) -> None:
         """Count how much of each chain was accepted, whichever draft it became part of."""
-        tokens_BN = step.draft.tokens_BN.tolist()
         for row, (chain, path) in enumerate(zip(self._chains, step.paths, strict=True)):
             if not chain:
                 continue
+            tokens = step.tokens(row)
             accepted = 0
             for token, node in zip(chain, path, strict=False):
-                if tokens_BN[row][node] != token:
+                if tokens[node] != token:
                     break
                 accepted += 1
             self.lengths.observe(row, len(chain), accepted)

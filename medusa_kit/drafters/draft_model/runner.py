@@ -10,10 +10,10 @@ from torch import Tensor
 
 from medusa_kit.infer.draft import ROOT, UNUSED, Draft, shared_topology
 from medusa_kit.infer.prefix_cache.prefixes import common_length
-from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
+from medusa_kit.transfer import to_device
 
 FOLDED = 4  # up to so many unread tokens are read together with the next tree
 ROOM = 256  # extra slots in a new cache

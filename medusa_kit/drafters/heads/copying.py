@@ -24,6 +24,7 @@ from torch import Tensor
 
 from medusa_kit.heads.guesser import Texts
 from medusa_kit.infer.draft import State, unread
+from medusa_kit.transfer import to_device, together_on_host
 from medusa_kit.tree.dynamic import Guesses
 
 # For matches of 1, 2, .. tokens, and longer ones are not told apart; fitted by likelihood to which
@@ -133,7 +134,8 @@ def with_copies_after(
 ) -> tuple[Tensor, Tensor]:
     """The same after several paths of each row: (ids, scores) of C + MOST_MORE guesses, those that
     are not there with a score of minus infinity. A text of None is not copied from."""
-    B, Q, C = ids_BQC.shape
+    (B, Q, C), device = ids_BQC.shape, ids_BQC.device
+    ids_BQC, scores_BQC, paths_BQJ = together_on_host(ids_BQC, scores_BQC, paths_BQJ)
     ids = torch.zeros(B, Q, C + MOST_MORE, dtype=ids_BQC.dtype)
     scores = torch.full(ids.shape, -math.inf, dtype=scores_BQC.dtype)
     rows = zip(ids_BQC.tolist(), scores_BQC.tolist(), paths_BQJ.tolist(), texts, strict=True)
@@ -146,4 +148,4 @@ def with_copies_after(
             scores[row, at, : len(guesses)] = torch.tensor(
                 [score for _, score in guesses], dtype=scores.dtype
             )
-    return ids.to(ids_BQC.device), scores.to(scores_BQC.device)
+    return to_device(ids, device), to_device(scores, device)

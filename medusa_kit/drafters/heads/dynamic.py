@@ -36,8 +36,8 @@ from medusa_kit.infer.draft import (
     StepResult,
     Topology,
 )
-from medusa_kit.infer.transfer import to_device
 from medusa_kit.no_gradients import no_gradients
+from medusa_kit.transfer import to_device, together_on_host
 from medusa_kit.tree.dynamic import DynamicTree, Guesses, best_first
 
 SHAPES_KEPT = 256
@@ -45,7 +45,7 @@ ALL = Least()
 
 
 class Grown(NamedTuple):
-    """Trees of several rows. Slots without a path are UNUSED."""
+    """Trees of several rows, on the host. Slots without a path are UNUSED."""
 
     tokens_BN: Tensor
     parents: list[list[int]]  # of each row
@@ -82,7 +82,7 @@ class DynamicDrafter:
         grown = self._through_torch(state.hidden_BD, state.roots_B, ALL, draws, texts)
         device = state.hidden_BD.device
         shapes = [Topology.from_parents(row, device) for row in grown.parents]
-        return Draft(grown.tokens_BN, shapes)
+        return Draft(to_device(grown.tokens_BN, device), shapes)
 
     def texts(self, state: State) -> Texts:
         """What `grow` is to copy from: nothing where the tree has no doubts."""
@@ -136,9 +136,8 @@ class DynamicDrafter:
         draws: RowsDraws | None,
         texts: Texts = (),
     ) -> Grown:
-        roots = to_device(roots_B, hidden_BD.device)
         grow = _grow_at_once if self.heads.one_pass else _grow_by_depth
-        return grow(self.heads, self.tree, hidden_BD, roots, least, draws, texts)
+        return grow(self.heads, self.tree, hidden_BD, roots_B, least, draws, texts)
 
 
 def _count(tree: DynamicTree) -> int:
@@ -150,7 +149,7 @@ def _grow_at_once(
     heads: MedusaHeads,
     tree: DynamicTree,
     hidden_BD: Tensor,
-    roots_B: Tensor,
+    roots: Sequence[int],
     least: Least,
     draws: RowsDraws | None,
     texts: Texts,
@@ -158,9 +157,11 @@ def _grow_at_once(
     """One pass of the heads, then a heap gives exactly the N - 1 most probable paths."""
     count = _count(tree)
     temperatures = tree.temperatures[: tree.depth]
-    ids_KBC, scores_KBC = scored_guesses(heads, hidden_BD, count, temperatures, roots_B, draws)
-    grown, device = list[tuple[list[int], list[int], list[float]]](), hidden_BD.device
-    for row, root in enumerate(roots_B.tolist()):
+    roots_B = to_device(roots, hidden_BD.device)
+    found = scored_guesses(heads, hidden_BD, count, temperatures, roots_B, draws)
+    ids_KBC, scores_KBC = together_on_host(*found)
+    grown = list[tuple[list[int], list[int], list[float]]]()
+    for row, root in enumerate(roots):
         text_T = texts[row] if texts else None
         both = zip(ids_KBC[:, row].tolist(), scores_KBC[:, row].tolist(), strict=True)
         of_head = [list(zip(*pair, strict=True)) for pair in both]
@@ -177,14 +178,14 @@ def _grow_at_once(
     tokens_BN = [tokens + [tokens[0]] * (N - len(tokens)) for tokens, _, _ in grown]
     parents_BN = [parents + [UNUSED] * (N - len(parents)) for _, parents, _ in grown]
     scores_BN = [scores + [0.0] * (N - len(scores)) for _, _, scores in grown]
-    return Grown(to_device(tokens_BN, device), parents_BN, torch.tensor(scores_BN))
+    return Grown(torch.tensor(tokens_BN), parents_BN, torch.tensor(scores_BN))
 
 
 def _grow_by_depth(
     heads: MedusaHeads,
     tree: DynamicTree,
     hidden_BD: Tensor,
-    roots_B: Tensor,
+    roots: Sequence[int],
     least: Least,
     draws: RowsDraws | None,
     texts: Texts,
@@ -194,7 +195,7 @@ def _grow_by_depth(
     Only nodes that can still have a child in the tree of N go on: the N - 2 best so far. This limit
     saves time and does not change the tree.
     """
-    count = _count(tree)
+    count, roots_B = _count(tree), to_device(roots, hidden_BD.device)
     paths_BQJ, above_BQ = roots_B[:, None, None], torch.zeros_like(roots_B)[:, None].float()
     places_BQ = torch.full_like(roots_B, ROOT)[:, None]  # of the parents, among the candidates
     tokens, scores, parents = list[Tensor](), list[Tensor](), list[Tensor]()
@@ -234,6 +235,8 @@ def _worth_a_child(tree: DynamicTree, scores: Sequence[Tensor], least: Least) ->
     least_B1 = torch.full_like(values[:, :1], least.asked)
     if 0 < room < all_BC.shape[1]:
         least_B1 = all_BC.topk(room, dim=1).values[:, -1:].clamp_min(least.asked)
+    if best.device.type != "cpu":  # reading how many there are takes longer than passing them on
+        return best
     reaching = int((values[:, : best.shape[1]] >= least_B1).sum(1).max())
     return best[:, :reaching]
 
@@ -257,8 +260,10 @@ def _cut(
     node_of_BC.scatter_(1, kept_BN, numbers_BN)
     parents_BN = node_of_BC.gather(1, parents_BC.gather(1, kept_BN) % node_of_BC.shape[1])
     parents_BN.masked_fill_(unlikely_BN, UNUSED)
-    rows = [[ROOT, *row] + [UNUSED] * (num_nodes - 1 - kept) for row in parents_BN.tolist()]
     empty_BN = roots_B[:, None].expand(-1, num_nodes - 1 - kept)
     tokens_BN = tokens_BC.gather(1, kept_BN).where(~unlikely_BN, roots_B[:, None])
+    tokens_BN = torch.cat([roots_B[:, None], tokens_BN, empty_BN], dim=1)
     scores_BN = pad(scores_BN.masked_fill(unlikely_BN, 0.0), (1, num_nodes - 1 - kept))
-    return Grown(torch.cat([roots_B[:, None], tokens_BN, empty_BN], dim=1), rows, scores_BN)
+    tokens_BN, parents_BN, scores_BN = together_on_host(tokens_BN, parents_BN, scores_BN)
+    rows = [[ROOT, *row] + [UNUSED] * (num_nodes - 1 - kept) for row in parents_BN.tolist()]
+    return Grown(tokens_BN, rows, scores_BN)

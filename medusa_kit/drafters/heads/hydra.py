@@ -42,20 +42,14 @@ class HydraDrafter(HeadsDrafter):
         device = heads.base.device
         self._levels = [_level(tree, depth, device) for depth in range(1, tree.depth + 1)]
 
-    def fill(
-        self,
-        hidden_BD: Tensor,
-        roots_B: Tensor,
-        on_device: bool = False,
-        draws: RowsDraws | None = None,
-    ) -> Tensor:
+    def fill(self, hidden_BD: Tensor, roots_B: Tensor, draws: RowsDraws | None = None) -> Tensor:
         tokens_BN, walk = roots_B[:, None].repeat(1, self.num_nodes), Walk()
         for k, level in enumerate(self._levels):
             path_BQJ = tokens_BN[:, level.paths_QJ]
             hidden_BQD = hidden_BD[:, None].expand(-1, len(level.paths_QJ), -1)
             walk.follow(level.above_Q)
             ids_BQC = guesses_after(
-                self.heads, k, hidden_BQD, path_BQJ, level.num_ranks, walk, draws, on_device
+                self.heads, k, hidden_BQD, path_BQJ, level.num_ranks, walk, draws
             )
             tokens_BN[:, level.nodes] = ids_BQC[:, level.parent_of_node, level.rank_of_node]
         return tokens_BN

@@ -16,8 +16,8 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.draws import RowsDraws
 from medusa_kit.heads.scores import guesses
 from medusa_kit.infer.draft import ROOT, Draft, State, StatelessDrafter, Topology
-from medusa_kit.infer.transfer import to_device
 from medusa_kit.no_gradients import no_gradients
+from medusa_kit.transfer import to_device
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 PARTS_KEPT = 256  # of a tree, whose shapes come again and again
@@ -29,6 +29,7 @@ class Part(NamedTuple):
     topology: Topology
     parents_N: Tensor  # on the host
     ranks_N: Tensor
+    nodes_N: Tensor  # of the whole tree, on the device
 
 
 class HeadsDrafter(StatelessDrafter):
@@ -60,7 +61,7 @@ class HeadsDrafter(StatelessDrafter):
         if tokens_BN is None:
             tokens_BN = self._through_torch(state, draws)
             if len(nodes) < len(self._nodes):
-                tokens_BN = tokens_BN[:, [0, *nodes]]
+                tokens_BN = tokens_BN[:, part.nodes_N]
         return Draft(tokens_BN, [part.topology] * len(state.roots_B))
 
     @no_gradients
@@ -76,24 +77,11 @@ class HeadsDrafter(StatelessDrafter):
             Topology.from_parents(parents, self.heads.base.device),
             torch.tensor(parents),
             torch.tensor([self.tree.ranks[node] for node in kept]),
+            to_device(kept, self.heads.base.device),
         )
 
-    def alike(self, other: object) -> bool:
-        """Whether steps built for one also serve the other (`infer/cuda_graph/`)."""
-        if type(self) is not type(other):
-            return False
-        assert isinstance(other, HeadsDrafter)
-        return self.heads is other.heads and self.tree == other.tree
-
-    def fill(
-        self,
-        hidden_BD: Tensor,
-        roots_B: Tensor,
-        on_device: bool = False,
-        draws: RowsDraws | None = None,
-    ) -> Tensor:
-        """tokens_BN of the tree. `on_device`: nothing is read on the host. `draws`: of rows whose
-        tokens will be drawn (heads/draws.py)."""
+    def fill(self, hidden_BD: Tensor, roots_B: Tensor, draws: RowsDraws | None = None) -> Tensor:
+        """tokens_BN of the tree. `draws`: of rows whose tokens will be drawn (heads/draws.py)."""
         raise NotImplementedError
 
 
@@ -106,16 +94,10 @@ class MedusaDrafter(HeadsDrafter):
         self._head_N = torch.tensor([depth - 1 for depth in tree.depths[1:]], device=device)
         self._rank_N = torch.tensor(tree.ranks[1:], device=device)
 
-    def fill(
-        self,
-        hidden_BD: Tensor,
-        roots_B: Tensor,
-        on_device: bool = False,
-        draws: RowsDraws | None = None,
-    ) -> Tensor:
+    def fill(self, hidden_BD: Tensor, roots_B: Tensor, draws: RowsDraws | None = None) -> Tensor:
         if self.num_nodes == 1:
             return roots_B[:, None]
         ranks, depth = self.tree.num_ranks, self.tree.depth  # as many heads run
-        ids_KBC = guesses(self.heads, hidden_BD, ranks, depth, roots_B, draws, on_device)
+        ids_KBC = guesses(self.heads, hidden_BD, ranks, depth, roots_B, draws)
         guesses_NB = ids_KBC[self._head_N, :, self._rank_N]
         return torch.cat([roots_B[:, None], guesses_NB.T], dim=1)

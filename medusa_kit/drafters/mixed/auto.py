@@ -3,22 +3,14 @@
 Free sources (text and tables) are asked at every step. How many of the merged guesses are verified
 follows from their chances and from what a node costs on this machine, measured while decoding.
 Heads and draft models cost time: `Chooser` learns where they pay.
-
-Where whole steps run on the device (infer/cuda_graph/), guesses are sent to them. The heads then
-draft within every step, and a step has one of a few sizes and is filled with guesses.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
-
-import torch
+from typing import Any
 
 from medusa_kit.drafters.factory import DraftContext
-from medusa_kit.drafters.heads.hydra import HydraDrafter
-from medusa_kit.drafters.heads.medusa import MedusaDrafter
-from medusa_kit.drafters.heads.source import HeadsSource
 from medusa_kit.drafters.mixed.combined import (
     build_sources,
     credited,
@@ -29,16 +21,14 @@ from medusa_kit.drafters.mixed.combined import (
 from medusa_kit.drafters.mixed.experience import Experience
 from medusa_kit.drafters.mixed.shares import PLAIN, Share, percentages, sources_of, tokens_a_step
 from medusa_kit.drafters.mixed.step import Step, best_size
-from medusa_kit.drafters.text.recycling import RecyclingDrafter
 from medusa_kit.drafters.trie import Source, draft_of, learn
-from medusa_kit.infer.accept.token_choice import TokenChooser
-from medusa_kit.infer.cuda_graph.host_trees import MOST_NODES, HostTreeSpec
 from medusa_kit.infer.draft import (
     Draft,
     Drafter,
     State,
     StepResult,
     notes_of,
+    num_ranks,
     reads_prompts,
     root_draft,
     tell_end,
@@ -48,7 +38,6 @@ from medusa_kit.infer.node_choice.cost import StepCost
 
 COSTLY = ("medusa", "draft-model", "mtp")
 SLOPES = {"cpu": 0.12, "cuda": 0.01}  # cost of one more node in one-node steps, until measured
-SIZES = (1, 4, 8, 16, 32)  # nodes of steps on the device, each captured separately
 ASKING = 0.15  # of a plain step: what heads are assumed to take before they are first asked
 # Tokens a step that a costly source adds, at first; MTP layers draft as a small model does.
 HOPES = {"medusa": 0.5, "draft-model": 1.0, "mtp": 1.0}
@@ -64,52 +53,28 @@ class AutoDrafter:
     device: Any
     max_nodes: int
     reasons: Sequence[str] = ()
-    # What it requires of steps on the device; None: it cannot use them.
-    host_trees: HostTreeSpec | None = None
-    device_experience: Experience | None = None  # of such steps, with costs of their own
     chains: bool = False  # whether a row's guesses must follow one another
     clock: Callable[[], float] = time.perf_counter
     shares: dict[str, Share] = field(default_factory=dict)
     credits: list[list[str]] = field(default_factory=list)
     _step: Step | None = None
-    _on_device: bool = False
     _end: float = 0.0  # of the last step; 0: there was none, or rows have joined since
     _last_choice: int = 0
     _rest: int = 0  # steps until sources are asked again
     _resting: Sequence[int] | None = None  # the rows' roots, where nobody is asked in this step
-    _elsewhere: Any = None  # what is used of the above where steps do not run on the device
 
     @property
     def num_nodes(self) -> int:
-        return max(self.max_nodes, 0 if self.host_trees is None else self.host_trees.num_nodes)
-
-    def use_host_trees(self, whether: bool) -> None:
-        """Whether, from now on, the state holds the heads' guesses, and trees are read on the host.
-        No row is there."""
-        if self._elsewhere is None:
-            self._elsewhere = self.free, self.costly, self.experience, self.max_nodes, self.device
-        self.free, self.costly, self.experience, self.max_nodes, self.device = self._elsewhere
-        self._on_device = whether
-        if not whether:
-            return
-        assert self.host_trees is not None
-        assert self.device_experience is not None
-        self.free, self.costly = [*self.free, *self.costly], []
-        self.experience, self.max_nodes = self.device_experience, self.host_trees.num_nodes
-        self.device = torch.device("cpu")
-        for source in self.free:  # nodes may be verified there that do not pay
-            source.leave_out_below(0.0, self.experience.acceptance)
-
-    def _nodes(self, wanted: int) -> int:
-        """The number of nodes that is verified where `wanted` are wanted."""
-        if not self._on_device or self.host_trees is None:
-            return wanted
-        return self.host_trees.fitting(wanted)
+        return self.max_nodes
 
     @property
     def name(self) -> str:
         """`auto`, and how often each source drafted."""
         return f"auto ({percentages(self.shares)})" if self.shares else "auto"
+
+    @property
+    def num_ranks(self) -> int:
+        return max(num_ranks(source) for source in (*self.free, *self.costly))
 
     @property
     def reads_prompts(self) -> bool:
@@ -118,14 +83,7 @@ class AutoDrafter:
     @property
     def notes(self) -> list[str]:
         sources = [note for source in (*self.free, *self.costly) for note in notes_of(source)]
-        return [*self.reasons, *self._how(), *tokens_a_step(self.shares), *sources]
-
-    def _how(self) -> list[str]:
-        if self.host_trees is None:
-            return []
-        if not self._on_device:
-            return ["draft tokens are not sent to steps on the device: none were available"]
-        return [f"draft tokens sent to steps of {', '.join(map(str, self.host_trees.sizes))} nodes"]
+        return [*self.reasons, *tokens_a_step(self.shares), *sources]
 
     def join(self, state: State) -> None:
         self.experience.new_text()
@@ -137,8 +95,7 @@ class AutoDrafter:
         """Its own choice of guesses: equally many for each row, by what it has measured itself."""
         cost, self._resting = self.experience.cost, None
         step = self._guess(state, cost, 0)
-        size, _ = best_size(step.orders, cost, self.max_nodes, self._nodes)
-        size = self._nodes(size)  # nodes that are verified anyway hold guesses too
+        size, _ = best_size(step.orders, cost, self.max_nodes)
         step.timed_here = True
         return self.take([size - 1] * len(state.roots_B))
 
@@ -156,7 +113,7 @@ class AutoDrafter:
         """Ask the free sources, and a costly one where that should pay."""
         start, acceptance = self.clock(), self.experience.acceptance
         rows = num_others + len(state.roots_B)
-        if cost.measured and not self._on_device:
+        if cost.measured:
             for source in self.free:
                 source.leave_out_below(cost.least_chance(rows), acceptance)
         tries = merged(self.free, state, acceptance)
@@ -192,10 +149,6 @@ class AutoDrafter:
 
     def _promised(self, step: Step) -> tuple[float, int]:
         """(tokens expected of these rows, nodes of the whole step) by free guesses."""
-        B = len(step.tries)
-        if self._on_device:
-            size, promised = best_size(step.orders, step.cost, self.max_nodes, self._nodes)
-            return promised, B * self._nodes(size)
         choice = choose_nodes([step.offer(self.max_nodes)], step.num_others, step.cost)
         guesses = sum(choice.counts[0])
         return choice.tokens - step.num_others, step.num_rows + guesses
@@ -230,7 +183,7 @@ class AutoDrafter:
         """What the step took and what asking has gained."""
         experience = self.experience
         if did.timed_here:
-            nodes = len(did.tries) * self._nodes(step.draft.tokens_BN.shape[1])
+            nodes = len(did.tries) * step.draft.tokens_BN.shape[1]
             did.cost.record(nodes, self._end - did.drafted)
         if did.chooser is None:
             return
@@ -271,46 +224,7 @@ def build(context: DraftContext, options: Any) -> Drafter:
     experience = context.remembered(key, lambda: _fresh(context, costly))
     drafter = AutoDrafter(free, costly, experience, context.device, options.max_nodes, reasons)
     drafter.chains = context.verifier.chains_only
-    if context.on_device:
-        if (why := _obstacle(context, free, costly)) is not None:
-            drafter.reasons = [*reasons, f"draft tokens are not sent to steps on the device: {why}"]
-            return drafter
-        drafter.host_trees = _host_trees(options, free, costly, context.base.info.vocab_size)
-        sizes = drafter.host_trees.sizes
-        key_there = ("auto, on device", tuple(names), context.batch_size, sizes)
-        drafter.device_experience = context.remembered(key_there, lambda: _fresh(context, []))
     return drafter
-
-
-def _obstacle(
-    context: DraftContext, free: Sequence[Source], costly: Sequence[Source]
-) -> str | None:
-    """Why guesses of these sources cannot be sent to steps on the device; None where they can."""
-    if any(source.name == "draft-model" for source in (*free, *costly)):
-        return "a draft model is among the sources, which runs outside of them"
-    if any(source.name == "mtp" for source in (*free, *costly)):
-        return "MTP layers are among the sources, which run outside of them"
-    chooser = TokenChooser(context.base, context.sampling, [0], 1)
-    if not chooser.takes_argmax:
-        return "tokens are sampled or logits processed, which is done on the host"
-    for source in costly:
-        if type(getattr(source, "inner", None)) not in (MedusaDrafter, HydraDrafter):
-            return "the heads' tree is grown anew at each step"
-    return None
-
-
-def _host_trees(
-    options: Any, free: Sequence[Source], costly: Sequence[Source], vocab_size: int
-) -> HostTreeSpec:
-    """With as many nodes as the heads' tree has, unless options give a number."""
-    heads = next((cast(HeadsSource, source).inner for source in costly), None)
-    most = options.max_nodes
-    if heads is not None and "max_nodes" not in options.model_fields_set:
-        most = max(most, heads.num_nodes)
-    most = min(most, MOST_NODES)
-    widths = [s.options.width for s in free if isinstance(s, RecyclingDrafter)]
-    ranks = min(max(widths, default=0), vocab_size)
-    return HostTreeSpec((*(size for size in SIZES if size < most), most), ranks, heads)
 
 
 def free_sizes(max_nodes: int) -> dict[str, dict[str, Any]]:

@@ -22,6 +22,7 @@ from medusa_kit.infer.draft import (
     State,
     StepResult,
     notes_of,
+    num_ranks,
     reads_prompts,
     tell_end,
 )
@@ -53,6 +54,10 @@ class CombinedDrafter(TrieDrafter):
     @property
     def name(self) -> str:
         return "combined: " + " + ".join(source.name for source in self.sources)
+
+    @property
+    def num_ranks(self) -> int:
+        return max(num_ranks(source) for source in self.sources)
 
     @property
     def reads_prompts(self) -> bool:

@@ -1,6 +1,6 @@
 """One step of `auto`: what was guessed, what that promised, and what asking for it has gained."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from medusa_kit.drafters.mixed.chooser import Chooser
@@ -106,24 +106,20 @@ def best_size(
     orders: Sequence[Order],
     cost: StepCost,
     max_nodes: int,
-    verified: Callable[[int], int] = lambda wanted: wanted,
 ) -> tuple[int, float]:
-    """(nodes for each row, tokens expected over all rows) with the most tokens a second.
-
-    `verified`: from the wanted number of nodes to the step's.
-    """
+    """(nodes for each row, tokens expected over all rows) with the most tokens a second."""
     B = len(orders)
     gains = [0.0] * max_nodes  # of the n-th likeliest node, over the rows
     for order in orders:
         for place, (_, chance) in enumerate(order[:max_nodes]):
             gains[place] += chance
     best, tokens, promised = 1, float(B), float(B)
-    rate = tokens / cost.seconds(B * verified(1))
+    rate = tokens / cost.seconds(B)
     for size in range(2, max_nodes + 1):
         if gains[size - 1] == 0.0:
             break
         tokens += gains[size - 1]
-        seconds = cost.seconds(B * verified(size))
+        seconds = cost.seconds(B * size)
         if tokens / seconds > rate:
             best, promised, rate = size, tokens, tokens / seconds
     return best, promised

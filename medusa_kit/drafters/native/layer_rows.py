@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, TreeStep, attach_holder
 from medusa_kit.infer.verifier import Verifier
+from medusa_kit.transfer import to_device
 
 ROOM = 256  # extra slots in a new cache
 # (hidden_BND, tokens_BN, positions_BN, mask, cache) -> hidden_BND

@@ -22,10 +22,10 @@ from medusa_kit.drafters.native.layer_rows import LayerCache, LayerRows
 from medusa_kit.drafters.native.mtp_layers import layers_or_error
 from medusa_kit.drafters.trie import Trie, TrieDrafter
 from medusa_kit.infer.draft import State, StepResult
-from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.drafters import MtpOptions
+from medusa_kit.transfer import to_device
 
 PIECE = 512  # nodes that a layer reads at once
 
@@ -67,12 +67,12 @@ class MtpDrafter(TrieDrafter):
 
     def observe(self, step: StepResult) -> None:
         """Keep what was accepted, whoever guessed it."""
-        tokens_BN = step.draft.tokens_BN.tolist()
         for row, path in enumerate(step.paths):
+            tokens = step.tokens(row)
             nodes = to_device([0, *path], step.hidden[row].device)
             seen_TD = self._own(step.hidden[row][nodes])
             self._hidden[row] = torch.cat([self._hidden[row], seen_TD])
-            accepted = (tokens_BN[row][node] for node in path)
+            accepted = (tokens[node] for node in path)
             self._tokens[row] += [*accepted, step.next_roots[row]]
 
     @no_gradients

@@ -35,6 +35,7 @@ class RecyclingDrafter(TrieDrafter):
     def __init__(self, options: RecyclingOptions, table: Table, device: torch.device) -> None:
         super().__init__(device)
         self.options, self.table, self.num_nodes = options, table, options.num_nodes
+        self.num_ranks = options.width
 
     def join(self, state: State) -> None:
         """Enter what followed each token of the prompt, since prompts have no logits here."""
@@ -47,8 +48,8 @@ class RecyclingDrafter(TrieDrafter):
         return [self._grow(root) for root in state.roots_B]
 
     def observe(self, step: StepResult) -> None:
-        tokens_BN = step.draft.tokens_BN.tolist()
-        for row, tokens in enumerate(tokens_BN):
+        for row in range(len(step.paths)):
+            tokens = step.tokens(row)
             ranks_NR = _ranked(step, row, self.options.width).tolist()
             parents = step.draft.topologies[row].parents
             used = [node for node, parent in enumerate(parents) if parent != UNUSED]

@@ -27,6 +27,7 @@ from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.generation_settings import asks_only_for, check_own_settings, unusable
 from medusa_kit.infer.accept.grammar import GrammarMask
 from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.transfer import to_device
 
 # Settings whose processors are made here. The ids play a part in those of other settings only.
 USUAL = ("repetition_penalty", "do_sample", "temperature", "top_k", "top_p", "min_p",
@@ -185,5 +186,5 @@ def _generation_config(base: Settings, params: SamplingParams) -> Any:
     # generate() sets this before it builds processors; penalties on the length need it
     ids = config.eos_token_id
     eos = [ids] if isinstance(ids, int) else ids
-    config._eos_token_tensor = None if eos is None else torch.tensor(eos, device=base.device)
+    config._eos_token_tensor = None if eos is None else to_device(eos, base.device)
     return config

@@ -12,7 +12,7 @@ distribution does not.
 
 Typical acceptance asks which guesses are likely enough: `TokenChooser.judge`.
 
-Shapes: V vocabulary, C some of its tokens, T tokens of a prefix, X any shape.
+Shapes: V vocabulary, C some of its tokens, T tokens of a prefix, N nodes, X any shape.
 """
 
 import math
@@ -23,13 +23,14 @@ import torch
 from torch import Tensor
 
 from medusa_kit.heads.draws import RowDraws
-from medusa_kit.heads.noise import noisy, stream, uniform_noise
+from medusa_kit.heads.noise import gumbel_of, mixed, noisy, signed, stream, uniform_noise
 from medusa_kit.infer.accept.draws import kernels_draw, split_warpers
 from medusa_kit.infer.accept.grammar import GrammarMask
 from medusa_kit.infer.accept.logits_processing import Settings, logits_processors
 from medusa_kit.infer.accept.one_thread import one_thread
 from medusa_kit.infer.accept.rules import Verdict, accept_drawn
 from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.transfer import to_device
 
 # Further streams of random numbers for a seed: a drafter's draws, and the numbers that decide
 # whether a draw is accepted.
@@ -80,6 +81,25 @@ class TokenChooser:
         if not self.draws:
             return scores_V
         return noisy(scores_V, self.params.seed, len(prefix))
+
+    def drawn_after(self, logits_NV: Tensor, positions: Sequence[int]) -> Tensor | None:
+        """tokens_N as `choose` names them after nodes whose next tokens are at these positions.
+
+        None where a node's logits are processed by its own prefix, or have to be sorted: for all
+        nodes that takes longer than waiting for those that are reached.
+        """
+        warping = self._warping
+        if not self.draws or self._before_warpers or warping is None:
+            return None
+        if warping.top_p < 1.0 or warping.min_p > 0.0:
+            return None
+        scores_NV = logits_NV.float()
+        for process in self._processors:
+            scores_NV = process(None, scores_NV)
+        seeds = [signed(mixed(self.params.seed, position)) for position in positions]
+        seeds_N1 = to_device(seeds, scores_NV.device)[:, None]
+        tokens_V = torch.arange(scores_NV.shape[1], device=scores_NV.device)
+        return (scores_NV + gumbel_of(seeds_N1, tokens_V)).argmax(-1)
 
     @property
     def draws(self) -> bool:
@@ -150,7 +170,7 @@ def _processed_by(processors: Sequence[Any], logits_V: Tensor, prefix: Sequence[
     """scores_V in float32, as these processors leave them."""
     scores_1V = logits_V[None].float()
     if processors:
-        prefix_1T = torch.tensor([list(prefix)], device=logits_V.device)
+        prefix_1T = to_device([list(prefix)], logits_V.device)
         for process in processors:  # the list's own call inspects signatures every time
             scores_1V = process(prefix_1T, scores_1V)
     return scores_1V[0]

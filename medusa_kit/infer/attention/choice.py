@@ -55,7 +55,7 @@ class AttentionChoice:
         self.expected: str | None = None  # what was in use in an earlier load
 
     def for_fixed_shapes(self) -> "AttentionChoice":
-        """The same for steps of fixed shapes. What was ruled out stays ruled out, and both share
+        """The same for forwards of fixed shapes. What was ruled out stays ruled out, and both share
         one list of fallbacks."""
         choice = AttentionChoice(self.asked, fixed_shapes=True)
         choice.ruled_out, choice.fallbacks = dict(self.ruled_out), self.fallbacks
@@ -66,6 +66,11 @@ class AttentionChoice:
         """The backends in use, in order of the layers, as in `flash+sdpa`."""
         used = dict.fromkeys(self._chosen.values())
         return "+".join(used) or self.expected or self.asked
+
+    @property
+    def masks(self) -> bool:
+        """Whether some layer's attention reads every slot in sight and masks those unseen."""
+        return "sdpa" in self._chosen.values() or self.asked == "sdpa"
 
     def report(self) -> dict[str, Any]:
         """For reports: what was asked for, what is in use, and why the two differ."""

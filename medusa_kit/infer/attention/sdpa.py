@@ -6,11 +6,28 @@ which would copy more the longer the prefix is.
 Shapes: B batch, H query heads, G key/value heads, N nodes with root, L slots in sight, E head dim.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from medusa_kit.infer.attention.backend import AttentionCall
+
+
+@contextmanager
+def without_cudnn(device: torch.device) -> Iterator[None]:
+    """SDPA by torch's other kernels. cuDNN's, which torch prefers on newer devices, is planned anew
+    for each length of the keys, which are others in every step."""
+    if device.type != "cuda" or not torch.backends.cuda.cudnn_sdp_enabled():
+        yield
+        return
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def tree_sdpa(call: AttentionCall) -> Tensor:

@@ -19,11 +19,11 @@ from medusa_kit.heads.prefix_layer import PrefixLayer
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.chains.cache import ChainCache
 from medusa_kit.infer.draft import ROOT, UNUSED, Draft, shared_topology
-from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
 from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores
 from medusa_kit.infer.verifier import Forward, Verifier, recorded
 from medusa_kit.no_gradients import no_gradients
+from medusa_kit.transfer import to_device
 
 # Tokens that are read again in front of a chain, at most; more are read in a forward of their own.
 MOST_UNREAD = 8

@@ -1,1 +1,1 @@
-"""Steps of fixed shapes: a whole step on the device, in one CUDA graph where there is CUDA."""
+"""Forwards of fixed shapes over the batch's own KV cache, captured in CUDA graphs and replayed."""

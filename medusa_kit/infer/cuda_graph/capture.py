@@ -5,7 +5,7 @@ forbidden has run. Then the capture's stream stays current, torch below 2.12 goe
 from the graph's pool, and the random generator still counts as being recorded.
 """
 
-import warnings
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -32,17 +32,16 @@ class GraphMemory:
     def capture(self, work: Work) -> torch.cuda.CUDAGraph:
         """Run `work` twice, then record it once.
 
-        The first run may compile and allocate; the second may not wait for the device. Raises what
-        `work` raised, or RuntimeError; the current stream, the allocator and the generator of
-        random numbers are then what they were before.
+        The first run may compile and allocate. Raises what `work` raised, or RuntimeError; the
+        current stream, the allocator and the generator of random numbers are then what they were
+        before.
         """
         with torch.cuda.device(self.device):
             here = torch.cuda.current_stream()
             self.stream.wait_stream(here)
             with torch.cuda.stream(self.stream):
                 work()
-                with waiting_refused():
-                    work()
+                work()
             here.wait_stream(self.stream)
             torch.cuda.synchronize()
             torch.cuda.empty_cache()  # the warm-up's memory lies outside the pool
@@ -51,7 +50,7 @@ class GraphMemory:
 
     def _record(self, work: Work) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with self._as_before():
+        with no_collection(), self._as_before():
             # thread_local: another thread may allocate or wait meanwhile.
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
@@ -78,22 +77,14 @@ class GraphMemory:
 
 
 @contextmanager
-def waiting_refused() -> Iterator[None]:
-    """Operations that make the host wait for the device raise RuntimeError in here.
-
-    torch has one such setting for the whole process, so this is kept short.
-    """
-    before = torch.cuda.get_sync_debug_mode()
+def no_collection() -> Iterator[None]:
+    """Python's garbage collector leaves what is inside alone: a graph or an event that it frees
+    would end the capture under way."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
     try:
-        set_sync_debug_mode("error")
         yield
     finally:
-        set_sync_debug_mode(before)
-
-
-def set_sync_debug_mode(mode: int | str) -> None:
-    """Without torch's warning, at the first call in a process, that the setting is a prototype.
-    Where warnings are errors it would end a capture."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.cuda.set_sync_debug_mode(mode)
+        if was_on:
+            gc.enable()

@@ -1,6 +1,6 @@
-"""The model's forward under torch.compile, one compiled function for each step.
+"""The model's forward under torch.compile, one compiled function for each shape.
 
-Shapes: B batch, N nodes with root, S cache slots.
+Shapes: B rows, N nodes of a row, T nodes of all rows, V vocabulary.
 """
 
 from types import FunctionType
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from medusa_kit.base.model import BaseModel, relative_error
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.infer.cuda_graph.replay import ReplayedStep
+from medusa_kit.infer.cuda_graph.captured import CapturedForward
 from medusa_kit.infer.own_rounding import allowed_error
 from medusa_kit.infer.verifier import Forward
 
@@ -61,22 +61,16 @@ def with_own_code(function: Any) -> Any:
     return own
 
 
-def check_compiled(step: ReplayedStep) -> float:
-    """Compare the step's compiled forward with the plain one; returns twice what rounding differs.
+def check_compiled(captured: CapturedForward, compiled: Forward, base: BaseModel) -> float:
+    """Compare a compiled forward with the plain one on the nodes that were sent; returns twice what
+    rounding differs.
 
-    Every slot holds random numbers and the rows have different lengths. The first row is as long as
-    there is room for, so that every window applies that ever can. Raises IncompatibleBaseError
-    where the two differ by more than rounding, since a compiler may be wrong.
+    Raises IncompatibleBaseError where the two differ by more than rounding, since a compiler may be
+    wrong.
     """
-    base = step.verifier.base
-    step.score(step.lengths_B)  # allocates the slots
-    longest = min(step.num_slots - step.num_nodes, base.info.context_length - 1)
-    rows_B = torch.arange(step.batch_size, device=step.lengths_B.device)
-    lengths_B = longest - rows_B * longest // (2 * step.batch_size)
-    step.cache.fill_at_random()
-    plain, compiled = (step.score(lengths_B, one)[1] for one in (None, step.forward))
-    step.cache.clear()
-    error = relative_error(compiled, plain)
+    _, plain_TV = captured.scores(base.hidden_and_logits)
+    _, compiled_TV = captured.scores(compiled)
+    error = relative_error(compiled_TV, plain_TV)
     allowed = allowed_error(base, error)
     if not error <= allowed:
         raise IncompatibleBaseError(
@@ -84,4 +78,4 @@ def check_compiled(step: ReplayedStep) -> float:
             f"spread (allowed {allowed:.0e})",
             hint="decode without compile",
         )
-    return 2 * float((compiled.double() - plain.double()).abs().max())
+    return 2 * float((compiled_TV.double() - plain_TV.double()).abs().max())

@@ -1,11 +1,10 @@
-"""Whether a model decodes in steps of fixed shapes: the option, obstacles, the self-check."""
+"""Whether a model's forwards have fixed shapes: the option, obstacles, the self-check."""
 
 from functools import partial
 
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.infer.cuda_graph.compiled import compiled_forward
-from medusa_kit.infer.cuda_graph.forward import StaticVerifier
-from medusa_kit.infer.cuda_graph.runner import GraphRunner
+from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 from medusa_kit.infer.self_check import TreeCheck, check_backends, coarsest
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.engine import check_fixed_shapes
@@ -15,7 +14,7 @@ def check_before_loading(fixed_shapes: str, compiled: bool, device: str) -> None
     """Raises ConfigError for a compiled forward of steps that are not used on this device."""
     if compiled and fixed_shapes == "auto" and device != "cuda":
         raise ConfigError(
-            f"compile is for steps of fixed shapes, which are not used by themselves where the "
+            f"compile is for forwards of fixed shapes, which are not used by themselves where the "
             f"model is on {device}",
             hint="ask for them too: --fixed-shapes always (in Python fixed_shapes='always'), or "
             "leave out --compile (compiled=True)",
@@ -24,12 +23,12 @@ def check_before_loading(fixed_shapes: str, compiled: bool, device: str) -> None
 
 def use_fixed_shapes(
     verifier: Verifier, check: TreeCheck, fixed_shapes: str, compiled: bool
-) -> tuple[GraphRunner | None, TreeCheck, str | None]:
-    """(steps of fixed shapes if they can be used, the check that then holds, why they cannot).
+) -> tuple[CapturedVerifier | None, TreeCheck, str | None]:
+    """(a verifier of fixed shapes if there can be one, the check that then holds, why not).
 
-    `auto` tries them on CUDA. They pass the same self-check as any forward, and nothing in them may
-    wait for the host. A backend of tree attention that fails is replaced by the next. Raises
-    ConfigError where they were asked for by name and cannot be used.
+    `auto` tries it on CUDA. It passes the same self-check as any verifier, and nothing in its
+    forwards may wait for the host. A backend of tree attention that fails is replaced by the next.
+    Raises ConfigError where fixed shapes were asked for by name and cannot be used.
     """
     check_fixed_shapes(fixed_shapes, compiled)
     check_before_loading(fixed_shapes, compiled, verifier.base.device.type)
@@ -40,19 +39,19 @@ def use_fixed_shapes(
     reason = _obstacle(verifier, needs_cuda=fixed_shapes == "auto")
     if reason is None:
         base, attention = verifier.base, verifier.attention.for_fixed_shapes()
+        forward = partial(compiled_forward, base) if compiled else None
         try:
-            checks = [check, check_backends(StaticVerifier(base, attention, guarded=True))]
-            if compiled:  # without the guard, which cannot look into a compiled forward
-                one = StaticVerifier(base, attention, compiled=compiled_forward(base))
-                checks.append(check_backends(one))
-            forward = partial(compiled_forward, base) if compiled else None
-            return GraphRunner(StaticVerifier(base, attention), forward), coarsest(checks), None
+            guarded = check_backends(CapturedVerifier(base, attention, guarded=True))
+            captured = CapturedVerifier(base, attention, forward)
+            checks = [check, guarded, check_backends(captured)]
+            if (reason := captured.refused) is None:
+                return captured, coarsest(checks), None
         except IncompatibleBaseError as error:
             reason = error.message
     if by_name:
         asked = "compile" if compiled else f"fixed_shapes {fixed_shapes!r}"
         raise ConfigError(
-            f"{asked} was asked for, but steps of fixed shapes cannot be used: {reason}",
+            f"{asked} was asked for, but forwards of fixed shapes cannot be used: {reason}",
             hint="leave it out; the ordinary loop decodes the same",
         )
     return None, check, reason

@@ -15,7 +15,7 @@ import torch
 
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cpu.mkl_linear import forget_packs
-from medusa_kit.infer.cuda_graph.runner import GraphRunner
+from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 from medusa_kit.infer.memory import cache_bytes_per_token
 from medusa_kit.infer.prefix_cache.model_state import State, state_of
 from medusa_kit.infer.prefix_cache.prefixes import common_length
@@ -23,6 +23,7 @@ from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import SharedLock
 
 KEPT_BYTES = 1 << 29
+KEPT_SHARE = 0.25  # of a device's memory: an 8B model's conversation of 64k tokens takes 8 GB
 GROWTH = 1.25  # more slots than asked for, since a conversation will soon ask for more
 WORTH_KEEPING = 8  # tokens that a batch must hold of the prompts; fewer are read as fast
 MOST_PLACES = 2  # times the rows asked for, in a batch whose rows are made longer
@@ -32,12 +33,20 @@ Known = tuple[State, int] | None  # what is known of a model's state
 
 
 class KeptBatches:
-    """The batches of one base model. `most_bytes`: of keys and values in batches that wait."""
+    """The batches of one base model. `most_bytes`: of keys and values in batches that wait.
+    `reuse_prefixes`: off, batches are kept for the forwards captured over their caches alone."""
 
-    def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self, most_bytes: int = KEPT_BYTES, reuse_prefixes: bool = True) -> None:
+        self.most_bytes, self.reuse_prefixes = most_bytes, reuse_prefixes
         self._idle: list[tuple[Batch, Known]] = []  # the one used last comes last
         self._lock = SharedLock()
+
+    @classmethod
+    def for_verifier(cls, verifier: Verifier, reuse_prefixes: bool) -> "KeptBatches | None":
+        """What its requests need; None: each has a batch of its own."""
+        if not (reuse_prefixes or isinstance(verifier, CapturedVerifier)):
+            return None
+        return cls(most_kept(verifier.base.device), reuse_prefixes)
 
     @contextmanager
     def borrowed(
@@ -46,13 +55,12 @@ class KeptBatches:
         prompts: Sequence[Sequence[int]],
         max_rows: int,
         num_slots: int,
-        graphs: GraphRunner | None = None,
     ) -> Iterator[Batch]:
         """A batch for at most `max_rows` rows at once; the one that holds most of the prompts."""
         state = state_of(verifier)
         batch = self._take(verifier, state, prompts, max_rows, num_slots)
         if batch is None:
-            batch = Batch(verifier, max_rows, num_slots, graphs=graphs)
+            batch = Batch(verifier, max_rows, num_slots, reuse_prefixes=self.reuse_prefixes)
         batch.use(max_rows)
         try:
             yield batch
@@ -87,6 +95,8 @@ class KeptBatches:
             few = not longer or rows <= MOST_PLACES * max_rows
             return few and cache.num_bytes <= self.most_bytes
 
+        # Forwards captured over a batch's cache are worth keeping whatever it holds.
+        least = 0 if isinstance(verifier, CapturedVerifier) else WORTH_KEEPING
         with self._lock:
             current = [
                 one for one in self._idle if one[0].verifier is not verifier or one[1] == state
@@ -98,7 +108,7 @@ class KeptBatches:
                 (shared, batch)
                 for batch, _ in self._idle
                 if batch.verifier is verifier
-                and (shared := _shared(batch, prompts)) >= WORTH_KEEPING
+                and (shared := _shared(batch, prompts)) >= least
                 and fits(batch)
             ]
             if not worth:
@@ -124,6 +134,13 @@ class KeptBatches:
             self._idle.append((batch, state))
             while sum(one.cache.num_bytes for one, _ in self._idle) > self.most_bytes:
                 self._idle.pop(0)
+
+
+def most_kept(device: torch.device) -> int:
+    """Bytes that batches may hold while they wait."""
+    if device.type != "cuda":
+        return KEPT_BYTES
+    return int(KEPT_SHARE * torch.cuda.get_device_properties(device).total_memory)
 
 
 def _shared(batch: Batch, prompts: Sequence[Sequence[int]]) -> int:

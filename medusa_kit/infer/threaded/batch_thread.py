@@ -175,15 +175,6 @@ class _Worker:
                     self._step()
         except BaseException as error:
             self._die(error)
-        finally:
-            self._close_batch()
-
-    def _close_batch(self) -> None:
-        try:
-            self.batch.close()
-        except RuntimeError:
-            if self._lost is None:  # else nothing can be given back
-                raise
 
     def _receive(self) -> bool:
         """Read the messages that are there, or wait for one where there is nothing to do; False at

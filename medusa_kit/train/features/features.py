@@ -192,9 +192,11 @@ def collect_features(
                 found = run(base, group, options)
             store = store or Positions.empty(total, found, **place)
             for kept, new in zip(store, found, strict=True):
-                if owner == rank:
-                    kept[done : done + size] = new
-                distributed.broadcast(kept[done : done + size], owner)
+                # By way of the base's device: processes cannot send what lies in host memory.
+                part = kept[done : done + size]
+                sent = new.to(part.dtype) if owner == rank else part.to(base.device)
+                distributed.broadcast(sent, owner)
+                part.copy_(sent)
             done += size
             bar.advance(size)
     assert store is not None
@@ -224,7 +226,7 @@ def _storage(
     place: dict[str, Any] = {"device": base.device}
     if base.device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(base.device)
-        if num_bytes > DEVICE_SHARE * free_bytes and distributed.world() == 1:
+        if num_bytes > DEVICE_SHARE * free_bytes:
             place = {"device": "cpu", "pin_memory": True}
     where = "host" if torch.device(place["device"]).type == "cpu" else "GPU"
     console.note(

@@ -14,7 +14,7 @@ from medusa_kit.infer.attention import choice
 from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.sdpa import explicit, tree_sdpa
-from medusa_kit.infer.cuda_graph.forward import StaticTreeStep
+from medusa_kit.infer.cuda_graph.step import FixedStep
 from medusa_kit.infer.self_check import checked_verifier
 
 
@@ -39,7 +39,7 @@ def forgets_the_prefix(call: AttentionCall) -> Any:
 
 
 def right_in_the_loop(call: AttentionCall) -> Any:
-    attend = forgets_the_prefix if isinstance(call.step, StaticTreeStep) else tree_sdpa
+    attend = forgets_the_prefix if isinstance(call.step, FixedStep) else tree_sdpa
     return attend(call)
 
 
@@ -162,7 +162,7 @@ def test_steps_of_fixed_shapes_outlive_a_backend(
     monkeypatch.setitem(choice.BACKENDS, "triton", RIGHT_IN_THE_LOOP if fails_alone else WRONG)
     many[:] = ["triton", "sdpa"]
     engine = build_engine(tiny_base("llama"), fixed_shapes="always")
-    assert engine.verifier.attention.name == ("triton" if fails_alone else "sdpa")
+    assert engine.verifier.attention.name == "sdpa"
     stats = engine.generate([1, 5, 9], max_new_tokens=6).stats
     assert stats.steps_run_by == "torch, fixed shapes (sdpa)"
     assert stats.attention_fallbacks[0].startswith("triton: trees cannot be verified")

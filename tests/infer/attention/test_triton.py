@@ -12,7 +12,7 @@ from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.attention.triton_backend import ancestor_words, tree_triton
-from medusa_kit.infer.cuda_graph.forward import StaticTreeStep
+from medusa_kit.infer.cuda_graph.step import FixedStep
 from medusa_kit.infer.self_check import checked_verifier
 
 
@@ -60,7 +60,7 @@ def test_lengths_are_read_on_the_device(window: int | None) -> None:
     tree = step_of([70, 0], parents_of(6))
     lengths = torch.tensor([70, 0], device=DEVICE)
     depths, sees = tree.depths_BN.to(DEVICE), tree.sees_BNN.to(DEVICE)
-    step = StaticTreeStep(lengths, depths, sees, 128, None)
+    step = FixedStep(lengths, depths, sees, 128, None)
     query = torch.randn(2, 6, 2, 12, device=DEVICE).transpose(1, 2)
     key, value = torch.randn(2, 2, 1, 128, 12, device=DEVICE)
     call = AttentionCall(query, key, value, step, 0.3, window)
@@ -95,7 +95,7 @@ def test_every_program_works_however_large_the_cache(
     monkeypatch.setattr(triton_kernel, "split_kernel", watched)
     tree = step_of([0, 0, 0], parents_of(6))
     lengths = torch.tensor([700, 30, 0], device=DEVICE)
-    step = StaticTreeStep(lengths, tree.depths_BN.to(DEVICE), tree.sees_BNN.to(DEVICE), 4096, None)
+    step = FixedStep(lengths, tree.depths_BN.to(DEVICE), tree.sees_BNN.to(DEVICE), 4096, None)
     query = torch.randn(3, 6, 2, 12, device=DEVICE).transpose(1, 2)
     key, value = torch.randn(2, 3, 1, 4096, 12, device=DEVICE)
     sinks_H = torch.randn(2, device=DEVICE) if sinks else None

@@ -1,10 +1,10 @@
 """A capture that fails leaves torch as it was, and the loop answers.
 
 torch.cuda is a stand-in here that keeps what a capture changes: the current stream, whose
-allocations the graph's pool gets, whether the generator is being recorded, the debug mode.
+allocations the graph's pool gets, whether the generator is being recorded.
 """
 
-import warnings
+import gc
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,9 +20,9 @@ from support.small_engines import (
 )
 from support.tiny_models import tiny_base
 
-from medusa_kit.infer.cuda_graph import runner
 from medusa_kit.infer.cuda_graph.capture import GraphMemory
-from medusa_kit.infer.cuda_graph.step import GraphStep
+from medusa_kit.infer.cuda_graph.captured import CapturedForward
+from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 
 CUDA = torch.device("cuda", 0)
 INVALID = "operation failed due to a previous error during capture"
@@ -36,14 +36,12 @@ class Device:
     stream: Any = "main"
     pools: list[Any] = field(default_factory=list)
     recording: bool = False
-    debug_mode: Any = 0
     begins: bool = True
     valid: bool = True
 
     @property
     def as_before(self) -> bool:
-        now = (self.stream, self.pools, self.recording, self.debug_mode)
-        return now == ("main", [], False, 0)
+        return (self.stream, self.pools, self.recording) == ("main", [], False)
 
     # As the generator of random numbers: its state says that it is being recorded.
 
@@ -52,9 +50,6 @@ class Device:
 
     def graphsafe_set_state(self, recording: bool) -> None:
         self.recording = recording
-
-    def set_mode(self, mode: Any) -> None:
-        self.debug_mode = mode
 
     def end_allocate(self, index: int, pool: Any) -> None:
         if pool not in self.pools:
@@ -112,72 +107,57 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> D
         "CUDAGraph": type("CUDAGraph", (Graph,), {"device": one}),
         "device": lambda _: nullcontext(), "default_generators": (one,),
         "synchronize": lambda: None, "empty_cache": lambda: None,
-        "get_sync_debug_mode": lambda: one.debug_mode, "set_sync_debug_mode": one.set_mode,
     }  # fmt: skip
     for name, value in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", one.end_allocate, raising=False)
-    monkeypatch.setattr(runner, "can_capture", lambda _: True)
     return one
 
 
-def test_the_second_run_may_not_wait_and_only_the_third_is_recorded(device: Device) -> None:
+def test_only_the_third_run_is_recorded_and_nothing_is_collected_meanwhile(device: Device) -> None:
     seen: list[Any] = []
-    GraphMemory(CUDA).capture(lambda: seen.append((device.debug_mode, device.pools[:])))
-    assert seen == [(0, []), ("error", []), (0, [(0, 1)])]
+    GraphMemory(CUDA).capture(lambda: seen.append((gc.isenabled(), device.pools[:])))
+    assert seen == [(True, []), (True, []), (False, [(0, 1)])]
     assert device.as_before, device
+    assert gc.isenabled()
 
 
-def test_torchs_word_on_the_setting_is_not_passed_on(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It says once a process that the setting is a prototype; here every warning is an error."""
-
-    def told(mode: Any) -> None:
-        device.set_mode(mode)
-        warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=2)
-
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", told)
-    GraphMemory(CUDA).capture(lambda: None)
-    assert device.as_before, device
-
-
-def static_engine() -> Any:
-    base = tiny_base("llama")
-    return build_engine(base, heads=random_heads(base), tree=BUSHY, fixed_shapes="always")
-
-
-# In which call of `advance` the fault is; the first one of all allocates the slots.
-CALLS = {"first run": 2, "second run": 3, "inside": 4, "inside, invalid": 4}
+# In which run of a forward the fault is.
+CALLS = {"first run": 1, "second run": 2, "inside": 3, "inside, invalid": 3}
 
 
 @pytest.mark.parametrize("where", [*CALLS, "begin", "end"])
-def test_a_capture_that_fails_leaves_the_loop(
+def test_a_capture_that_fails_leaves_torch_as_it_was(
     device: Device, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, prompt, plain, calls = static_engine(), random_prompt(9, 9), GraphStep.advance, []
+    """And the forward runs uncaptured."""
+    base = tiny_base("llama")
+    engine = build_engine(base, heads=random_heads(base), tree=BUSHY, fixed_shapes="always")
+    verifier, prompt, calls = engine.verifier, random_prompt(9, 9), []
+    assert isinstance(verifier, CapturedVerifier)
+    verifier._memory = GraphMemory(CUDA)
+    plain = CapturedForward.run
 
-    def advance(self: GraphStep) -> None:
+    def run(self: CapturedForward) -> None:
         plain(self)
         calls.append(where)
         if len(calls) == CALLS.get(where):
             device.valid = where != "inside, invalid"
             raise RuntimeError(f"a fault in the {where}\nmore")
 
-    monkeypatch.setattr(GraphStep, "advance", advance)
+    monkeypatch.setattr(CapturedForward, "run", run)
     device.valid, device.begins = where != "end", where != "begin"
     expected = engine_with_heads(tiny_base("llama")).generate(prompt, max_new_tokens=12)
     for _ in range(2):
         result = engine.generate(prompt, max_new_tokens=12)
         assert device.as_before, device
-        assert (result.token_ids, result.stats.steps_run_by) == (expected.token_ids, "torch")
+        assert result.token_ids == expected.token_ids
     reason = {"begin": "cannot begin", "end": INVALID}.get(where, f"a fault in the {where}")
-    assert engine.graphs.refused == reason
-    assert engine.steps_run_by == f"torch (no fixed shapes: {reason})"
-    assert engine.graphs._steps == []
+    assert verifier.refused == reason
+    assert engine.steps_run_by == f"torch (not captured: {reason})"
 
 
-def test_memory_that_runs_out_inside_a_capture_is_no_refusal(device: Device) -> None:
+def test_memory_that_runs_out_inside_a_capture_leaves_torch_as_it_was(device: Device) -> None:
     def work() -> None:
         if device.pools:
             raise torch.OutOfMemoryError("CUDA out of memory.")
