@@ -21,11 +21,10 @@ from medusa_kit.settings.drafters import BROUGHT_ALONG, DRAFTERS
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 
-TOKENS = 14
+TOKENS = 10
 PROMPTS = [random_prompt(7, 1) * 4, random_prompt(5, 2), random_prompt(CONTEXT - 6, 3)]
 ANYWHERE = [name for name in DRAFTERS if name not in BROUGHT_ALONG]
 SAMPLING: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9, "seed": 3, "max_new_tokens": TOKENS}
-KINDS = ["medusa", "hydra", "recurrent"]
 
 
 def plain(family: str, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
@@ -78,14 +77,14 @@ def test_greedy_answers_are_plain_ones(
     assert engine.generate(PROMPTS[1], **asked).token_ids == expected[1]
 
 
-@pytest.mark.parametrize("name", ANYWHERE)
+@pytest.mark.parametrize("name", ["auto", "medusa", "draft-model", "lookahead", "none"])
 def test_a_seed_says_what_it_says_on_the_cpu(
     engine: Engine, drawn: list[list[int]], name: str
 ) -> None:
     assert told(engine.generate(PROMPTS[:2], drafter=name, **SAMPLING)) == drawn[:2]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["medusa", "recurrent"])
 def test_a_tree_grown_at_each_step(
     kind: str, device: Device, expected: list[list[int]], drawn: list[list[int]]
 ) -> None:
@@ -129,9 +128,9 @@ def asked(engine: Engine, device: Device, tokens: int, **options: Any) -> tuple[
 @pytest.mark.parametrize("drafter", ["none", "medusa", "suffix", "prompt-lookup", "lookahead"])
 def test_a_greedy_step_waits_once(engine: Engine, device: Device, drafter: str) -> None:
     """A long answer against a short one, when all that is made once is there."""
-    for _ in range(2):
-        long, more = asked(engine, device, TOKENS, drafter=drafter)
-        short, fewer = asked(engine, device, 3, drafter=drafter)
+    asked(engine, device, TOKENS, drafter=drafter)
+    long, more = asked(engine, device, TOKENS, drafter=drafter)
+    short, fewer = asked(engine, device, 3, drafter=drafter)
     assert more > fewer
     assert len(long.waits) - len(short.waits) <= more - fewer, long.waits_by_place()
     assert len(long.unpinned_copies) <= len(short.unpinned_copies), long.unpinned_copies
