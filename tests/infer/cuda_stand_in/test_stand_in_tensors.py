@@ -180,6 +180,7 @@ def test_the_test_says_how_much_memory_there_is(cuda_stand_in: Device) -> None:
     cuda_stand_in.memory.free, cuda_stand_in.memory.total = 1000, 4000
     assert torch.cuda.mem_get_info(CUDA) == (1000, 4000)
     assert torch.cuda.get_device_properties(CUDA).total_memory == 4000
+    cuda_stand_in.memory.largest = 1000
     torch.zeros(250, device="cuda")
     with pytest.raises(torch.OutOfMemoryError, match="1004 bytes"):
         torch.zeros(251, device="cuda")

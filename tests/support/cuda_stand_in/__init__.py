@@ -24,8 +24,8 @@ It cannot show:
 - autocast to lower precision: it has no effect on these tensors.
 - The order of streams. All is done at once, on whichever stream; only a copy to the host that
   nobody waits for is late. A thread's capture takes all that the thread does.
-- Memory: what is free is a number that the test sets. One allocation above it fails; nothing is
-  added up, and nothing is fragmented.
+- Memory: what is free is a number that the test sets. Nothing is added up, and nothing is
+  fragmented.
 - Time.
 - torch.compile, NCCL, several devices, other libraries that call CUDA by themselves.
 - Tensors that C++ makes on the device in a thread that is older than the stand-in.

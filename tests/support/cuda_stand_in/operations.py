@@ -115,8 +115,8 @@ def _made(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> list[Tensor
 
 def _allocated(made: list[Tensor]) -> None:
     memory = device().memory
-    for tensor in made:
-        if (size := tensor.untyped_storage().nbytes()) > memory.free:
+    for tensor in made if memory.largest is not None else ():
+        if (size := tensor.untyped_storage().nbytes()) > memory.largest:
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {size} bytes. GPU 0 has a total capacity "
                 f"of {memory.total} bytes of which {memory.free} bytes is free."

@@ -1,5 +1,6 @@
 """Random numbers of the device: not those of a CUDA device, only apart from the host's."""
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -19,7 +20,9 @@ class DeviceGenerator(HostGenerator):
         return HostGenerator.__new__(cls)
 
     def __init__(self) -> None:
-        _known.add(self._cdata)  # type: ignore[attr-defined]
+        inner = self._cdata  # type: ignore[attr-defined]
+        _known.add(inner)
+        weakref.finalize(self, _known.discard, inner)
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]

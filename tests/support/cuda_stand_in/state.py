@@ -57,11 +57,13 @@ class Counts:
 
 @dataclass
 class Memory:
-    """What torch.cuda says of the device's memory. An allocation above `free` fails."""
+    """What torch.cuda says of the device's memory. Nothing is added up: an allocation fails that is
+    above `largest`, in bytes."""
 
     free: int = 12 << 30
     total: int = 16 << 30
     allocated: int = 0
+    largest: int | None = None
 
 
 class Device:
