@@ -109,6 +109,20 @@ def test_a_copy_from_pinned_memory_reads_it_at_each_replay() -> None:
     assert kept.tolist() == [7]
 
 
+def test_pinned_memory_must_outlive_the_graph() -> None:
+    first, second = on(0.0), on(0.0)
+    held = torch.ones(2).pin_memory()
+
+    def work() -> None:
+        first.copy_(held[:1], non_blocking=True)
+        second.copy_(torch.ones(1).pin_memory(), non_blocking=True)
+
+    graph, _ = captured(work)
+    graph.replay()
+    assert first.tolist() == [1]
+    assert second.isnan().all()
+
+
 @pytest.mark.parametrize("wait", [
     lambda x: x.item(),
     lambda x: x.tolist(),

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from support.cuda_stand_in.rules import tensors_in, tensors_of
+from support.cuda_stand_in import pinned
+from support.cuda_stand_in.rules import each, tensors_in, tensors_of
 from support.cuda_stand_in.state import device, poison
 from support.cuda_stand_in.streams import current_stream
 
@@ -43,17 +44,19 @@ class Capture:
         self.mode, self.reason = mode, ""
         self.tape: list[Launch] = []
         self.memory: dict[int, Tensor] = {}  # what was allocated within, by storage
+        self._read: dict[int, list[Tensor]] = {}  # pinned memory of the host, by storage
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
 
     def invalidate(self, reason: str) -> None:
         self.reason = self.reason or reason
 
-    def before(self, func: Any, args: Any) -> None:
+    def before(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         if func._schema.is_mutable:
-            for argument, value in zip(func._schema.arguments, args, strict=False):
-                info = argument.alias_info
-                for tensor in value if isinstance(value, list | tuple) else [value]:
-                    if info is not None and info.is_write and isinstance(tensor, Tensor):
+            arguments = func._schema.arguments
+            given = {one.name: value for one, value in zip(arguments, args, strict=False)} | kwargs
+            for one in arguments:
+                if one.alias_info is not None and one.alias_info.is_write:
+                    for tensor in tensors_in([given.get(one.name)]):
                         self.before_writing(tensor)
 
     def before_writing(self, tensor: Tensor) -> None:
@@ -63,9 +66,22 @@ class Capture:
             self._before[key] = whole, whole.clone()
 
     def record(self, func: Any, args: Any, kwargs: dict[str, Any], made: list[Tensor]) -> None:
-        self.tape.append(Launch(func, args, kwargs, made))
+        self.tape.append(Launch(func, each(self._held, args), kwargs, made))
         for tensor in made:
             self.memory.setdefault(tensor.untyped_storage()._cdata, _whole(tensor))
+
+    def _held(self, tensor: Tensor) -> Tensor:
+        """Of pinned memory a graph knows the address, and holds nothing."""
+        if not pinned.is_pinned(tensor):
+            return tensor
+        tensor = tensor.detach()
+        self._read.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+        return tensor
+
+    def poison_what_was_given_up(self) -> None:
+        for tensors in self._read.values():
+            if pinned.given_up(tensors):
+                poison(_whole(tensors[0]))
 
     def undo(self) -> None:
         for whole, before in self._before.values():
@@ -128,6 +144,7 @@ class CUDAGraph:
             for other in list(_sharing[self._pool]):
                 other.overwrite()
             self._clean = False
+            self._capture.poison_what_was_given_up()
             for launch in self._capture.tape:
                 _again(launch)
         with device().counting() as active:

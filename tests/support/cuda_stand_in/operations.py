@@ -1,6 +1,5 @@
 """One operation of torch: on the host as ever, on the device by its rules, counted, captured."""
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -52,28 +51,21 @@ def _on_the_host(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def on_device(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The operation on what the tensors hold; its results are on the device."""
-    held = {name: _each(_held, value) for name, value in _for_the_host(kwargs).items()}
-    out = launch(func, _each(_held, args), held)
+    held = {name: rules.each(_held, value) for name, value in _for_the_host(kwargs).items()}
+    out = launch(func, rules.each(_held, args), held)
     if not func._schema.is_mutable:
-        return _each(DeviceTensor, out)
+        return rules.each(DeviceTensor, out)
     ours = [one for one in rules.tensors_of(args, kwargs) if isinstance(one, DeviceTensor)]
     written = {id(tensor.held): _still(tensor, func) for tensor in ours}
-    return _each(lambda one: written[id(one)] if id(one) in written else DeviceTensor(one), out)
+    return rules.each(
+        lambda one: written[id(one)] if id(one) in written else DeviceTensor(one), out
+    )
 
 
 def _still(tensor: DeviceTensor, func: Any) -> DeviceTensor:
     if tensor.shape != tensor.held.shape:
         raise NotImplementedError(f"the stand-in cannot show {func.name()}, which changes a shape")
     return tensor
-
-
-def _each(work: Callable[[Tensor], Any], values: Any) -> Any:
-    """`work` of each tensor in an argument or a result."""
-    if isinstance(values, Tensor):
-        return work(values)
-    if type(values) in (list, tuple):
-        return type(values)(_each(work, value) for value in values)
-    return values
 
 
 def _held(tensor: Tensor) -> Tensor:
@@ -90,7 +82,7 @@ def launch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operation on plain tensors, and record it where this thread captures."""
     capture = device().capture()
     if capture is not None:
-        capture.before(func, args)
+        capture.before(func, args, kwargs)
     with random_numbers.of_the_device(func, kwargs):
         out = func(*args, **kwargs)
     made = _made(func, args, kwargs, out)

@@ -1,5 +1,6 @@
 """What CUDA refuses, and what makes the host wait: by the operation and where its tensors lie."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,6 +38,15 @@ def tensors_in(values: Any) -> list[Tensor]:
 def tensors_of(args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
     """Those that an operation is given."""
     return [*tensors_in(args), *tensors_in(kwargs.values())] if kwargs else tensors_in(args)
+
+
+def each(work: Callable[[Tensor], Any], values: Any) -> Any:
+    """`work` of each tensor in an argument or a result."""
+    if isinstance(values, Tensor):
+        return work(values)
+    if type(values) in (list, tuple):
+        return type(values)(each(work, value) for value in values)
+    return values
 
 
 def check(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
