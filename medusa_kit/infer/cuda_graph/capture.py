@@ -12,7 +12,11 @@ from typing import Any
 
 import torch
 
+from medusa_kit.locks import SharedLock
+
 Work = Callable[[], object]
+# Only one thread captures at a time: the first one to end would turn the collector on for others.
+_capturing = SharedLock()
 
 
 def can_capture(device: torch.device) -> bool:
@@ -80,11 +84,12 @@ class GraphMemory:
 def no_collection() -> Iterator[None]:
     """Python's garbage collector leaves what is inside alone: a graph or an event that it frees
     would end the capture under way."""
-    gc.collect()
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+    with _capturing:
+        gc.collect()
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_on:
+                gc.enable()

@@ -159,9 +159,11 @@ class CapturedVerifier(Verifier):
         assert isinstance(cache, FixedCache)
         if (known := cache.forwards.get(shape)) is not None:
             known.send(nodes, rows)
+            self._name_steps(None)
             return known
         if self._wait:
             self._wait -= 1
+            self._name_steps(self.refused)
             return None
         try:
             captured = self._new_forward(cache, shape, nodes, rows)
@@ -195,10 +197,13 @@ class CapturedVerifier(Verifier):
         return NoHostReads() if self._guarded else nullcontext()
 
     def _tell(self, refused: str | None) -> None:
-        """Say how steps run from now on."""
+        """Say how the newest capture went."""
         if refused is not None and refused != self.refused:
             console.warn(f"steps run one kernel after another, since capturing failed: {refused}")
         self.refused = refused
+        self._name_steps(refused)
+
+    def _name_steps(self, refused: str | None) -> None:
         by = f"{self._how} ({self.attention.name})"
         self.steps_run_by = by if refused is None else f"torch (not captured: {refused})"
 

@@ -5,6 +5,7 @@ allocations the graph's pool gets, whether the generator is being recorded.
 """
 
 import gc
+import threading
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ from support.small_engines import (
 )
 from support.tiny_models import tiny_base
 
-from medusa_kit.infer.cuda_graph.capture import GraphMemory
+from medusa_kit.infer.cuda_graph.capture import GraphMemory, no_collection
 from medusa_kit.infer.cuda_graph.captured import CapturedForward
 from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 
@@ -119,6 +120,32 @@ def test_only_the_third_run_is_recorded_and_nothing_is_collected_meanwhile(devic
     GraphMemory(CUDA).capture(lambda: seen.append((gc.isenabled(), device.pools[:])))
     assert seen == [(True, []), (True, []), (False, [(0, 1)])]
     assert device.as_before, device
+    assert gc.isenabled()
+
+
+def test_the_collector_stays_off_until_the_last_capture_has_ended() -> None:
+    """Two threads capture, of which the one that began first ends first."""
+    first, second = threading.Event(), threading.Event()
+    seen: list[bool] = []
+
+    def captures() -> None:
+        with no_collection():
+            first.wait(10)
+            seen.append(gc.isenabled())
+
+    def beside() -> None:
+        second.set()
+        with no_collection():
+            ended.join(10)
+            seen.append(gc.isenabled())
+
+    ended, other = threading.Thread(target=captures), threading.Thread(target=beside)
+    ended.start()
+    other.start()
+    assert second.wait(10)
+    first.set()
+    other.join(20)
+    assert seen == [False, False]
     assert gc.isenabled()
 
 

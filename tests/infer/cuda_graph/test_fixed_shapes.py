@@ -35,6 +35,7 @@ from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Topology
 from medusa_kit.infer.request import make_row
 from medusa_kit.infer.tree_step import Nodes, TreeStep
+from medusa_kit.infer.turns import adapted
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -291,6 +292,33 @@ def test_a_capture_that_fails_is_tried_again_later(
         assert last.token_ids == expected
     assert last.stats.steps_run_by == FIXED
     assert verifier_of(engine).refused is None
+
+
+def test_steps_are_told_by_what_ran_them_where_another_shape_was_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = fixed_engine()
+    expected = plain_answers("llama", PROMPTS[:1], 12)[0]
+    assert engine.generate(PROMPTS[0], max_new_tokens=12).token_ids == expected
+    with monkeypatch.context() as patch:
+
+        def refuse(self: CapturedForward, *args: Any) -> None:
+            raise RuntimeError("no")
+
+        patch.setattr(CapturedForward, "__init__", refuse)
+        other = engine.generate(PROMPTS[0], max_new_tokens=12, drafter="none")
+        assert other.stats.steps_run_by == "torch (not captured: no)"
+        known = engine.generate(PROMPTS[0], max_new_tokens=12)
+        again = engine.generate(PROMPTS[0], max_new_tokens=12, drafter="none")
+    assert known.stats.steps_run_by == FIXED
+    assert again.stats.steps_run_by == "torch (not captured: no)"
+
+
+def test_steps_of_an_adapter_are_not_called_captured() -> None:
+    plain = verifier_of(fixed_engine())
+    assert plain.steps_run_by == FIXED
+    layers: Any = None  # no step is run
+    assert adapted(plain, plain.base, layers).steps_run_by == "torch"
 
 
 def test_asked_for_where_they_cannot_be_used() -> None:

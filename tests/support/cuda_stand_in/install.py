@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from medusa_kit.infer.prefix_cache import model_state
 from support.cuda_stand_in import graph, operations, pinned, random_numbers, runtime
 from support.cuda_stand_in.state import DEVICE, Device, is_ours, set_device
 from support.cuda_stand_in.tensor import DeviceTensor, DispatchMode, moved
@@ -61,6 +62,7 @@ def _replaced() -> list[tuple[Any, dict[str, Any]]]:
         }),
         (functional, {"scaled_dot_product_attention":
                       _attention(functional.scaled_dot_product_attention)}),
+        (model_state, {"PLAIN_TENSORS": (*model_state.PLAIN_TENSORS, DeviceTensor)}),
         (threading.Thread, {BOOTSTRAP: _with_mode(getattr(threading.Thread, BOOTSTRAP))}),
     ]  # fmt: skip
 

@@ -65,6 +65,10 @@ class DeviceTensor(Tensor):
             "only dense CPU tensors can be pinned"
         )
 
+    @property
+    def _version(self) -> int:  # type: ignore[override]
+        return self.held._version
+
     def data_ptr(self) -> int:
         return self.held.data_ptr()
 
