@@ -34,6 +34,9 @@ class AdaptedVerifier(Verifier):
             self.steps_run_by = "torch"
         self.plain, self.base, self.layers = plain, base, layers
 
+    def make_room(self) -> bool:
+        return self.plain.make_room()
+
     def _run_model(
         self,
         forward: Forward,

@@ -10,7 +10,7 @@ Shapes: B rows of the cache, T nodes, D hidden, V vocabulary.
 import gc
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import torch
 from torch import Tensor
@@ -134,7 +134,9 @@ class CapturedVerifier(Verifier):
         with console.progress("capturing forwards", len(steps), "shapes") as bar:
             for counts in steps:
                 nodes = Nodes.chains([[0] * count for count in counts], self.base.device)
-                self.score_trees(cache, nodes, range(len(counts)))
+                with suppress(torch.OutOfMemoryError):  # smaller ones may fit
+                    self.score_trees(cache, nodes, range(len(counts)))
+                self._wait = 0
                 bar.advance()
 
     def _shape(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> Shape | None:
@@ -175,6 +177,7 @@ class CapturedVerifier(Verifier):
             self._tell(str(error).splitlines()[0])
             return None
         self._tell(None)
+        self._patience = AGAIN_AFTER
         cache.forwards[shape] = captured
         return captured
 

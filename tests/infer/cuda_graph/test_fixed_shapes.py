@@ -34,8 +34,10 @@ from medusa_kit.infer.cuda_graph.verifier import AGAIN_AFTER, CapturedVerifier, 
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Topology
 from medusa_kit.infer.request import make_row
+from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, TreeStep
 from medusa_kit.infer.turns import adapted
+from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -239,6 +241,31 @@ def test_what_is_captured_at_the_start_is_what_requests_need(num_rows: int) -> N
         counts = [generator.randint(1, most) for _ in rows]
         if sum(counts) <= 512:
             assert fitting(counts) in there, counts
+
+
+def test_what_memory_is_too_small_for_is_left_out_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    verifier, run = verifier_of(fixed_engine()), Verifier.score_trees
+    whole = CapturedForward.__init__
+
+    def too_large(self: CapturedForward, *args: Any) -> None:
+        whole(self, *args)
+        if self.shape.num_nodes > 16:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def loose(self: Verifier, cache: TreeCache, nodes: Nodes, rows: Any) -> Any:
+        if sum(nodes.counts) > 16:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return run(self, cache, nodes, rows)
+
+    monkeypatch.setattr(CapturedForward, "__init__", too_large)
+    monkeypatch.setattr(Verifier, "score_trees", loose)
+    cache = verifier.new_cache(2, 200)
+    verifier.prepare(cache, 2)
+    assert isinstance(cache, FixedCache)
+    there = {shape[:2] for shape in cache.forwards}
+    assert there == {fit for one in usual_steps(2) if (fit := fitting(one))[0] <= 16}
 
 
 def test_more_room_takes_other_memory_and_other_forwards() -> None:
