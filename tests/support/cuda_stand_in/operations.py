@@ -107,7 +107,9 @@ def _made(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> list[Tensor
 
 def _allocated(made: list[Tensor]) -> None:
     memory = device().memory
-    for tensor in made if memory.largest is not None else ():
+    if memory.largest is None:
+        return
+    for tensor in made:
         if (size := tensor.untyped_storage().nbytes()) > memory.largest:
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {size} bytes. GPU 0 has a total capacity "
