@@ -81,6 +81,6 @@ def decode_all(
         make_row(engine.verifier, prompt, params, tokens)
         for prompt, params in zip(prompts, sampling, strict=True)
     ]
-    for _ in decode(engine.verifier, drafter, rows, engine.graphs):
+    for _ in decode(engine.verifier, drafter, rows):
         pass
     return rows

@@ -93,7 +93,7 @@ def launched(
 ) -> Tensor:
     """The output, after `run` has launched each kernel with its grid and arguments.
 
-    bench/gpu_check/kernels.py, which needs no device, compiles the kernels instead.
+    benchmarks/gpu_check/kernels.py, which needs no device, compiles the kernels instead.
     """
     from medusa_kit.infer.attention.triton_kernel import merge_kernel, split_kernel
 

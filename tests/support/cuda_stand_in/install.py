@@ -74,11 +74,13 @@ def _made_there(make: Any) -> Any:
     def made(data: Any, *args: Any, device: Any = None, pin_memory: bool = False, **more: Any):  # type: ignore[no-untyped-def]
         if isinstance(data, DeviceTensor) and make is not torch.tensor:
             return moved(data, device, more.get("dtype"))
+        device = torch.get_default_device() if device is None else device
         if not is_ours(device):
-            out = make(data, *args, **more, **({} if device is None else {"device": device}))
+            out = make(data, *args, **more, device=device)
             return pinned.pin(out) if pin_memory else out
         wanted = more.pop("requires_grad", False)
-        return moved(make(data, *args, **more), device, None).requires_grad_(wanted)
+        here = make(data, *args, **more, device="cpu")
+        return moved(here, device, None).requires_grad_(wanted)
 
     return made
 
