@@ -67,7 +67,7 @@ $(error VARIANT is '$(VARIANT)'; expected one of $(VARIANTS))
 endif
 TESTS ?= tests/exactness tests/multimodal tests/formats tests/heads tests/infer/cpu tests/infer/accept \
 	tests/bench/test_verify.py tests/engine/test_transformers_entry.py \
-	tests/infer/attention/test_attention.py tests/infer/cuda_graph/test_cuda_graph.py \
+	tests/infer/attention/test_attention.py tests/infer/cuda_graph/test_fixed_shapes.py \
 	tests/infer/test_self_check.py
 endif
 
