@@ -20,6 +20,7 @@ from medusa_kit.infer.cuda_graph.cache import FixedCache
 from medusa_kit.infer.cuda_graph.captured import CapturedForward, Shape, fitting
 from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 from medusa_kit.infer.tree_step import Nodes
+from medusa_kit.infer.verifier import Forward
 
 META = torch.device("meta")
 SHAPES: dict[str, dict[str, Any]] = {
@@ -102,18 +103,34 @@ def _cores(device: torch.device) -> int:
 
 @torch.inference_mode()
 def forward_of_shape(
-    base: BaseModel, num_nodes: int, num_slots: int, attention: TritonLaunches, rows: int = 1
+    base: BaseModel,
+    num_nodes: int,
+    num_slots: int,
+    attention: TritonLaunches,
+    rows: int = 1,
+    forward: Forward | None = None,
 ) -> CapturedForward:
     """A forward over rows of so many nodes each, as it would be captured, with its slots
-    allocated."""
+    allocated. `forward`: in place of the model's."""
     verifier = CapturedVerifier(base, attention)
     cache = verifier.new_cache(rows, num_slots)
     assert isinstance(cache, FixedCache)
     cache.lengths = [attention.length] * rows
     nodes = Nodes.chains([[0] * num_nodes] * rows, META)  # any tree takes the same kernels
     shape = Shape(*fitting(nodes.counts), cache.num_slots)
-    forward = CapturedForward(verifier, cache, shape, base.hidden_and_logits)
-    forward.send(nodes, range(rows))
+    captured = CapturedForward(verifier, cache, shape, forward or base.hidden_and_logits)
+    captured.send(nodes, range(rows))
     with cores_of_a_gpu():
-        forward.run()
+        captured.run()
+    return captured
+
+
+def no_model(base: BaseModel) -> Forward:
+    """A forward that computes nothing."""
+    D, V = base.info.hidden_size, base.info.vocab_size
+
+    def forward(tokens_BN: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+        hidden_BND = torch.empty(*tokens_BN.shape, D, dtype=base.dtype, device=META)
+        return hidden_BND, torch.empty(*tokens_BN.shape, V, dtype=base.dtype, device=META)
+
     return forward

@@ -17,6 +17,7 @@ from benchmarks.gpu_check.shapes import (
     TritonLaunches,
     base_of_shape,
     forward_of_shape,
+    no_model,
 )
 from benchmarks.gpu_check.tracing import Kernel, kernels_of, peak_bytes, traced
 from medusa_kit import console
@@ -84,10 +85,20 @@ def kernels_of_forward(
 
 
 def compiled_kernels(base: BaseModel, rows: int, nodes: int, plain: list[Kernel]) -> list[Kernel]:
-    """The same once the model's forward is compiled. `plain`: before."""
+    """The same once the model's forward is compiled, but not what is captured around it. `plain`:
+    before."""
     attention = TritonLaunches(LENGTH)
     captured = forward_of_shape(base, nodes, NUM_SLOTS, attention, rows)
-    return inductor_kernels(base, captured, attention) + [k for k in plain if k.name in OURS]
+    compiled = inductor_kernels(base, captured, attention) + [k for k in plain if k.name in OURS]
+    return compiled + kernels_around(base, rows, nodes)
+
+
+def kernels_around(base: BaseModel, rows: int, nodes: int) -> list[Kernel]:
+    """Those that are captured besides the model's: trees and positions before it, likeliest tokens
+    after it."""
+    attention = TritonLaunches(LENGTH)
+    captured = forward_of_shape(base, nodes, NUM_SLOTS, attention, rows, no_model(base))
+    return kernels_of(traced(captured.run))
 
 
 def count(base: BaseModel, name: str, rows: int, nodes: int) -> Iterator[Count]:

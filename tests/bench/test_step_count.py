@@ -101,6 +101,20 @@ def test_bytes_are_those_that_move() -> None:
     assert [k.num_bytes for k in kernels_of(traced(scatter))][-1] == 4 * 2 * 24 + 8 * 6
 
 
+def test_what_is_around_the_model_is_counted_once(
+    base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled or not, and of no layer."""
+    monkeypatch.setattr(part, "NUM_SLOTS", 256)
+    around = Counter(kernel.name for kernel in part.kernels_around(base, 2, 8))
+    assert around["aten.argmax.default"] == 1
+    assert around <= kernels(base, 2, 8)
+    assert not {"aten.mm.default", "split_kernel"} & set(around)
+    monkeypatch.setattr(part, "inductor_kernels", lambda *_: [])
+    found = part.compiled_kernels(base, 2, 8, [part.Kernel("split_kernel", 7)])
+    assert Counter(kernel.name for kernel in found) == around + Counter(["split_kernel"])
+
+
 def test_memory_is_what_lives_at_once() -> None:
     a, b = torch.empty(100, 50, device=META), torch.empty(50, 100, device=META)
 
