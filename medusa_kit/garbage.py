@@ -1,4 +1,4 @@
-"""Python's search for garbage, which is put off while libraries are imported."""
+"""Python's search for garbage, which is put off where it would do harm."""
 
 import gc
 from collections.abc import Iterator
@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_search() -> Iterator[None]:
-    """Not meanwhile: what is imported stays, and looking through all of it again and again, as it
-    grows, takes as long as a third of the imports."""
+    """Not meanwhile. What is imported stays, for one: looking through all of it again and again,
+    as it grows, takes as long as a third of the imports."""
     was_on = gc.isenabled()
     gc.disable()
     try:

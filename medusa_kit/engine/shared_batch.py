@@ -166,7 +166,11 @@ class SharedBatch:
         name, options = engine._named(drafter, drafter_options)
         if not (isinstance(engine.verifier, AdaptedVerifier) or name in READ_HEADS):
             engine, heads = self._requests, None
-        row, stops, _ = engine._request("submit", prompt, max_new_tokens, stop, sampling)
+        try:
+            row, stops, _ = engine._request("submit", prompt, max_new_tokens, stop, sampling)
+        except RuntimeError as error:
+            self._thread.check_device(error)
+            raise
         row.wanted = wanted
         if heads is None:
             submission = self._thread.submit(row, self._drafter(name, options), on_tokens)

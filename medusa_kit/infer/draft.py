@@ -123,8 +123,6 @@ class State:
     roots_B: list[int]
     hidden_BD: Tensor  # at the last committed token, whose next token is the root
     choosers: Sequence[TokenChooser] = ()  # of each row; none: by argmax
-    # Tokens of the heads' tree, root included, where the last step has drafted them too.
-    guesses: Sequence[Sequence[int]] | None = None
     # When rows join, for a drafter that `reads_prompts`: hidden_TD of each row at the last T tokens
     # of its prompt, which are all but those that a cache held, where torch has read them.
     prompt_hidden: Sequence[Tensor] = ()
@@ -137,15 +135,11 @@ class State:
 
     def with_rows(self, other: "State") -> "State":
         """These rows and, after them, those of `other`."""
-        guesses = None
-        if self.guesses is not None and other.guesses is not None:
-            guesses = [*self.guesses, *other.guesses]
         return State(
             [*self.tokens, *other.tokens],
             [*self.roots_B, *other.roots_B],
             torch.cat([self.hidden_BD, other.hidden_BD]),
             [*self.choosers, *other.choosers],
-            guesses,
         )
 
     def of_rows(self, rows: Sequence[int]) -> "State":
@@ -158,7 +152,6 @@ class State:
             [self.roots_B[row] for row in rows],
             hidden_BD,
             [self.choosers[row] for row in rows] if self.choosers else (),
-            None if self.guesses is None else [self.guesses[row] for row in rows],
         )
 
 

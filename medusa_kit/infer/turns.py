@@ -14,7 +14,6 @@ from medusa_kit.base.adapter_layers import AdapterLayers
 from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.chains.verifier import ChainVerifier
-from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Emitted, Row
 from medusa_kit.infer.tree_cache import TreeCache
@@ -30,7 +29,7 @@ class AdaptedVerifier(Verifier):
 
     def __init__(self, plain: Verifier, base: BaseModel, layers: AdapterLayers) -> None:
         vars(self).update(vars(plain))
-        if isinstance(plain, CapturedVerifier):  # an adapter's forwards are not captured
+        if plain.captures:  # what an adapter is added to is not captured
             self.steps_run_by = "torch"
         self.plain, self.base, self.layers = plain, base, layers
 

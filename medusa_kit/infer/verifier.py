@@ -49,6 +49,7 @@ class Verifier:
     """
 
     chains_only = False
+    captures = False  # whether forwards over a cache are captured, which takes a while
 
     def __init__(
         self,

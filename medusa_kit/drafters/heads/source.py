@@ -29,8 +29,8 @@ class HeadsSource:
     name = "medusa"
 
     def __init__(self, inner: Any, calibrated: Sequence[float] | None = None) -> None:
-        """`inner`: a drafter; with a static tree if the state holds the heads' guesses.
-        `calibrated`: the share of steps that accepted each node below the root, where known."""
+        """`inner`: a drafter. `calibrated`: the share of steps that accepted each node below the
+        root, where known."""
         self.inner, self.num_nodes = inner, inner.num_nodes
         self._least = Least()
         # Of a static tree: how likely each node is, given its parent, before any step.
@@ -67,10 +67,7 @@ class HeadsSource:
     def guess(self, state: State) -> list[Trie]:
         if isinstance(self.inner, DynamicDrafter):
             return self._grown(self.inner, state)
-        every = list(range(1, self.num_nodes))
-        if state.guesses is not None:
-            return [self._trie(tokens, every) for tokens in state.guesses]
-        nodes = every if self._nodes is None else self._nodes
+        nodes = list(range(1, self.num_nodes)) if self._nodes is None else self._nodes
         draft = self.inner.propose_nodes(state, nodes)
         return [self._trie(tokens, nodes) for tokens in draft.tokens_BN.tolist()]
 

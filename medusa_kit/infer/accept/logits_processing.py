@@ -26,6 +26,7 @@ from transformers.generation.logits_process import (
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.generation_settings import asks_only_for, check_own_settings, unusable
 from medusa_kit.infer.accept.grammar import GrammarMask
+from medusa_kit.infer.memory import is_device_lost
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.transfer import to_device
 
@@ -122,6 +123,8 @@ def logits_processors(
     except torch.OutOfMemoryError:
         raise
     except (TypeError, ValueError, LookupError, RuntimeError) as error:
+        if is_device_lost(error):  # which is no fault of the config
+            raise
         raise unusable(base.generation_config, error) from error
 
 
@@ -158,6 +161,8 @@ def check_own_values(base: Settings) -> None:
             for process in processors:
                 process(prefix_BT, scores_BV)
         except (TypeError, ValueError, LookupError, RuntimeError) as error:
+            if is_device_lost(error):
+                raise
             raise unusable(base.generation_config, error) from error
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from medusa_kit.garbage import no_search
 from medusa_kit.locks import SharedLock
 
 Work = Callable[[], object]
@@ -86,10 +87,5 @@ def no_collection() -> Iterator[None]:
     would end the capture under way."""
     with _capturing:
         gc.collect()
-        was_on = gc.isenabled()
-        gc.disable()
-        try:
+        with no_search():
             yield
-        finally:
-            if was_on:
-                gc.enable()

@@ -51,6 +51,8 @@ class CapturedVerifier(Verifier):
     """`compiled` makes the forward to use in place of the model's, a new one for each shape.
     `guarded`: a forward that reads a value on the host raises HostRead; for the self-check."""
 
+    captures = True
+
     def __init__(
         self,
         base: BaseModel,

@@ -15,7 +15,6 @@ import torch
 
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cpu.mkl_linear import forget_packs
-from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 from medusa_kit.infer.memory import cache_bytes_per_token
 from medusa_kit.infer.prefix_cache.model_state import State, state_of
 from medusa_kit.infer.prefix_cache.prefixes import common_length
@@ -44,7 +43,7 @@ class KeptBatches:
     @classmethod
     def for_verifier(cls, verifier: Verifier, reuse_prefixes: bool) -> "KeptBatches | None":
         """What its requests need; None: each has a batch of its own."""
-        if not (reuse_prefixes or isinstance(verifier, CapturedVerifier)):
+        if not (reuse_prefixes or verifier.captures):
             return None
         return cls(most_kept(verifier.base.device), reuse_prefixes)
 
@@ -96,7 +95,7 @@ class KeptBatches:
             return few and cache.num_bytes <= self.most_bytes
 
         # Forwards captured over a batch's cache are worth keeping whatever it holds.
-        least = 0 if isinstance(verifier, CapturedVerifier) else WORTH_KEEPING
+        least = 0 if verifier.captures else WORTH_KEEPING
         with self._lock:
             current = [
                 one for one in self._idle if one[0].verifier is not verifier or one[1] == state

@@ -84,6 +84,11 @@ class BatchThread:
         self._worker.take(ticket)
         return Submission(ticket, self._worker.cancel, self._in_own_thread)
 
+    def check_device(self, error: Exception) -> None:
+        """End where `error`, of whatever was made for a row, says that the device is lost."""
+        if is_device_lost(error):
+            self._worker.inbox.put(_Message("lost", error=error))
+
     @property
     def stats(self) -> BatchStats:
         return self._worker.stats
@@ -118,8 +123,9 @@ class BatchThread:
 
 
 class _Message(NamedTuple):
-    what: Literal["add", "cancel", "drain", "stop"]
+    what: Literal["add", "cancel", "drain", "stop", "lost"]
     ticket: Ticket | None = None
+    error: Exception | None = None
 
 
 class _Worker:
@@ -189,6 +195,8 @@ class _Worker:
 
     def _heed(self, message: _Message) -> None:
         ticket = message.ticket
+        if message.error is not None:
+            raise message.error
         if ticket is None:
             with self._lock:
                 self._closed = self._closed or "the batch has been dropped"

@@ -98,6 +98,17 @@ def test_a_lost_device_ends_the_batch(cuda_stand_in: Device) -> None:
         assert "illegal memory access" in str(shared.ended)
 
 
+def test_a_device_lost_between_answers_is_no_fault_of_a_request(cuda_stand_in: Device) -> None:
+    """The request that finds it so raises what the device says, and ends the batch."""
+    with engine_there().shared_batch(max_rows=2) as shared:
+        shared.generate(PROMPTS[0], max_new_tokens=2, drafter="none")
+        cuda_stand_in.fail_for_good()
+        with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+            shared.generate(PROMPTS[0], max_new_tokens=2, drafter="none")
+        shared.close(timeout=30)
+        assert "illegal memory access" in str(shared.ended)
+
+
 def test_a_request_too_large_leaves_the_engine_alive(cuda_stand_in: Device) -> None:
     engine = engine_there()
     before = engine.generate(PROMPTS[0], max_new_tokens=TOKENS)
