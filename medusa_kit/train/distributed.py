@@ -104,4 +104,6 @@ def summed(tensor: Tensor) -> Tensor:
 
 def any_of(flag: bool, device: torch.device) -> bool:
     """Whether the flag is set in any process."""
+    if world() == 1:  # nothing to wait for on a device
+        return flag
     return bool(summed(torch.tensor(float(flag), device=device)) > 0)

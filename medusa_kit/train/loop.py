@@ -41,6 +41,7 @@ from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.run.random_state import load_random_state, save_random_state
 from medusa_kit.train.run.schedule import heads_weight, learning_rate
 from medusa_kit.train.run.tracking import RUN_ID, Tracking
+from medusa_kit.transfer import together_on_host
 
 TRAINED_IN = "trained_in"  # in progress.json: the dtype of what is updated
 Score = Callable[[], HeadScores]
@@ -202,7 +203,7 @@ class TrainingLoop:
         """Raises MedusaKitError, before any weight changes, when the loss is not finite; also where
         memory is full."""
         with self._told_when_full(keep=True):
-            total = self._gradients(update)
+            total = HeadsLoss(*together_on_host(*self._gradients(update)))
         if not math.isfinite(float(total.loss)):
             self._not_finite(update, float(total.loss))
         with self._told_when_full(keep=False):

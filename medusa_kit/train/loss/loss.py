@@ -190,7 +190,7 @@ def _of_others(
 
 def _weighted(per_head_K: Tensor, decay: float, uncertainty_K: Tensor | None) -> Tensor:
     powers_K = torch.arange(1, len(per_head_K) + 1, device=per_head_K.device)
-    base = torch.tensor(decay, dtype=per_head_K.dtype, device=per_head_K.device)
+    base = torch.full((), decay, dtype=per_head_K.dtype, device=per_head_K.device)
     weights_K = base**powers_K
     if uncertainty_K is not None:
         weights_K = weights_K * torch.exp(-uncertainty_K)

@@ -1,12 +1,13 @@
 """Heads that learn on a CUDA device learn what they learn on the CPU. The device is a stand-in."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.cuda_stand_in import Device
+from support.cuda_stand_in import Device, Wait
 
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.data.chat import EncodedExample
@@ -36,6 +37,7 @@ class Runs:
             output_dir=str(self._folder / device), train=train, **sections
         )
         report = train_heads(base, self._rows, recipe)
+        self.updates = report.num_updates
         return load_heads(report.heads_folder, self._base()).state_dict()
 
 
@@ -74,3 +76,27 @@ def test_hidden_states_lie_on_the_host_where_the_device_is_full(
     assert "in host memory" in capsys.readouterr().err
     for name, weight in there.items():
         torch.testing.assert_close(full[name], weight)
+
+
+def test_an_update_waits_for_the_device_once(runs: Runs, cuda_stand_in: Device) -> None:
+    """For its losses, which tell whether its gradients are numbers."""
+
+    def waits(epochs: int) -> Counter[Wait]:
+        before = cuda_stand_in.counts.waits_by_place()
+        runs.on(
+            "cuda",
+            heads={"num_heads": 2},
+            train={"epochs": epochs, "eval_every": 999, "save_every": 999},
+        )
+        (runs._folder / "cuda").rename(runs._folder / f"{epochs} epochs")
+        return cuda_stand_in.counts.waits_by_place() - before
+
+    few, updates = waits(1), runs.updates
+    more = waits(3) - few  # what does not depend on updates is the same
+    updates = runs.updates - updates
+    copies = Counter[str]()
+    for wait, times in more.items():
+        copies[wait.what] += times
+    assert copies["a copy to the host"] == updates, more
+    assert copies["a copy to the device"] <= 2, more  # an epoch's order
+    assert len(copies) <= 2, more
