@@ -52,7 +52,7 @@ def build() -> None:
 
 
 def _download() -> None:
-    _run(sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:",
+    _run(sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python",
          "--dest", FOLDER, f"llama-cpp-python=={LLAMA_CPP_PYTHON}")  # fmt: skip
     with tarfile.open(FOLDER / f"llama_cpp_python-{LLAMA_CPP_PYTHON}.tar.gz") as archive:
         archive.extractall(FOLDER, filter="data")
