@@ -96,7 +96,8 @@ class Cases:
         return self._own("chat", "--greedy", "-n", 1, input=f"{MESSAGE}\n")
 
     def _own(self, *arguments: object, input: str = "") -> Cost:
-        command = [sys.executable, "-m", "medusa_kit", *arguments, "--model", self.name]
+        command = [sys.executable, "-m", "medusa_kit", *arguments, "--model", self.name,
+                   "--activations", self.given.activations]  # fmt: skip
         return cost_of(command, input, environment={"OMP_NUM_THREADS": str(self.given.threads)})
 
     def _ask(self, message: str, tokens: int, piped: bool = False) -> Cost:

@@ -48,7 +48,7 @@ def measure(given: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -
 
     began = time.monotonic()
     name, gguf = (str(given.model),) * 2 if given.model else (EMBEDDED_NAME, embedded_gguf())
-    engine = medusa_kit.load(name)
+    engine = medusa_kit.load(name, activations=given.activations)
     cases = Cases(given, name, Path(gguf), engine)
     record = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -114,7 +114,8 @@ def servers(
 
 def is_complete(given: argparse.Namespace) -> bool:
     """Whether this is the run that the documentation's charts are drawn from."""
-    return not given.quick and given.model is None and set(given.parts) == set(PARTS)
+    usual = given.model is None and given.activations == "float32"
+    return usual and not given.quick and set(given.parts) == set(PARTS)
 
 
 def _numbers(text: str) -> list[int]:
@@ -137,6 +138,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--draw-only", action="store_true", help="show and draw the figures of --output again")
     add("--quick", action="store_true", help="small sizes and one round, to try the script")
     add("--model", type=Path, help="a GGUF file; the embedded model's unless given")
+    add("--activations", default="float32", help="this kit's: float32, int16 or int8")
     add("--parts", type=_parts, default=list(PARTS), help=f"by commas, of {', '.join(PARTS)}")
     add("--rounds", type=int, default=5, help="of all parts but answers and guessing")
     add("--threads", type=int, default=os.cpu_count())
