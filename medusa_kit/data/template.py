@@ -9,9 +9,9 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
+from medusa_kit.base.tokenizer.bounded_rendering import bounded
 from medusa_kit.base.tokenizer.content_parts import as_taken
 from medusa_kit.base.tokenizer.turn_end import end_of_turn
-from medusa_kit.data.bounded_rendering import bounded
 from medusa_kit.data.rows import Message
 from medusa_kit.errors import DataError
 

@@ -7,8 +7,8 @@ that is known to speak of the request; any other is replaced by what holds for i
 import re
 from collections.abc import Mapping
 
+from medusa_kit.base.tokenizer import bounded_rendering
 from medusa_kit.base.tokenizer.ids import NO_ROW
-from medusa_kit.data import bounded_rendering
 from medusa_kit.errors import (
     DID_YOU_MEAN,
     ContextLengthError,

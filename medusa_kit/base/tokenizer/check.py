@@ -5,9 +5,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from medusa_kit.base.tokenizer.bounded_rendering import bounded
 from medusa_kit.base.tokenizer.content_parts import as_taken
 from medusa_kit.base.tokenizer.say import say
 from medusa_kit.base.tokenizer.turn_end import add_end_of_turn
+from medusa_kit.errors import DataError
 
 PLAIN = "Words, 1234567890 (x_1 = 2);  two spaces,    four\nand a line.\n\n\U0001f642"
 MEMORY = "memory"
@@ -47,17 +49,20 @@ def _changed_text(tokenizer: Any, _: int) -> str | None:
     """Of a text that is another once it has been encoded and decoded."""
     if (found := _difference(tokenizer, PLAIN)) is not None:
         return f"its tokenizer does not keep text as it is: {found}"
-    if getattr(tokenizer, "chat_template", None):
-        question = [{"role": "user", "content": "Words."}]
-        text = str(
-            tokenizer.apply_chat_template(
-                as_taken(tokenizer, question), add_generation_prompt=True, tokenize=False
-            )
-        )
+    if template := getattr(tokenizer, "chat_template", None):
+        try:
+            text = bounded(template, lambda: _question(tokenizer))
+        except DataError as error:
+            return str(error)
         # Special tokens may swallow the space around them, and decoding may add some.
         if (found := _difference(tokenizer, text, lambda said: "".join(said.split()))) is not None:
             return f"its tokenizer does not keep the chat template's text as it is: {found}"
     return None
+
+
+def _question(tokenizer: Any) -> str:
+    messages = as_taken(tokenizer, [{"role": "user", "content": "Words."}])
+    return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 
 
 def _difference(

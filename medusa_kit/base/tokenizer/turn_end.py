@@ -5,11 +5,14 @@ Models that chat end their answers with it, whatever their files call the end of
 
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from medusa_kit.base.tokenizer.bounded_rendering import bounded
 from medusa_kit.base.tokenizer.content_parts import as_taken
 from medusa_kit.base.tokenizer.say import say
+from medusa_kit.errors import DataError
 
 # Words that no template writes or changes.
 SYSTEM, QUESTION, ANSWER, NEXT = "Zusystem", "Zuquestion", "Zuanswer", "Zunext"
@@ -38,8 +41,15 @@ def end_of_turn(tokenizer: Any) -> int | None:
     depends_on = template, len(tokenizer)
     known = _known.get(tokenizer)
     if known is None or known[0] != depends_on:
-        known = _known[tokenizer] = (depends_on, _end_of_turn(_Template(tokenizer)))
+        known = _known[tokenizer] = (depends_on, _found_in_time(tokenizer, template))
     return known[1]
+
+
+def _found_in_time(tokenizer: Any, template: str | dict[str, str]) -> int | None:
+    """None too where the template runs or writes for ever."""
+    with suppress(DataError):
+        return bounded(template, lambda: _end_of_turn(_Template(tokenizer)))
+    return None
 
 
 def _end_of_turn(template: "_Template") -> int | None:

@@ -5,6 +5,7 @@ what it does with a conversation of thousands of messages nobody has tried.
 import ctypes
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from medusa_kit.errors import DataError
@@ -15,6 +16,9 @@ MOST_WRITTEN = 1 << 24  # characters, and eight more for each piece of text
 HINT = "ask with fewer or shorter messages, or use a model with another template"
 
 
+_inside = threading.local()
+
+
 class _TooSlow(BaseException):
     """Raised in a thread by another one. No template or library takes it for its own."""
 
@@ -23,16 +27,19 @@ class _TooLong(BaseException):
     pass
 
 
-def bounded(template: str | None, work: Callable[[], T]) -> T:
+def bounded(template: str | dict[str, str] | None, work: Callable[[], T]) -> T:
     """`work()`, which renders `template`. Raises DataError where that takes too long, or writes too
-    much."""
+    much. Work within such work has the outer one's limits."""
     _bound_what_is_written(template)
-    watch = _Watch(SECONDS)
+    if getattr(_inside, "work", False):
+        return work()
+    watch, _inside.work = _Watch(SECONDS), True
     try:
         try:
             return work()
         finally:
             watch.end()
+            _inside.work = False
     except _TooSlow:
         said = f"it takes more than {SECONDS:g} seconds"
     except _TooLong:
@@ -61,13 +68,16 @@ class _Watch:
         self._timer.cancel()
 
 
-def _bound_what_is_written(template: str | None) -> None:
+def _bound_what_is_written(template: str | dict[str, str] | None) -> None:
     """transformers keeps a compiled template, whose environment joins all that it writes."""
+    from jinja2 import TemplateError
     from transformers.utils import chat_template_utils
 
     compiling = getattr(chat_template_utils, "_compile_jinja_template", None)
-    if template and compiling is not None:
-        compiling(template).environment.concat = _joined
+    if compiling is not None and template:
+        for one in template.values() if isinstance(template, dict) else [template]:
+            with suppress(TemplateError):  # rendering it says so
+                compiling(one).environment.concat = _joined
 
 
 def _joined(pieces: Iterable[Any]) -> str:

@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 from support.debug_model import small_tokenizer
+from support.tiny_models import tiny_model
 
 from medusa_kit.base.gguf import CHATML_TEMPLATE
-from medusa_kit.data import bounded_rendering
+from medusa_kit.base.model import wrap_model
+from medusa_kit.base.tokenizer import bounded_rendering
+from medusa_kit.base.tokenizer.say import say
+from medusa_kit.base.tokenizer.turn_end import end_of_turn
 from medusa_kit.data.template import render, render_text
 from medusa_kit.errors import DataError
 
@@ -43,6 +47,36 @@ def test_it_is_ended(
     with pytest.raises(DataError, match=f"cannot render the conversation: .*{said}"):
         rendering(small_tokenizer(template), TALK)
     assert rendering(small_tokenizer(CHATML_TEMPLATE), TALK)
+
+
+@pytest.mark.parametrize("template", [SLOW, DEEP, IN_A_BLOCK, DOUBLED])
+def test_a_base_is_loaded_all_the_same(
+    template: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its tokens can be decoded; what the template does is said, and an end of turns not looked
+    for again."""
+    monkeypatch.setattr(bounded_rendering, "SECONDS", 0.2)
+    monkeypatch.setattr(bounded_rendering, "MOST_WRITTEN", 1 << 20)
+    say.cache_clear()  # what it has said before
+    base = wrap_model(tiny_model("llama"), small_tokenizer(template), "tiny")
+    assert "cannot render the conversation: it " in capsys.readouterr().err
+    assert end_of_turn(base.tokenizer) is None
+
+
+def test_work_within_work_has_the_outer_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_rendering, "SECONDS", 0.2)
+
+    def inner() -> str:
+        try:
+            return bounded_rendering.bounded(None, lambda: render_text(small_tokenizer(SLOW), TALK))
+        except DataError:
+            return "went on"
+
+    with pytest.raises(DataError, match=r"more than 0.2 seconds"):
+        bounded_rendering.bounded(None, inner)
+    assert render_text(small_tokenizer(CHATML_TEMPLATE), TALK)
 
 
 def test_one_in_another_thread_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
