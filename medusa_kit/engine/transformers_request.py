@@ -74,6 +74,8 @@ def _check_keywords(input_ids: Tensor, keywords: dict[str, Any]) -> None:
     for name, value in keywords.items():
         # A multimodal model has one of what it has encoded, empty for text.
         nothing = value is None or value is False or (isinstance(value, dict) and not value)
+        if name.endswith("token_type_ids") and isinstance(value, Tensor):
+            nothing = not bool(value.any())  # 0 is text, others are images and their kin
         if name not in OWN_KEYWORDS and not nothing:
             raise _refusal(name)
     cache = keywords.get("past_key_values")

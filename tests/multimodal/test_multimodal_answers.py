@@ -19,6 +19,7 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import wrap_model
 from medusa_kit.base.remembered.described import own_config, read_config
 from medusa_kit.base.text_part import causal_model, load_causal
+from medusa_kit.errors import ConfigError
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.packed.base import PackedBase, base_for_decoding
@@ -132,3 +133,17 @@ def test_inside_the_wholes_own_generate(kind: str, folders: dict[str, Path]) -> 
     assert torch.equal(whole.generate(ids_BT, **request), plain_BT)
     in_memory, loaded = wrap_model(whole).info, load_base_model(str(folders[kind])).info
     assert in_memory.fingerprint == loaded.fingerprint
+
+
+def test_kinds_of_tokens_in_the_wholes_own_generate() -> None:
+    """A processor tells them even where all are text."""
+    whole = tiny_whole("gemma3")
+    ids_BT = torch.randint(3, VOCAB, (1, 9))
+    request = {"attention_mask": torch.ones_like(ids_BT), "max_new_tokens": 4, "do_sample": False,
+               "custom_generate": medusa_kit.custom_generate}  # fmt: skip
+    kinds_BT = torch.zeros_like(ids_BT)
+    given_BT = whole.generate(ids_BT, token_type_ids=kinds_BT, **request)
+    assert torch.equal(given_BT, whole.generate(ids_BT, **request))
+    kinds_BT[0, 3] = 1
+    with pytest.raises(ConfigError, match="token_type_ids"):
+        whole.generate(ids_BT, token_type_ids=kinds_BT, **request)
