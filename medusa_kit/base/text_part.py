@@ -11,6 +11,7 @@ Shapes: B batch, T tokens, V vocabulary.
 
 import copy
 import functools
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,8 @@ from medusa_kit.errors import IncompatibleBaseError
 WHOLE_KEY = "medusa_kit_whole"  # in the config of a text part: the whole's model type
 CARRIED = ("generation_config", "hf_quantizer", "is_quantized", "quantization_method",
            "hf_device_map", "is_loaded_in_4bit", "is_loaded_in_8bit")  # fmt: skip
+
+_patching = threading.RLock()
 
 
 def whole_class(config: Any) -> Any | None:
@@ -198,20 +201,24 @@ def _bare_class(whole: Any) -> Any:
 
 @contextmanager
 def _no_towers(config: Any) -> Iterator[None]:
-    """A context in which transformers builds empty modules in place of towers."""
+    """A context in which transformers builds empty modules in place of this config's towers. What
+    other threads build meanwhile is left alone."""
     from transformers import AutoModel
 
-    original = AutoModel.from_config
-    text = config.get_text_config()
+    text, own = config.get_text_config(), threading.get_ident()
 
     def from_config(config: Any, **options: Any) -> Any:
-        return original(config, **options) if config is text else nn.Module()
+        if config is text or threading.get_ident() != own:
+            return original(config, **options)
+        return nn.Module()
 
-    AutoModel.from_config = from_config
-    try:
-        yield
-    finally:
-        AutoModel.from_config = original
+    with _patching:
+        original = AutoModel.from_config
+        AutoModel.from_config = from_config
+        try:
+            yield
+        finally:
+            AutoModel.from_config = original
 
 
 def _leave_out(whole: Any) -> None:
