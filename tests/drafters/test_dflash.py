@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from support.models.hybrids import tiny_hybrid
 from support.native.dflash_folders import BLOCK, authors_folder, dflash_folder
-from support.small_engines import build_engine, random_prompt
-from support.tiny_models import CONTEXT, tiny_model
+from support.small_engines import BUSHY, build_engine, random_heads, random_prompt
+from support.tiny_models import CONTEXT, EVERY, tiny_model
 from transformers import MuseGlimmerAssistantModel
 from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
 
@@ -32,7 +33,8 @@ DRAWN = {"temperature": 0.7, "top_p": 0.9, "seed": 3, "max_new_tokens": TOKENS}
 
 
 def small_base(family: str) -> BaseModel:
-    model = tiny_model(family, vocab_size=VOCAB, num_hidden_layers=3)
+    make = tiny_model if family in EVERY else tiny_hybrid
+    model = make(family, vocab_size=VOCAB, num_hidden_layers=3)
     model.generation_config.eos_token_id = None
     return wrap_model(model, None, family)
 
@@ -42,10 +44,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return dflash_folder(tmp_path_factory.mktemp("draft"))
 
 
-# Steps in C++, in torch, and in torch with rows that are padded.
-@pytest.fixture(scope="module", params=["qwen3", "olmoe", "persimmon"])
+# Steps in C++, in torch, of fixed shapes, and of chains after a state.
+CASES: dict[str, dict[str, Any]] = {"qwen3": {}, "olmoe": {}, "llama": {"fixed_shapes": "always"},
+                                    "qwen3_next": {}}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=CASES)
 def engine(request: pytest.FixtureRequest, folder: Path) -> Engine:
-    return build_engine(small_base(request.param), draft_model=str(folder))
+    base = small_base(request.param)
+    return build_engine(base, draft_model=str(folder), **CASES[request.param])
 
 
 def tokens_of(results: Any) -> list[list[int]]:
@@ -177,6 +184,23 @@ def test_drafts_are_those_of_transformers(
     assert len(set(map(tuple, expected))) > 5
     # Near its end transformers drafts as ever, and ours too: both are cut as answers are.
     assert drafts[: len(expected)] == expected[: len(drafts)]
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+def test_beside_heads(folder: Path, layers: int) -> None:
+    """Heads read hidden states, with a prefix layer's output or without, whatever is behind."""
+    base = small_base("qwen3")
+    heads = random_heads(base, prefix_layers=layers)
+    engine = build_engine(base, heads=heads, tree=BUSHY, draft_model=str(folder))
+    own = build_engine(base, heads=heads, tree=BUSHY)
+    plain = [tokens_of(own.generate(PROMPTS, drafter=name, max_new_tokens=TOKENS))
+             for name in ("none", "medusa")]  # fmt: skip
+    assert plain[0] == plain[1]
+    sources = {"sources": ["medusa", "draft-model"], "num_nodes": 40}
+    found = engine.generate(
+        PROMPTS, drafter="combined", drafter_options=sources, max_new_tokens=TOKENS
+    )
+    assert tokens_of(found) == plain[0]
 
 
 def test_bench_compares_them(folder: Path) -> None:

@@ -198,20 +198,21 @@ class NativeVerifier(Verifier):
         watched = Watched(self.watched) if self.watched else None
         with self.lock():
             if self.prefix is None or self.native.prefix is not None:
-                read = self.native.score(cache, nodes, positions_N, rows, keep_M, watched)
+                hidden, *others = self.native.score(
+                    cache, nodes, positions_N, rows, keep_M, watched
+                )
             else:
                 hidden, *others = self.native.score(
                     cache, nodes, positions_N, rows, watched=watched
                 )
                 hidden = self._outputs_beside(hidden, cache, nodes, positions_N, rows)
                 kept = slice(None) if keep_M is None else keep_M
-                read = hidden[kept], *(part[kept] for part in others)
+                hidden, *others = (part[kept] for part in (hidden, *others))
         if watched is None:
-            return RaggedScores(*read)
+            return RaggedScores(hidden, *others)
         outputs_NX = watched.outputs_NLD.flatten(1)
         if whole is not None:
             whole.append(outputs_NX)
-        hidden, *others = read
         outputs_MX = outputs_NX if keep_M is None else outputs_NX[keep_M]
         return RaggedScores(torch.cat([hidden, outputs_MX], dim=-1), *others)
 
