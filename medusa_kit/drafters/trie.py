@@ -115,6 +115,17 @@ class Trie:
         return self.kept([node for node, _ in self.by_chance()[:num_nodes]])
 
 
+def num_right(chain: Sequence[int], path: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many tokens of a guessed chain were accepted, whichever draft they became part of:
+    `path` is of accepted nodes, which hold `tokens`."""
+    right = 0
+    for token, node in zip(chain, path, strict=False):
+        if tokens[node] != token:
+            break
+        right += 1
+    return right
+
+
 def draft_of(tries: Sequence[Trie], device: torch.device) -> Draft:
     """The draft with one trie for each row; smaller ones are padded with unused nodes."""
     return padded_draft([one.tokens for one in tries], [one.parents for one in tries], device)

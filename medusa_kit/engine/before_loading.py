@@ -20,6 +20,7 @@ from medusa_kit.base.files import (
 )
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import AUTO, asked_dtype, load_dtype, pick_device
+from medusa_kit.drafters.native.dflash_files import check_fits, dflash_config
 from medusa_kit.drafters.native.other_kinds import refuse_other_kinds
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads
@@ -68,6 +69,7 @@ def check_loading(config: EngineConfig) -> None:
     for planned in () if tree is None else TreePlan.of_any(tree).trees:
         refuse_large_trees(config.activations, planned.tree.num_nodes)
     _check_draft_models(config)
+    _check_dflash(config.draft_model, model, revision)
     if (settings := stored_generation_config(model, revision)) is not None:
         check_own_settings(settings)
 
@@ -96,6 +98,14 @@ def _check_draft_models(options: EngineOptions) -> None:
             raise CheckpointError(
                 f"draft model {name!r}: {error.message}", hint=error.hint
             ) from error
+
+
+def _check_dflash(draft: Any, base: str, revision: str | None) -> None:
+    """Raises ConfigError, IncompatibleBaseError for a DFlash draft that is none of this base's."""
+    if not isinstance(draft, str) or (config := dflash_config(draft)) is None:
+        return
+    if (stored := stored_config(base, revision)) is not None:
+        check_fits(draft, config, stored)
 
 
 def _draft_models(options: Mapping[str, Any]) -> Iterator[str]:

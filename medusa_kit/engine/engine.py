@@ -14,6 +14,7 @@ from medusa_kit.base.tokenizer.ids import as_token_ids, check_token_ids
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.memory import Memory
+from medusa_kit.drafters.native.dflash_files import dflash_config, layers_read
 from medusa_kit.engine.conversation import Conversation
 from medusa_kit.engine.result import GenerationResult, GenerationStats
 from medusa_kit.engine.shared_batch import MAX_PAUSE, SharedBatch, check_options
@@ -200,7 +201,10 @@ class Engine:
             batch.cost = None if self.steps is None else self.steps.cost
             return batch
 
-        turns = Turns(make, self.verifier)
+        first = self.verifier
+        if isinstance(self.draft_model, str):  # the batch that stays suits what it may draft for
+            first = first.with_watched(layers_read(dflash_config(self.draft_model)))
+        turns = Turns(make, first)
         return SharedBatch(self, BatchThread(turns, most_waiting), max_rows)
 
     def conversation(self, system: str | None = None) -> Conversation:

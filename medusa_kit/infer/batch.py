@@ -24,8 +24,9 @@ from medusa_kit.infer.draft import (
     num_ranks,
     reads_prompts,
     tell_end,
+    watched_by,
 )
-from medusa_kit.infer.group import Group, ScoredRow, by_row, drafts_of
+from medusa_kit.infer.group import Group, ScoredRow, by_row, drafts_of, without_watched
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.prefix_cache.prefixes import WORTH_A_COPY, HeldPrefixes, Start
 from medusa_kit.infer.request import Emitted, FailAlone, Row, together_or_alone
@@ -215,7 +216,7 @@ class Batch:
                 if self.cache.lengths[piece.place] != piece.start:  # by a call that failed
                     self.cache.keep_first(piece.place, piece.start)
             texts = [piece.key.prompt_ids[piece.start : piece.end] for piece in some]
-            wanted = [one for one in some if reads_prompts(self._drafters[one.key])]
+            wanted = [one for one in some if _reads_prompts(self._drafters[one.key])]
             seen = dict[int, Tensor]() if wanted else None
             hidden_BD, logits_BV = self._with_room(
                 lambda: self.verifier.read_prompts(self.cache, places, texts, seen)
@@ -223,6 +224,7 @@ class Batch:
             if seen:  # empty where C++ has read them
                 for piece in wanted:
                     self._prompt_hidden.setdefault(piece.key, []).append(seen[piece.place])
+            hidden_BD, _ = without_watched(hidden_BD, self.verifier.watched_size)
             return list(zip(hidden_BD.split(1), logits_BV, strict=True))
 
         return together_or_alone(read, [piece.key for piece in pieces])
@@ -284,7 +286,11 @@ class Batch:
             return
         state = State([list(row.prompt_ids)], [root], hidden_1D, [row.chooser])
         if read := self._prompt_hidden.pop(row, None):
-            state.prompt_hidden = [torch.cat(read)]
+            parts = [without_watched(one_TW, self.verifier.watched_size) for one_TW in read]
+            if all(hidden_TD.shape[1] for hidden_TD, _ in parts):  # C++ gives the layers alone
+                state.prompt_hidden = [torch.cat([hidden_TD for hidden_TD, _ in parts])]
+            if layers := [layers_TX for _, layers_TX in parts if layers_TX is not None]:
+                state.prompt_layers = [torch.cat(layers)]
         drafter = self._drafters[row]
         group = self._groups.setdefault(id(drafter), Group(drafter))
         with FailAlone(row, *group.rows):
@@ -343,10 +349,15 @@ class Batch:
             scores = self._with_room(
                 lambda: self.verifier.score_trees(self.cache, some, places[first:last])
             )
-            return by_row(some, scores, rows[first:last], ranks)
+            watched = self.verifier.watched_size
+            return by_row(some, scores, rows[first:last], ranks, watched)
 
         return [one for one in together_or_alone(score, rows) if one is not None]
 
     @property
     def _last_position(self) -> int:
         return self.verifier.base.info.context_length - 1
+
+
+def _reads_prompts(drafter: Drafter) -> bool:
+    return reads_prompts(drafter) or bool(watched_by(drafter))

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from medusa_kit.infer.batch import Batch
-from medusa_kit.infer.draft import Drafter, reads_hidden
+from medusa_kit.infer.draft import Drafter, reads_hidden, watched_by
 from medusa_kit.infer.memory import explain_oom
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.request import Emitted, Row
@@ -33,6 +33,7 @@ def decode(
     """
     if not reads_hidden(drafter):
         verifier = verifier.without_prefix
+    verifier = verifier.with_watched(watched_by(drafter))
     max_rows = min(max_rows or len(rows), len(rows))
     num_slots = max(row.num_slots for row in rows) + drafter.num_nodes - 1
     with explain_oom(verifier.base, max_rows, drafter.num_nodes, num_slots):

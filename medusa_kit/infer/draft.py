@@ -126,6 +126,7 @@ class State:
     # When rows join, for a drafter that `reads_prompts`: hidden_TD of each row at the last T tokens
     # of its prompt, which are all but those that a cache held, where torch has read them.
     prompt_hidden: Sequence[Tensor] = ()
+    prompt_layers: Sequence[Tensor] = ()  # the same of the layers that a drafter watches
 
     def draws(self) -> list[RowDraws | None] | None:
         """How the tokens after each row's root will be drawn; None where no row's are."""
@@ -173,6 +174,7 @@ class StepResult:
     ranked: PerRow | None = None  # (N, R): the likeliest tokens, where they are known
     # Tokens of each row's used nodes, where they have been read from the device.
     tokens_read: Sequence[Sequence[int]] | None = None
+    layers: PerRow = ()  # (N, X): outputs of the layers that a drafter watches, one after another
 
     def tokens(self, row: int) -> Sequence[int]:
         """Of the row's nodes, the used ones at least."""
@@ -282,6 +284,11 @@ def num_ranks(drafter: object) -> int:
 def reads_prompts(drafter: object) -> bool:
     """Whether it wants the hidden states of prompts too (`State.prompt_hidden`)."""
     return bool(getattr(drafter, "reads_prompts", False))
+
+
+def watched_by(drafter: object) -> tuple[int, ...]:
+    """The base's layers whose outputs it reads (`watches`; `StepResult.layers`)."""
+    return tuple(getattr(drafter, "watches", ()))
 
 
 def first_reason(notes: Sequence[str]) -> str:

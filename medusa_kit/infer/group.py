@@ -96,6 +96,7 @@ class Group:
             _all_or_none([one.likeliest for one in scored]),
             _all_or_none([one.ranked_NR for one in scored]),
             [one.tokens for one in scored],
+            [one.layers_NX for one in scored if one.layers_NX is not None],
         )
 
     def go_on(self, step: StepResult, scored: Sequence["ScoredRow"], num_rows: int) -> Emitted:
@@ -185,6 +186,7 @@ class ScoredRow:
     likeliest: list[int] | None
     near_ties: list[int] | None
     named: list[int] | None
+    layers_NX: Tensor | None  # outputs of watched layers
 
 
 def _all_or_none(values: Sequence[T | None]) -> list[T] | None:
@@ -193,9 +195,11 @@ def _all_or_none(values: Sequence[T | None]) -> list[T] | None:
 
 
 def by_row(
-    nodes: Nodes, scores: RaggedScores, rows: Sequence[Row], ranks: int = 0
+    nodes: Nodes, scores: RaggedScores, rows: Sequence[Row], ranks: int = 0, watched: int = 0
 ) -> list[ScoredRow]:
-    """The scores of each row. `ranks`: how many of the likeliest tokens drafters read."""
+    """The scores of each row. `ranks`: how many of the likeliest tokens drafters read. `watched`:
+    numbers of watched layers behind each hidden state."""
+    hidden_ND, layers_NX = without_watched(scores.hidden_ND, watched)
     read, alone = read_back(nodes, scores, rows, ranks), len(rows) == 1
     result, first = [], 0
     for row, count, drawn in zip(rows, nodes.counts, read.drawn, strict=True):
@@ -205,12 +209,21 @@ def by_row(
         result.append(
             ScoredRow(
                 read.tokens[own],
-                scores.hidden_ND if alone else scores.hidden_ND[own],
+                hidden_ND if alone else hidden_ND[own],
                 scores.logits_NV if alone else scores.logits_NV[own],
                 None if read.ranked_NR is None else read.ranked_NR[own],
                 likeliest,
                 None if read.near_ties is None else read.near_ties[own],
                 likeliest if row.chooser.takes_argmax else drawn,
+                layers_NX if alone or layers_NX is None else layers_NX[own],
             )
         )
     return result
+
+
+def without_watched(hidden_NW: Tensor, watched: int) -> tuple[Tensor, Tensor | None]:
+    """(hidden states, outputs of watched layers behind them), which are `watched` wide."""
+    if not watched:  # an operation takes longer than none
+        return hidden_NW, None
+    width = hidden_NW.shape[1] - watched
+    return hidden_NW[:, :width], hidden_NW[:, width:]

@@ -14,7 +14,7 @@ from medusa_kit.base.adapter_layers import AdapterLayers
 from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.chains.verifier import ChainVerifier
-from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.draft import Drafter, watched_by
 from medusa_kit.infer.request import Emitted, Row
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import TreeStep
@@ -32,6 +32,7 @@ class AdaptedVerifier(Verifier):
         if plain.captures:  # what an adapter is added to is not captured
             self.steps_run_by = "torch"
         self.plain, self.base, self.layers = plain, base, layers
+        self._watching = {}
 
     def make_room(self) -> bool:
         return self.plain.make_room()
@@ -43,11 +44,12 @@ class AdaptedVerifier(Verifier):
         step: TreeStep,
         tokens_BN: Tensor,
         keep_M: Tensor | None = None,
+        whole: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         with ExitStack() as stack:
             stack.enter_context(lock_of(self.base))
             stack.enter_context(self.layers.added())
-            return super()._run_model(forward, cache, step, tokens_BN, keep_M)
+            return super()._run_model(forward, cache, step, tokens_BN, keep_M, whole)
 
 
 class AdaptedChainVerifier(AdaptedVerifier, ChainVerifier):
@@ -91,8 +93,10 @@ class Turns:
         return sum(batch.num_running for batch in self._batches.values())
 
     def add(self, row: Row, drafter: Drafter) -> None:
-        """Let a row in, to be decoded by the verifier that it was made for."""
+        """Let a row in, to be decoded by the verifier that it was made for. It watches what the
+        first one does, which costs little, where its drafter wants nothing else."""
         verifier = row.verifier or self.verifier
+        verifier = verifier.with_watched(watched_by(drafter) or self.verifier.watched)
         batch = self._batches.get(verifier)
         if batch is None:
             batch = self._batches[verifier] = self._make(verifier)

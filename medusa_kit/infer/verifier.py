@@ -21,6 +21,7 @@ from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.prefix_layer import with_outputs
 from medusa_kit.infer.attention.sdpa import without_cudnn
+from medusa_kit.infer.attention.watched_layers import watching
 from medusa_kit.infer.draft import Draft
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores, StepHolder, TreeStep
@@ -43,7 +44,8 @@ class Verifier:
     made. `steps_run_by`: for statistics. `prefix`: heads' layer over the hidden states of the
     prefix, run after the base's layers on the nodes of each forward, prompts included. Hidden
     states are 2 D wide then, as the heads read them: the base's and the layer's output. Logits are
-    the same to the bit. `chains_only`: whether a row's nodes must follow one another.
+    the same to the bit. `watched`: layers of the base whose outputs follow the hidden states, for
+    drafters that read them. `chains_only`: whether a row's nodes must follow one another.
     Raises ConfigError for a backend that is not installed, IncompatibleBaseError for a model on
     which drafting is known to be impossible.
     """
@@ -65,6 +67,8 @@ class Verifier:
         self.prefix: PrefixLayer | None = None
         self.rounding_tolerance = 0.0  # of forwards that were compiled, beyond the self-check's
         self._without_prefix: Self | None = None
+        self.watched: tuple[int, ...] = ()
+        self._watching: dict[tuple[int, ...], Self] = {}
         if not base.is_light:
             _ = self._holder
 
@@ -77,9 +81,30 @@ class Verifier:
         """One with this layer, or with none, over the same base. Caches are not shared with it."""
         if prefix is None or prefix is self.prefix:
             return self if prefix is self.prefix else self.without_prefix
-        verifier = copy.copy(self.without_prefix)
+        verifier = self.without_prefix.copied()
         verifier.prefix, verifier._without_prefix = prefix, self.without_prefix
         return verifier
+
+    def with_watched(self, layers: tuple[int, ...]) -> "Self":
+        """The one that watches these layers too, over the same base; for none this one. Caches are
+        not shared with it."""
+        if layers in ((), self.watched):
+            return self
+        if layers not in self._watching:
+            self._watching[layers] = self.copied()
+            self._watching[layers].watched = layers
+        return self._watching[layers]
+
+    def copied(self) -> "Self":
+        """One to be made different."""
+        verifier = copy.copy(self)
+        verifier._watching = {}
+        return verifier
+
+    @property
+    def watched_size(self) -> int:
+        """Numbers of the watched layers' outputs at a node."""
+        return len(self.watched) * self.base.info.hidden_size
 
     @property
     def num_layers(self) -> int:
@@ -205,13 +230,20 @@ class Verifier:
         step: TreeStep,
         tokens_BN: Tensor,
         keep_M: Tensor | None = None,
+        whole: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """`forward` of the model while `step` is attached to its attention modules. One thread at
-        a time runs a model: what modules keep between calls is theirs."""
+        a time runs a model: what modules keep between calls is theirs. `whole`: gets the hidden
+        states of all nodes, whichever are asked for."""
         positions_BN = self._positions(step)
-        name = "logits_to_keep" if self.prefix is None else "keep_M"  # the layer reads all nodes
+        of_all = self.prefix is not None or bool(self.watched) or whole is not None
+        name = "keep_M" if of_all else "logits_to_keep"
         kept: dict[str, Any] = {} if keep_M is None else {name: keep_M}
-        with self.lock(), without_cudnn(self.base.device):
+        with (
+            self.lock(),
+            without_cudnn(self.base.device),
+            watching(self.base, self.watched) as outputs,
+        ):
             self._holder.step = step
             try:
                 hidden_BND, logits_BMV = forward(
@@ -225,8 +257,12 @@ class Verifier:
                 self._holder.step = None
             if self.prefix is not None:
                 hidden_BND = with_outputs(self.prefix, hidden_BND, positions_BN, cache, step)
-                hidden_BND = hidden_BND if keep_M is None else hidden_BND[:, keep_M]
-        return hidden_BND, logits_BMV
+        if outputs:
+            outputs_BND = [outputs[layer].to(hidden_BND.device) for layer in self.watched]
+            hidden_BND = torch.cat([hidden_BND, *outputs_BND], dim=-1)
+        if whole is not None:
+            whole.append(hidden_BND)
+        return hidden_BND[:, keep_M] if of_all and keep_M is not None else hidden_BND, logits_BMV
 
     @no_gradients
     def score_trees(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> RaggedScores:
@@ -243,15 +279,15 @@ class Verifier:
         seen: dict[int, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Commit a piece of each row's prompt; (hidden_BD, logits_BV) at the last token of each.
-        `seen`: gets the base's hidden_TD at all tokens of each row's piece, where torch runs it."""
+        `seen`: gets the base's hidden_TD at all tokens of each row's piece, where torch runs it,
+        and the outputs of watched layers behind them, which C++ gives alone."""
         order, ends = list[int](), list[RaggedScores]()
-        whole = list[Tensor]()
-        forward = None if seen is None else recorded(self.base.hidden_and_logits, whole)
+        whole: list[Tensor] | None = None if seen is None else []
         for some in _of_one_size([cache.lengths[row] for row in rows], pieces):
             own, chains = [rows[index] for index in some], [pieces[index] for index in some]
             nodes = Nodes.chains(chains, self.base.device)
-            ends.append(self._ragged(cache, nodes, own, prompt=True, forward=forward))
-            if seen is not None:
+            ends.append(self._ragged(cache, nodes, own, prompt=True, whole=whole))
+            if seen is not None and whole is not None:
                 seen.update(zip(own, _of_rows(whole.pop(), nodes.counts), strict=True))
             order += some
         # At the end, so that a call that ran out of memory may be made again.
@@ -275,17 +311,18 @@ class Verifier:
         nodes: Nodes,
         rows: Sequence[int],
         prompt: bool = False,
-        forward: Forward | None = None,
+        whole: list[Tensor] | None = None,
     ) -> RaggedScores:
         """Scores of all nodes, or at the last of each row of a prompt. Rows with different numbers
         of nodes go through the model as one row, so that attention alone is padded, unless the
-        model needs them padded. `forward`: in place of this class's own."""
+        model needs them padded. `whole`: as in `_run_model`, which then runs in any case."""
+        forward = self.base.hidden_and_logits
         fresh = prompt and not any(cache.lengths[row] for row in rows)
         even = min(nodes.counts) == max(nodes.counts)
         if even or self.pads:
             last_1 = to_device([nodes.counts[0] - 1], self.base.device) if prompt and even else None
             with cache.using(rows):
-                if forward is None:
+                if whole is None:
                     scores = self.forward(
                         cache, *nodes.padded(), causal_prompt=fresh, prompt=prompt, keep_M=last_1
                     )
@@ -293,7 +330,8 @@ class Verifier:
                     tokens_BN, depths_BN, sees_BNN = nodes.padded()
                     cache.check_room(tokens_BN.shape[1])
                     step = self._step(cache, depths_BN, sees_BNN, fresh)
-                    scores = NodeScores(*self._run_model(forward, cache, step, tokens_BN, last_1))
+                    read = self._run_model(forward, cache, step, tokens_BN, last_1, whole)
+                    scores = NodeScores(*read)
             hidden, logits = scores.hidden_BMD.flatten(0, 1), scores.logits_BMV.flatten(0, 1)
             if even:
                 return RaggedScores(hidden, logits)
@@ -307,8 +345,7 @@ class Verifier:
             _, depths_BN, sees_BNN = nodes.padded()
             step = self._step(cache, depths_BN, sees_BNN, fresh)
             step.at_N = nodes.in_padded()
-            forward = forward or self.base.hidden_and_logits
-            hidden, logits = self._run_model(forward, cache, step, tokens_1N, ends_M)
+            hidden, logits = self._run_model(forward, cache, step, tokens_1N, ends_M, whole)
         return RaggedScores(hidden[0], logits[0])
 
     def prefill(self, cache: TreeCache, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -320,20 +357,6 @@ class Verifier:
             ends.append(read)
         hidden, logits = zip(*ends, strict=True)
         return torch.cat(hidden), torch.cat(logits)
-
-
-def recorded(forward: Forward, whole: list[Tensor]) -> Forward:
-    """The same; the hidden states of all tokens go to `whole`, whichever are asked for."""
-
-    def run(tokens_BN: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
-        kept_M = arguments.pop("logits_to_keep", None)
-        if kept_M is not None:
-            arguments["keep_M"] = kept_M
-        hidden_BND, logits_BMV = forward(tokens_BN, **arguments)
-        whole.append(hidden_BND)
-        return hidden_BND if kept_M is None else hidden_BND[:, kept_M], logits_BMV
-
-    return run
 
 
 def _of_rows(hidden_BND: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:

@@ -55,7 +55,8 @@ class EngineOptions:
         "An option of the drafter, see docs/drafters.md.",
     ] = None
     draft_model: Annotated[
-        str | Any | None, "A smaller model that drafts, for drafters that use one."
+        str | Any | None,
+        "A smaller model that drafts, or a DFlash draft, for drafters that use one.",
     ] = None
     fallback: Annotated[
         Fallback | None,

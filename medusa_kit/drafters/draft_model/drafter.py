@@ -23,7 +23,10 @@ from medusa_kit.drafters.draft_model.runner import DraftRunner
 from medusa_kit.drafters.draft_model.shared_vocabulary import Vocabulary, shared_vocabulary
 from medusa_kit.drafters.draft_model.staged import Inside, build_inside
 from medusa_kit.drafters.factory import DraftContext
-from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of
+from medusa_kit.drafters.native import dflash
+from medusa_kit.drafters.native.dflash import DFlashDrafter
+from medusa_kit.drafters.native.dflash_files import dflash_config
+from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of, num_right
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.rules import accept
 from medusa_kit.infer.accept.token_choice import TokenChooser
@@ -97,12 +100,7 @@ class DraftModelDrafter(TrieDrafter):
         for row, (chain, path) in enumerate(zip(self._chains, step.paths, strict=True)):
             if not chain:
                 continue
-            tokens = step.tokens(row)
-            accepted = 0
-            for token, node in zip(chain, path, strict=False):
-                if tokens[node] != token:
-                    break
-                accepted += 1
+            accepted = num_right(chain, path, step.tokens(row))
             self.lengths.observe(row, len(chain), accepted)
             self._drafts += 1
             self._drafted += len(chain)
@@ -228,9 +226,13 @@ def _first_children(trie: Trie) -> list[int]:
     return chain
 
 
-def build(context: DraftContext, options: DraftModelOptions) -> DraftModelDrafter:
+def build(context: DraftContext, options: DraftModelOptions) -> DraftModelDrafter | DFlashDrafter:
     """Raises ConfigError where no draft model is named or tokenizers or options do not fit, and
     what load_base_model raises."""
+    if isinstance(name := context.draft_model, str):
+        config = context.remembered(("DFlash config", name), partial(dflash_config, name))
+        if config is not None:
+            return dflash.build(context, name, config, options)
     verifier = draft_verifier(context)
     drawn = options.sampling == "rejection" and not context.sampling.greedy
     text_will_do = not drawn and options.width == 1

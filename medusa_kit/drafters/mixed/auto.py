@@ -32,6 +32,7 @@ from medusa_kit.infer.draft import (
     reads_prompts,
     root_draft,
     tell_end,
+    watched_by,
 )
 from medusa_kit.infer.node_choice.choice import Offer, choose_nodes
 from medusa_kit.infer.node_choice.cost import StepCost
@@ -79,6 +80,10 @@ class AutoDrafter:
     @property
     def reads_prompts(self) -> bool:
         return any(reads_prompts(source) for source in (*self.free, *self.costly))
+
+    @property
+    def watches(self) -> tuple[int, ...]:
+        return tuple(layer for source in (*self.free, *self.costly) for layer in watched_by(source))
 
     @property
     def notes(self) -> list[str]:

@@ -25,6 +25,7 @@ from medusa_kit.infer.draft import (
     num_ranks,
     reads_prompts,
     tell_end,
+    watched_by,
 )
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -62,6 +63,10 @@ class CombinedDrafter(TrieDrafter):
     @property
     def reads_prompts(self) -> bool:
         return any(reads_prompts(source) for source in self.sources)
+
+    @property
+    def watches(self) -> tuple[int, ...]:
+        return tuple(layer for source in self.sources for layer in watched_by(source))
 
     @property
     def notes(self) -> list[str]:

@@ -21,7 +21,7 @@ from medusa_kit.infer.chains.cache import ChainCache
 from medusa_kit.infer.draft import ROOT, UNUSED, Draft, shared_topology
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
 from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores
-from medusa_kit.infer.verifier import Forward, Verifier, recorded
+from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.transfer import to_device
 
@@ -151,16 +151,14 @@ class ChainVerifier(Verifier):
     ) -> tuple[list[Tensor], list[Tensor]]:
         """(hidden_ND, logits_NV) of each row's new tokens, at least of the last `most_scored`; its
         unread ones are read in front of them. `seen`: gets hidden_TD of all that each row reads."""
-        whole = list[Tensor]()
-        forward = self.base.hidden_and_logits
-        forward = forward if seen is None else recorded(forward, whole)
+        whole: list[Tensor] | None = None if seen is None else []
         texts = [[*cache.unread[row], *chain] for row, chain in zip(rows, chains, strict=True)]
         hidden, logits = dict[int, Tensor](), dict[int, Tensor]()
         for some in _alike([cache.lengths[row] > 0 for row in rows], texts):
             own = [rows[index] for index in some]
-            read = self._forward(cache, own, [texts[i] for i in some], most_scored, forward)
+            read = self._forward(cache, own, [texts[i] for i in some], most_scored, whole)
             read_BND, scored_BMV = read
-            if seen is not None:
+            if seen is not None and whole is not None:
                 seen.update(zip(own, whole.pop(), strict=True))
             for place, index in enumerate(some):
                 count = len(chains[index])
@@ -175,7 +173,7 @@ class ChainVerifier(Verifier):
         rows: Sequence[int],
         texts: Sequence[list[int]],
         most_scored: int,
-        forward: Forward,
+        whole: list[Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         """(hidden_BMD, logits_BMV) of the last nodes of texts of one length."""
         nodes = Nodes.chains(texts, self.base.device)
@@ -185,7 +183,8 @@ class ChainVerifier(Verifier):
             cache.check_room(N)
             tokens_BN, depths_BN, sees_BNN = nodes.padded()
             step = self._step(cache, depths_BN, sees_BNN, not any(cache.lengths_in_use))
-            hidden_BXD, logits_BMV = self._run_model(forward, cache, step, tokens_BN, last_M)
+            forward = self.base.hidden_and_logits
+            hidden_BXD, logits_BMV = self._run_model(forward, cache, step, tokens_BN, last_M, whole)
         return hidden_BXD, logits_BMV
 
 

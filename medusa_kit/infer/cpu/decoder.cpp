@@ -39,6 +39,7 @@ class Run {
         for (int64_t i = 0; i < d.num_layers && id < p.active(); ++i) {
             lay_keys(d.layers[i], i, id);
             add_branches(d.layers[i], i, id);
+            watch(i, id);
         }
         if (prefix && id < p.active()) prefix->all(x.data(), id);
         if (id < p.active()) logits(id);
@@ -66,6 +67,15 @@ class Run {
     Shares shares;
     std::vector<std::atomic<int64_t>> outputs_of_head;  // computed so far, in all layers
     std::unique_ptr<Attention> attention;
+
+    // What a layer has put out. Until the next barrier `x` is only read.
+    void watch(int64_t index, int id) {
+        for (int64_t w = 0; w < s.num_watched && id < p.active(); ++w) {
+            if (s.watched[w] != index) continue;
+            for (int64_t row = id; row < rows; row += p.active())
+                std::copy_n(x.data() + row * d.hidden, d.hidden, s.watched_out + (row * s.num_watched + w) * d.hidden);
+        }
+    }
 
     // Queries, and keys and values, which go to the cache.
     void lay_keys(const Layer& l, int64_t index, int id) {

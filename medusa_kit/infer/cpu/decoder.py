@@ -4,8 +4,8 @@ Prompts are trees without branches, so they run here too, in pieces. The model i
 and can take over any forward, since both write the same cache.
 
 Shapes: B batch, N nodes with root, M of them kept, D hidden, W numbers that heads read of a node
-(2 D with a prefix layer, else D), V vocabulary, E head dim, T rotary tables, P positions, R
-likeliest tokens.
+(2 D with a prefix layer, else D), L watched layers, V vocabulary, E head dim, T rotary tables, P
+positions, R likeliest tokens.
 """
 
 import ctypes
@@ -157,16 +157,19 @@ class NativeDecoder:
         positions_N: Tensor,
         rows: Sequence[int],
         keep_M: Tensor | None = None,
+        watched: "Watched | None" = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(hidden_MW, logits_MV, ranked_MR) of the nodes `keep_M` (all) of trees after these rows
         of the cache. Several threads may call; the kernels take turns. A node's bits are the same
-        in a step's tree as in a piece of a prompt.
+        in a step's tree as in a piece of a prompt. `watched`: gets outputs of layers.
         """
         M = len(nodes.tokens_N) if keep_M is None else len(keep_M)
         vocab_size = self.packed.info["vocab_size"]
         logits_MV = torch.empty(M, vocab_size)
         ranked_MR = torch.empty(M, min(RANKED, vocab_size), dtype=torch.int64)
-        hidden_MW = self._run(cache, nodes, positions_N, rows, keep_M, logits_MV, ranked_MR)
+        hidden_MW = self._run(
+            cache, nodes, positions_N, rows, keep_M, logits_MV, ranked_MR, watched
+        )
         return hidden_MW, self._scale_logits(logits_MV), ranked_MR
 
     def hidden_states(
@@ -184,6 +187,7 @@ class NativeDecoder:
         keep_M: Tensor | None = None,
         logits_MV: Tensor | None = None,
         ranked_MR: Tensor | None = None,
+        watched: "Watched | None" = None,
     ) -> Tensor:
         """hidden_MW; the rest is written where there is room for it."""
         keep_M = _first(len(nodes.tokens_N)) if keep_M is None else keep_M
@@ -212,6 +216,7 @@ class NativeDecoder:
             M, keep_M.data_ptr(), hidden_MD.data_ptr(), _pointer(logits_MV),
             0 if ranked_MR is None else ranked_MR.shape[1], _pointer(ranked_MR),
             block.dtype == torch.float16, _pointer(prefix_MD),
+            *(() if watched is None else watched.room_for(len(nodes.tokens_N), D)),
         )  # fmt: skip
         threads = kernels.threads_for(len(nodes.tokens_N) * self._num_weights)
         self._library.mk_step(ctypes.byref(self._struct), ctypes.byref(struct), threads)
@@ -253,6 +258,19 @@ class NativeDecoder:
 
     def _form(self, matrix: PackedMatrix) -> kernels.Matrix:
         return kernels.with_digits(matrix.struct, DIGITS[self.activations])
+
+
+class Watched:
+    """Room for what some layers put out at all nodes of one call: `outputs_NLD`."""
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        self._layers = _integers(*layers)
+        self.outputs_NLD = torch.empty(0, len(layers), 0)
+
+    def room_for(self, num_nodes: int, hidden_size: int) -> tuple[int, int, int]:
+        """The last fields of `kernels.Step`."""
+        self.outputs_NLD = torch.empty(num_nodes, len(self._layers), hidden_size)
+        return len(self._layers), addressof(self._layers), self.outputs_NLD.data_ptr()
 
 
 def _integers(*values: int) -> Any:

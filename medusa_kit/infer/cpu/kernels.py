@@ -90,6 +90,7 @@ class Step(ctypes.Structure):
         ("hidden_out", c_void_p), ("logits", c_void_p),
         ("num_likeliest", c_int64), ("likeliest", c_void_p), ("half_cache", c_int64),
         ("prefix_out", c_void_p),
+        ("num_watched", c_int64), ("watched", c_void_p), ("watched_out", c_void_p),
     )  # fmt: skip
 
 

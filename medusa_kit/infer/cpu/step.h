@@ -36,4 +36,7 @@ struct Step {
     int64_t* likeliest;               // [kept, num_likeliest], likeliest first
     int64_t half_cache;               // whether keys and values are in 16 bits
     float* prefix_out;                // [kept, hidden] of the prefix layer, where there is one
+    int64_t num_watched;              // layers whose outputs are wanted, of all nodes
+    const int64_t* watched;
+    float* watched_out;               // [N, num_watched, hidden]
 };

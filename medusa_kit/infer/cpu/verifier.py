@@ -5,7 +5,6 @@ Shapes: B batch, N nodes with root, M of them kept.
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from copy import copy
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from medusa_kit.heads.prefix_layer import PrefixLayer
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.prefix_layer import with_outputs
-from medusa_kit.infer.cpu.decoder import NativeDecoder
+from medusa_kit.infer.cpu.decoder import NativeDecoder, Watched
 from medusa_kit.infer.cpu.describe import Unsupported
 from medusa_kit.infer.cpu.kernels import MAX_ROWS
 from medusa_kit.infer.self_check import checked_verifier
@@ -71,7 +70,7 @@ class NativeVerifier(Verifier):
     def with_activations(self, activations: str) -> "Self":
         """One that multiplies quantised weights by numbers of this precision, over the same base.
         Raises Unsupported where none would be."""
-        verifier = copy(self.without_prefix)
+        verifier = self.without_prefix.copied()
         verifier.native = verifier.native.with_activations(activations)
         verifier.steps_run_by = f"C++ ({verifier.native.summary})"
         return verifier.with_prefix(self.prefix)
@@ -121,7 +120,8 @@ class NativeVerifier(Verifier):
         keep_M: Tensor | None,
         prompt: bool,
     ) -> NodeScores:
-        if not self._takes(cache, tokens_BN.shape[1]):
+        # What watches layers decodes by `score_trees` and `read_prompts` alone.
+        if self.watched or not self._takes(cache, tokens_BN.shape[1]):
             return super()._scores(cache, step, tokens_BN, keep_M, prompt)
         positions_BN = self._positions(step)
         with self.lock():
@@ -161,7 +161,10 @@ class NativeVerifier(Verifier):
         ends = list[RaggedScores]()
         for part, some in _calls(nodes, rows):
             ends_M = torch.tensor(list(accumulate(part.counts))) - 1
-            ends.append(self._call(cache, part, some, ends_M))
+            whole = list[Tensor]()
+            ends.append(self._call(cache, part, some, ends_M, whole))
+            if seen is not None and whole:
+                seen.update(zip(some, whole[0].split(list(part.counts)), strict=True))
         cache.commit([range(count) for count in nodes.counts], rows)
         if len(ends) == 1:
             return ends[0].hidden_ND, ends[0].logits_NV
@@ -183,20 +186,35 @@ class NativeVerifier(Verifier):
         nodes: Nodes,
         rows: Sequence[int],
         keep_M: Tensor | None = None,
+        whole: list[Tensor] | None = None,
     ) -> RaggedScores:
+        """`whole`: gets the outputs of watched layers at all nodes."""
         lengths = [cache.lengths[row] for row in rows]
         cache.check_room_for(lengths, nodes.counts)
         per_node = [n for n, count in zip(lengths, nodes.counts, strict=True) for _ in range(count)]
         last, depths = self.base.info.context_length - 1, nodes.depths_N.tolist()
         pairs = zip(per_node, depths, strict=True)
         positions_N = torch.tensor([min(length + depth, last) for length, depth in pairs])
+        watched = Watched(self.watched) if self.watched else None
         with self.lock():
             if self.prefix is None or self.native.prefix is not None:
-                return RaggedScores(*self.native.score(cache, nodes, positions_N, rows, keep_M))
-            hidden_ND, *others = self.native.score(cache, nodes, positions_N, rows)
-            hidden = self._outputs_beside(hidden_ND, cache, nodes, positions_N, rows)
-        kept = slice(None) if keep_M is None else keep_M
-        return RaggedScores(*(part[kept] for part in (hidden, *others)))
+                hidden, *others = self.native.score(
+                    cache, nodes, positions_N, rows, keep_M, watched
+                )
+            else:
+                hidden, *others = self.native.score(
+                    cache, nodes, positions_N, rows, watched=watched
+                )
+                hidden = self._outputs_beside(hidden, cache, nodes, positions_N, rows)
+                kept = slice(None) if keep_M is None else keep_M
+                hidden, *others = (part[kept] for part in (hidden, *others))
+        if watched is None:
+            return RaggedScores(hidden, *others)
+        outputs_NX = watched.outputs_NLD.flatten(1)
+        if whole is not None:
+            whole.append(outputs_NX)
+        outputs_MX = outputs_NX if keep_M is None else outputs_NX[keep_M]
+        return RaggedScores(torch.cat([hidden, outputs_MX], dim=-1), *others)
 
     def _outputs_beside(
         self,

@@ -11,6 +11,7 @@ import gc
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -36,6 +37,9 @@ from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, RaggedScores, TreeStep
 from medusa_kit.infer.verifier import Forward, Verifier
 from medusa_kit.no_gradients import no_gradients
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing from Python 3.11 on
 
 FEWEST_IN_SIGHT = 256
 # Enough tokens of a prompt in one forward that the device takes longer than the host, which needs
@@ -83,6 +87,14 @@ class CapturedVerifier(Verifier):
 
     def prompt_chunk(self, num_rows: int) -> int:
         return PREFILL_CHUNK if self.base.device.type == "cuda" else super().prompt_chunk(num_rows)
+
+    def with_watched(self, layers: tuple[int, ...]) -> "Self":
+        """What is compiled has no place for hooks."""
+        verifier = super().with_watched(layers)
+        if verifier is not self and verifier._compiled is not None:
+            verifier._compiled = None
+            verifier._how = verifier.steps_run_by = self._how.replace("torch.compile", "torch")
+        return verifier
 
     def check_memory(self) -> None:
         """What is captured or compiled is checked each time."""

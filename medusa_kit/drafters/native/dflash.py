@@ -1,0 +1,147 @@
+"""A DFlash draft as drafter (arXiv 2602.06036): all tokens of a draft in one forward.
+
+The draft reads what several of the base's layers put out at true tokens, and mask tokens behind the
+root. Model, cache and guesses are transformers' own (`DFlashTokenCandidateGenerator`), one for each
+row; this brings them what the layers put out.
+
+Shapes: T tokens of a row that its draft has not read, D hidden, X all watched layers' D, N nodes of
+a draft without root, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medusa_kit.drafters.factory import DraftContext
+from medusa_kit.drafters.native.dflash_files import layers_read, load_dflash
+from medusa_kit.drafters.trie import Trie, TrieDrafter, num_right
+from medusa_kit.errors import ConfigError
+from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.infer.verifier import Verifier
+from medusa_kit.no_gradients import no_gradients
+from medusa_kit.settings.drafters import DraftModelOptions
+from medusa_kit.transfer import to_device
+
+
+class DFlashDrafter(TrieDrafter):
+    """`model`: transformers' draft model. What rows have seen since their last draft is read with
+    the next one."""
+
+    name = "draft-model"
+
+    def __init__(self, verifier: Verifier, model: Any, called: str, num_nodes: int) -> None:
+        super().__init__(verifier.base.device)
+        self.verifier, self.base, self.model = verifier, verifier.base, model
+        self.called, self.num_nodes = called, min(num_nodes, model.config.block_size)
+        self.watches = layers_read(model.config)
+        self._generators: list[Any] = []  # of each row
+        self._seen: list[list[Tensor]] = []  # outputs_TX of each row's tokens that are not read yet
+        self._drafts = self._drafted = self._accepted = 0
+        self._chains: list[list[int]] = []  # guessed for each row, and not judged yet
+
+    @property
+    def notes(self) -> list[str]:
+        if not self._drafts:
+            return []
+        return [
+            f"draft model {self.called} (DFlash): {self._drafts} forwards, "
+            f"{self._accepted / self._drafts:.2f} of {self._drafted / self._drafts:.2f} drafted "
+            "tokens accepted on average"
+        ]
+
+    def join(self, state: State) -> None:
+        self._seen += [[outputs_TX] for outputs_TX in state.prompt_layers]
+        self._generators += [self._generator() for _ in state.tokens]
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        self._seen = [self._seen[row] for row in rows]
+        self._generators = [self._generators[row] for row in rows]
+
+    def observe(self, step: StepResult) -> None:
+        """Keep what the layers put out at accepted tokens, whoever guessed them."""
+        for row, path in enumerate(step.paths):
+            outputs_NX = step.layers[row]
+            self._seen[row].append(outputs_NX[to_device([0, *path], outputs_NX.device)])
+        for row, (chain, path) in enumerate(zip(self._chains, step.paths, strict=False)):
+            self._accepted += num_right(chain, path, step.tokens(row))
+        self._chains = []
+
+    @no_gradients
+    def guess(self, state: State) -> list[Trie]:
+        tries = [self._guess(state, row) for row in range(len(state.tokens))]
+        self._chains = [trie.tokens[1:] for trie in tries]
+        self._drafts += len(tries)
+        self._drafted += sum(map(len, self._chains))
+        return tries
+
+    def _guess(self, state: State, row: int) -> Trie:
+        tokens, root = state.tokens[row], state.roots_B[row]
+        trie = Trie(root)
+        room = self.base.info.context_length - 1 - len(tokens)
+        if room < 1:
+            return trie
+        logits_NV = self._read(row, [*tokens, root])[: min(room, self.num_nodes - 1)]
+        chances_N, tokens_N = logits_NV.float().softmax(-1).max(-1)
+        path = 1.0
+        for depth, (token, chance) in enumerate(
+            zip(tokens_N.tolist(), chances_N.tolist(), strict=True)
+        ):
+            key = (self.name, "DFlash", min(depth, 4), round(4 * chance))
+            trie.add(depth, token, chance, key)
+            path *= chance
+            if path < self._least:  # what follows would not pay
+                break
+        return trie
+
+    def _read(self, row: int, text: list[int]) -> Tensor:
+        """logits_NV of the draft behind a text, whose last token is the root."""
+        outputs_TX, generator = torch.cat(self._seen[row]), self._generators[row]
+        self._seen[row] = []
+        parts = outputs_TX.split(self.base.info.hidden_size, dim=-1)
+        # As it asks for them: after the embedding, which is the first of hidden states.
+        hidden = {
+            layer + 1: part_TD[None] for layer, part_TD in zip(self.watches, parts, strict=True)
+        }
+        T = len(outputs_TX)
+        ids_1T = to_device(text[-T - 1 :], self.device)[None]
+        positions_1T = torch.arange(len(text), device=self.device)[None]
+        with self.verifier.lock():  # the base's embedding may be set to embed without its norm
+            _, logits_1NV = generator.get_candidates(
+                ids_1T,
+                {"position_ids": positions_1T, "attention_mask": None},
+                SimpleNamespace(hidden_states=hidden),
+                is_first_iteration=False,
+                n_last_matches=T - 1,
+            )
+        return self.base.scale_logits(logits_1NV[0])
+
+    def _generator(self) -> Any:
+        from transformers import GenerationConfig
+        from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
+
+        inner = self.base.model
+        # It is given the tokens alone that its draft has not read, however long the text is.
+        settings = GenerationConfig(max_length=2 * self.base.info.context_length, do_sample=False)
+        return DFlashTokenCandidateGenerator(
+            self.model, inner.get_input_embeddings(), inner.get_output_embeddings(), settings
+        )
+
+
+def build(
+    context: DraftContext, name: str, config: Any, options: DraftModelOptions
+) -> DFlashDrafter:
+    """Raises ConfigError for options that a DFlash draft has no use for, and as `load_dflash`."""
+    usual = DraftModelOptions()
+    given = [key for key, value in options if value != getattr(usual, key)]
+    if others := [key for key in given if key != "num_nodes"]:
+        raise ConfigError(
+            f"drafter draft-model: option {others[0]} was given, and {name!r} is a DFlash draft, "
+            "which writes a chain of one length in one forward",
+            hint="leave it out; num_nodes makes drafts shorter",
+        )
+    key = ("DFlash draft", name)
+    model = context.remembered(key, lambda: load_dflash(name, config, context.base))
+    return DFlashDrafter(context.verifier, model, name, options.num_nodes)
