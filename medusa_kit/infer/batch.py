@@ -144,8 +144,12 @@ class Batch:
         """Raise what a row of the last step failed of."""
         self.let_go()
         for row in self.left:
-            if row.error is not None:
-                raise row.error
+            error, row.error = row.error, None
+            try:
+                if error is not None:
+                    raise error
+            finally:  # else error and row refer to each other, and hold what the step computed
+                del error
 
     @no_gradients
     def step(self) -> Emitted:

@@ -10,6 +10,7 @@ mask by position instead.
 Shapes: B batch, G key/value heads, S slots, E head dim, N nodes with root.
 """
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -30,8 +31,16 @@ class TreeCacheLayer(CacheLayerMixin):
     def __init__(self, index: int, cache: "TreeCache") -> None:
         super().__init__()
         self.index = index
-        self.cache = cache
+        # Weak, so that a cache nobody uses gives its memory back at once, not when Python next
+        # searches for garbage.
+        self._cache = weakref.ref(cache)
         self._indexer: TreeCacheLayer | None = None
+
+    @property
+    def cache(self) -> "TreeCache":
+        cache = self._cache()
+        assert cache is not None, "a layer of a cache that is gone"
+        return cache
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys, self.values = self.cache.allocate(self.index, key_states, value_states)

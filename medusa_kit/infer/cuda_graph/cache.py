@@ -28,7 +28,11 @@ class Target(NamedTuple):
 class FixedCacheLayer(TreeCacheLayer):
     """One layer's slots, written where the cache's target says while there is one."""
 
-    cache: "FixedCache"
+    @property
+    def cache(self) -> "FixedCache":
+        cache = super().cache
+        assert isinstance(cache, FixedCache)
+        return cache
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any

@@ -5,7 +5,6 @@ forbidden has run. Then the capture's stream stays current, torch below 2.12 goe
 from the graph's pool, and the random generator still counts as being recorded.
 """
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -85,7 +84,5 @@ class GraphMemory:
 def no_collection() -> Iterator[None]:
     """Python's garbage collector leaves what is inside alone: a graph or an event that it frees
     would end the capture under way."""
-    with _capturing:
-        gc.collect()
-        with no_search():
-            yield
+    with _capturing, no_search():
+        yield

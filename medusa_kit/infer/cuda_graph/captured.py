@@ -7,6 +7,7 @@ Shapes: B rows of the cache, T nodes with those left over, N nodes of a row at m
 ancestors (64 nodes each), X all numbers sent, V vocabulary, D hidden.
 """
 
+import weakref
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -66,7 +67,8 @@ class CapturedForward:
     """The forward of one shape over one cache. `forward`: the model's, or a compiled one."""
 
     def __init__(self, model: Model, cache: FixedCache, shape: Shape, forward: Forward) -> None:
-        self._model, self._cache, self.shape, self._forward = model, cache, shape, forward
+        self._model, self.shape, self._forward = model, shape, forward
+        self._of = weakref.ref(cache)  # which owns this forward
         T, N, _ = shape
         device = model.base.device
         self._tokens_T = torch.zeros(T, dtype=torch.int64, device=device)
@@ -77,6 +79,12 @@ class CapturedForward:
         self._nodes_N = torch.arange(N, device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self._outputs: tuple[Tensor, Tensor, Tensor] | None = None  # of the captured forward
+
+    @property
+    def _cache(self) -> FixedCache:
+        cache = self._of()
+        assert cache is not None, "a forward over a cache that is gone"
+        return cache
 
     def send(self, nodes: Nodes, rows: Sequence[int]) -> None:
         """Let the next run be over these nodes; the host does not wait."""

@@ -114,7 +114,7 @@ class CapturedVerifier(Verifier):
             caches = [cache for cache in self._caches if cache.forwards]
             for cache in caches:
                 cache.forwards.clear()
-        gc.collect()  # caches and their layers refer to each other
+        gc.collect()  # what a failed call left behind may hold tensors
         if self.base.device.type == "cuda":
             torch.cuda.empty_cache()
         return bool(caches)
