@@ -103,7 +103,8 @@ class Batch:
         """Let a row in as soon as a place is free. Rows with the same drafter draft together.
         Raises, with nothing changed, where there is no memory for so long a row."""
         longest = max(self._longest, row.num_slots)
-        most_nodes = max(self._most_nodes, drafter.num_nodes)  # rows may be padded to these
+        own = self.verifier.slots_of_tree(drafter.num_nodes)
+        most_nodes = max(self._most_nodes, own)  # rows may be padded to these
         if (needed := longest + most_nodes - 1) > self.cache.num_slots:
             # Room for longer ones that follow, too: growing copies what is there.
             growth = CPU_GROWTH if self.verifier.base.device.type == "cpu" else GROWTH

@@ -26,6 +26,7 @@ from medusa_kit.infer.cuda_graph.captured import (
     ROW_GROWTH,
     CapturedForward,
     Shape,
+    fills_rows,
     fitting,
     power_of_two,
 )
@@ -72,6 +73,7 @@ class CapturedVerifier(Verifier):
         self.refused: str | None = None  # why the newest capture failed, if it did
         self.num_captured = self.num_loose = 0  # forwards over trees: captured, and not
         self._wait, self._patience = 0, AGAIN_AFTER
+        self._warned = False  # of steps with too many nodes
 
     def new_cache(self, batch_size: int, num_slots: int) -> TreeCache:
         context = self.base.info.context_length
@@ -84,6 +86,10 @@ class CapturedVerifier(Verifier):
     def prompt_chunk(self, num_rows: int) -> int:
         return PREFILL_CHUNK if self.base.device.type == "cuda" else super().prompt_chunk(num_rows)
 
+    def slots_of_tree(self, num_nodes: int) -> int:
+        """Padded; larger ones are not captured."""
+        return fitting([num_nodes])[1] if num_nodes <= MOST_NODES else num_nodes
+
     def check_memory(self) -> None:
         """What is captured or compiled is checked each time."""
 
@@ -95,9 +101,11 @@ class CapturedVerifier(Verifier):
                 captured = self._forward_of(cache, shape, nodes, rows)
                 if captured is not None:
                     self.num_captured += 1
-                    written = range(len(cache.lengths)) if self.pads else rows
+                    written = range(len(cache.lengths)) if fills_rows(self, cache) else rows
                     cache.reach(written, [shape.row_nodes] * len(written))
                     return captured.replay(sum(nodes.counts))
+        elif nodes.trees:
+            self._name_steps(self._why_loose(nodes))
         self.num_loose += 1
         return super().score_trees(cache, nodes, rows)
 
@@ -145,8 +153,9 @@ class CapturedVerifier(Verifier):
         """What these nodes need; None for what is not captured."""
         if not isinstance(cache, FixedCache) or not nodes.trees or sum(nodes.counts) > MOST_NODES:
             return None
-        num_nodes, row_nodes = fitting(nodes.counts)
-        writing = cache.lengths if self.pads else [cache.lengths[row] for row in rows]
+        num_nodes, row_nodes = fitting(nodes.counts, len(cache.lengths))
+        filled = fills_rows(self, cache)
+        writing = cache.lengths if filled else [cache.lengths[row] for row in rows]
         reached = max(writing) + row_nodes
         if reached > cache.num_slots:
             return None
@@ -154,6 +163,16 @@ class CapturedVerifier(Verifier):
         if self.own_attention is not None or self.attention.masks:  # it reads all that are in sight
             in_sight = min(max(FEWEST_IN_SIGHT, power_of_two(reached)), in_sight)
         return Shape(num_nodes, row_nodes, in_sight)
+
+    def _why_loose(self, nodes: Nodes) -> str:
+        """Why no forward is captured for these nodes; a warning the first time that it matters."""
+        if sum(nodes.counts) <= MOST_NODES:
+            return "no room for padded trees behind the text"
+        reason = f"more than {MOST_NODES} nodes in a step"
+        if not self._warned:
+            self._warned = True
+            console.warn(f"steps run one kernel after another: {sum(nodes.counts)} nodes, {reason}")
+        return reason
 
     def _forward_of(
         self, cache: TreeCache, shape: Shape, nodes: Nodes, rows: Sequence[int]
