@@ -13,7 +13,7 @@ Shapes: B batch, G key/value heads, S slots, E head dim, N nodes with root.
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -38,9 +38,7 @@ class TreeCacheLayer(CacheLayerMixin):
 
     @property
     def cache(self) -> "TreeCache":
-        cache = self._cache()
-        assert cache is not None, "a layer of a cache that is gone"
-        return cache
+        return cast(TreeCache, self._cache())  # no assertion: torch.compile cannot trace it
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys, self.values = self.cache.allocate(self.index, key_states, value_states)

@@ -8,7 +8,7 @@ Shapes: B rows of the cache, G key/value heads, S slots, L of them in sight, E h
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
@@ -30,9 +30,7 @@ class FixedCacheLayer(TreeCacheLayer):
 
     @property
     def cache(self) -> "FixedCache":
-        cache = super().cache
-        assert isinstance(cache, FixedCache)
-        return cache
+        return cast(FixedCache, self._cache())
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any

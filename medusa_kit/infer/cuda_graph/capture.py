@@ -32,6 +32,15 @@ class GraphMemory:
         with torch.cuda.device(device):
             self.stream = torch.cuda.Stream()
             self.pool: Any = torch.cuda.graph_pool_handle()
+        self._last: torch.cuda.Stream | None = None  # that a graph was replayed on
+
+    def take_turn(self) -> None:
+        """Let the current stream wait for the one on which graphs ran before: threads may have
+        streams of their own."""
+        here = torch.cuda.current_stream(self.device)
+        if self._last is not None and self._last != here:
+            here.wait_stream(self._last)
+        self._last = here
 
     def capture(self, work: Work) -> torch.cuda.CUDAGraph:
         """Run `work` twice, then record it once.

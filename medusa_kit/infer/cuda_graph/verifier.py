@@ -98,6 +98,8 @@ class CapturedVerifier(Verifier):
         shape = self._shape(cache, nodes, rows)
         if shape is not None:
             with self.lock():  # graphs share their memory: what one computed is read before another
+                if self._memory is not None:
+                    self._memory.take_turn()
                 captured = self._forward_of(cache, shape, nodes, rows)
                 if captured is not None:
                     self.num_captured += 1

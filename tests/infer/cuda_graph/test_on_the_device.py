@@ -176,3 +176,17 @@ def test_answers_say_that_steps_had_too_many_nodes(capsys: pytest.CaptureFixture
     reason = f"more than {MOST_NODES} nodes in a step"
     assert results[0].stats.steps_run_by == f"torch (not captured: {reason})"
     assert capsys.readouterr().err.count(reason) == 1
+
+
+def test_streams_of_several_threads_take_turns(cuda_stand_in: Device) -> None:
+    """Forwards of all batches share their memory."""
+    verifier = verifier_of(engine_there())
+    scored, nodes = [], Nodes.chains([[5, 6]], verifier.base.device)
+    for _ in range(2):
+        cache = verifier.new_cache(1, 64)
+        verifier.prefill(cache, [PROMPTS[0]])
+        with torch.cuda.stream(torch.cuda.Stream()), torch.inference_mode():
+            scored += [verifier.score_trees(cache, nodes, [0]) for _ in range(2)]
+    assert cuda_stand_in.counts.replays >= 4
+    first, *others = [one.logits_NV.cpu() for one in scored]
+    assert all(torch.equal(first, other) for other in others)
