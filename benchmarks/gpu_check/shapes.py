@@ -101,6 +101,16 @@ def _cores(device: torch.device) -> int:
     return CORES
 
 
+class Kept(CapturedForward):
+    """A forward that keeps its cache, which keeps its forwards elsewhere."""
+
+    def __init__(
+        self, verifier: CapturedVerifier, cache: FixedCache, shape: Shape, forward: Forward
+    ) -> None:
+        super().__init__(verifier, cache, shape, forward)
+        self.cache = cache
+
+
 @torch.inference_mode()
 def forward_of_shape(
     base: BaseModel,
@@ -117,8 +127,8 @@ def forward_of_shape(
     assert isinstance(cache, FixedCache)
     cache.lengths = [attention.length] * rows
     nodes = Nodes.chains([[0] * num_nodes] * rows, META)  # any tree takes the same kernels
-    shape = Shape(*fitting(nodes.counts), cache.num_slots)
-    captured = CapturedForward(verifier, cache, shape, forward or base.hidden_and_logits)
+    shape = Shape(*fitting(nodes.counts, rows), cache.num_slots)
+    captured = Kept(verifier, cache, shape, forward or base.hidden_and_logits)
     captured.send(nodes, range(rows))
     with cores_of_a_gpu():
         captured.run()

@@ -104,7 +104,8 @@ class Batch:
         """Let a row in as soon as a place is free. Rows with the same drafter draft together.
         Raises, with nothing changed, where there is no memory for so long a row."""
         longest = max(self._longest, row.num_slots)
-        most_nodes = max(self._most_nodes, drafter.num_nodes)  # rows may be padded to these
+        own = self.verifier.slots_of_tree(drafter.num_nodes)
+        most_nodes = max(self._most_nodes, own)  # rows may be padded to these
         if (needed := longest + most_nodes - 1) > self.cache.num_slots:
             # Room for longer ones that follow, too: growing copies what is there.
             growth = CPU_GROWTH if self.verifier.base.device.type == "cpu" else GROWTH
@@ -145,8 +146,12 @@ class Batch:
         """Raise what a row of the last step failed of."""
         self.let_go()
         for row in self.left:
-            if row.error is not None:
-                raise row.error
+            error, row.error = row.error, None
+            try:
+                if error is not None:
+                    raise error
+            finally:  # else error and row refer to each other, and hold what the step computed
+                del error
 
     @no_gradients
     def step(self) -> Emitted:

@@ -35,7 +35,8 @@ def decode(
         verifier = verifier.without_prefix
     verifier = verifier.with_watched(watched_by(drafter))
     max_rows = min(max_rows or len(rows), len(rows))
-    num_slots = max(row.num_slots for row in rows) + drafter.num_nodes - 1
+    tree = verifier.slots_of_tree(drafter.num_nodes)
+    num_slots = max(row.num_slots for row in rows) + tree - 1
     with explain_oom(verifier.base, max_rows, drafter.num_nodes, num_slots):
         prompts = [row.prompt_ids for row in rows]
         lend = lender.borrowed if lender is not None else _new_batch

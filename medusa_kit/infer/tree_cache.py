@@ -10,9 +10,10 @@ mask by position instead.
 Shapes: B batch, G key/value heads, S slots, E head dim, N nodes with root.
 """
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -30,8 +31,14 @@ class TreeCacheLayer(CacheLayerMixin):
     def __init__(self, index: int, cache: "TreeCache") -> None:
         super().__init__()
         self.index = index
-        self.cache = cache
+        # Weak, so that a cache nobody uses gives its memory back at once, not when Python next
+        # searches for garbage.
+        self._cache = weakref.ref(cache)
         self._indexer: TreeCacheLayer | None = None
+
+    @property
+    def cache(self) -> "TreeCache":
+        return cast(TreeCache, self._cache())  # no assertion: torch.compile cannot trace it
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys, self.values = self.cache.allocate(self.index, key_states, value_states)

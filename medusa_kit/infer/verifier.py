@@ -168,6 +168,10 @@ class Verifier:
         """Tokens of each of so many prompts that one forward reads."""
         return PREFILL_CHUNK
 
+    def slots_of_tree(self, num_nodes: int) -> int:
+        """Slots behind a row's text that a tree of so many nodes needs."""
+        return num_nodes
+
     def slots_for(self, num_rows: int) -> int:
         """Slots of each row that a batch for any number of requests has at first."""
         return 0

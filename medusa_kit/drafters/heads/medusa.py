@@ -6,7 +6,7 @@ Shapes: B batch, N nodes with root, D hidden, K heads, C candidates of a head.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -42,7 +42,8 @@ class HeadsDrafter(StatelessDrafter):
         self.heads, self.tree = heads, tree
         self.num_nodes = tree.num_nodes
         self._nodes = tuple(range(1, tree.num_nodes))
-        self._part = lru_cache(maxsize=PARTS_KEPT)(self._make_part)
+        make = partial(_make_part, tree, heads.base.device)
+        self._part = lru_cache(maxsize=PARTS_KEPT)(make)
 
     @property
     def topology(self) -> Topology:
@@ -69,20 +70,23 @@ class HeadsDrafter(StatelessDrafter):
         roots_B = to_device(state.roots_B, state.hidden_BD.device)
         return self.fill(state.hidden_BD, roots_B, draws=draws)
 
-    def _make_part(self, nodes: tuple[int, ...]) -> Part:
-        kept = [0, *nodes]
-        place = {node: at for at, node in enumerate(kept)}
-        parents = [ROOT, *(place[self.tree.parents[node]] for node in nodes)]
-        return Part(
-            Topology.from_parents(parents, self.heads.base.device),
-            torch.tensor(parents),
-            torch.tensor([self.tree.ranks[node] for node in kept]),
-            to_device(kept, self.heads.base.device),
-        )
-
     def fill(self, hidden_BD: Tensor, roots_B: Tensor, draws: RowsDraws | None = None) -> Tensor:
         """tokens_BN of the tree. `draws`: of rows whose tokens will be drawn (heads/draws.py)."""
         raise NotImplementedError
+
+
+def _make_part(tree: CandidateTree, device: torch.device, nodes: tuple[int, ...]) -> Part:
+    """No method: a drafter that kept what its own method made would refer to itself, and model and
+    parts would wait for Python's search for garbage."""
+    kept = [0, *nodes]
+    place = {node: at for at, node in enumerate(kept)}
+    parents = [ROOT, *(place[tree.parents[node]] for node in nodes)]
+    return Part(
+        Topology.from_parents(parents, device),
+        torch.tensor(parents),
+        torch.tensor([tree.ranks[node] for node in kept]),
+        to_device(kept, device),
+    )
 
 
 class MedusaDrafter(HeadsDrafter):

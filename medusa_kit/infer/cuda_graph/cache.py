@@ -8,7 +8,7 @@ Shapes: B rows of the cache, G key/value heads, S slots, L of them in sight, E h
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
@@ -28,7 +28,9 @@ class Target(NamedTuple):
 class FixedCacheLayer(TreeCacheLayer):
     """One layer's slots, written where the cache's target says while there is one."""
 
-    cache: "FixedCache"
+    @property
+    def cache(self) -> "FixedCache":
+        return cast(FixedCache, self._cache())
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any

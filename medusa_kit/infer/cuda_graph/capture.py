@@ -5,7 +5,6 @@ forbidden has run. Then the capture's stream stays current, torch below 2.12 goe
 from the graph's pool, and the random generator still counts as being recorded.
 """
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -33,6 +32,15 @@ class GraphMemory:
         with torch.cuda.device(device):
             self.stream = torch.cuda.Stream()
             self.pool: Any = torch.cuda.graph_pool_handle()
+        self._last: torch.cuda.Stream | None = None  # that a graph was replayed on
+
+    def take_turn(self) -> None:
+        """Let the current stream wait for the one on which graphs ran before: threads may have
+        streams of their own."""
+        here = torch.cuda.current_stream(self.device)
+        if self._last is not None and self._last != here:
+            here.wait_stream(self._last)
+        self._last = here
 
     def capture(self, work: Work) -> torch.cuda.CUDAGraph:
         """Run `work` twice, then record it once.
@@ -85,7 +93,5 @@ class GraphMemory:
 def no_collection() -> Iterator[None]:
     """Python's garbage collector leaves what is inside alone: a graph or an event that it frees
     would end the capture under way."""
-    with _capturing:
-        gc.collect()
-        with no_search():
-            yield
+    with _capturing, no_search():
+        yield

@@ -1,12 +1,14 @@
 """One forward of fixed shapes: its inputs in one copy, its outputs, its graph.
 
 Nodes of all rows go through the model one after another; attention alone sees them row by row,
-padded. What is left over of T repeats the first node, and is not read.
+padded. What is left over of T repeats the first node, and is not read. The only row of a cache, or
+rows of a model that needs them padded, go through it as they are.
 
 Shapes: B rows of the cache, T nodes with those left over, N nodes of a row at most, W words of
 ancestors (64 nodes each), X all numbers sent, V vocabulary, D hidden.
 """
 
+import weakref
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -36,12 +38,15 @@ class Shape(NamedTuple):
     in_sight: int
 
 
-def fitting(counts: Sequence[int]) -> tuple[int, int]:
-    """(T, N) for rows of so many nodes: few of each, so that there are few shapes."""
-    row_nodes = 1
+def fitting(counts: Sequence[int], num_rows: int = 2) -> tuple[int, int]:
+    """(T, N) for rows of so many nodes in a cache of so many: few of each, so that there are few
+    shapes."""
+    num_nodes, row_nodes = power_of_two(sum(counts)), 1
+    if num_rows == 1:
+        return num_nodes, num_nodes
     while row_nodes < max(counts):
         row_nodes *= ROW_GROWTH
-    return power_of_two(sum(counts)), row_nodes
+    return num_nodes, row_nodes
 
 
 def power_of_two(number: int) -> int:
@@ -62,11 +67,19 @@ class Model(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
 
+def fills_rows(model: Model, cache: TreeCache) -> bool:
+    """Whether all rows go through the model padded, since it needs that or there is only one: then
+    attention, too, gets them as they are, two or three operations fewer in each layer."""
+    return model.pads or len(cache.lengths) == 1
+
+
 class CapturedForward:
     """The forward of one shape over one cache. `forward`: the model's, or a compiled one."""
 
     def __init__(self, model: Model, cache: FixedCache, shape: Shape, forward: Forward) -> None:
-        self._model, self._cache, self.shape, self._forward = model, cache, shape, forward
+        self._model, self.shape, self._forward = model, shape, forward
+        self._of = weakref.ref(cache)  # which owns this forward
+        self._pads = fills_rows(model, cache)
         T, N, _ = shape
         device = model.base.device
         self._tokens_T = torch.zeros(T, dtype=torch.int64, device=device)
@@ -77,6 +90,12 @@ class CapturedForward:
         self._nodes_N = torch.arange(N, device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self._outputs: tuple[Tensor, Tensor, Tensor] | None = None  # of the captured forward
+
+    @property
+    def _cache(self) -> FixedCache:
+        cache = self._of()
+        assert cache is not None, "a forward over a cache that is gone"
+        return cache
 
     def send(self, nodes: Nodes, rows: Sequence[int]) -> None:
         """Let the next run be over these nodes; the host does not wait."""
@@ -93,7 +112,7 @@ class CapturedForward:
 
     def scores(self, forward: Forward) -> tuple[Tensor, Tensor]:
         """(hidden_TD, logits_TV) of the nodes that were sent, by this forward."""
-        if self._model.pads:
+        if self._pads:
             hidden, logits = self._padded(forward)
             return hidden.flatten(0, 1)[self._places_T], logits.flatten(0, 1)[self._places_T]
         N, in_sight = self.shape.row_nodes, self.shape.in_sight
@@ -105,7 +124,7 @@ class CapturedForward:
         return hidden[0], logits[0]
 
     def _padded(self, forward: Forward) -> tuple[Tensor, Tensor]:
-        """The same where the model needs rows of one size: of all rows, [B, N, ...]."""
+        """The same where all rows of the cache go through the model, [B, N, ...]."""
         B, N = len(self._cache.lengths), self.shape.row_nodes
         tokens_X = self._nodes_N.new_zeros(B * N)
         tokens_X[self._places_T] = self._tokens_T
@@ -145,7 +164,7 @@ class CapturedForward:
         """What the device is told: lengths, then each node's place, depth and ancestors."""
         (T, N, _), cache = self.shape, self._cache
         lengths = np.zeros(len(cache.lengths), np.int64)
-        if self._model.pads:  # all rows write, behind what they hold
+        if self._pads:  # all rows write, behind what they hold
             lengths[:] = cache.lengths
         places, depths = np.empty(T, np.int64), np.empty(T, np.int64)
         words, first = np.zeros((T, -(-N // WORD)), np.int64), 0

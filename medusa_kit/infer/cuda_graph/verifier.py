@@ -27,6 +27,7 @@ from medusa_kit.infer.cuda_graph.captured import (
     ROW_GROWTH,
     CapturedForward,
     Shape,
+    fills_rows,
     fitting,
     power_of_two,
 )
@@ -76,6 +77,7 @@ class CapturedVerifier(Verifier):
         self.refused: str | None = None  # why the newest capture failed, if it did
         self.num_captured = self.num_loose = 0  # forwards over trees: captured, and not
         self._wait, self._patience = 0, AGAIN_AFTER
+        self._warned = False  # of steps with too many nodes
 
     def new_cache(self, batch_size: int, num_slots: int) -> TreeCache:
         context = self.base.info.context_length
@@ -96,6 +98,10 @@ class CapturedVerifier(Verifier):
             verifier._how = verifier.steps_run_by = self._how.replace("torch.compile", "torch")
         return verifier
 
+    def slots_of_tree(self, num_nodes: int) -> int:
+        """Padded; larger ones are not captured."""
+        return fitting([num_nodes])[1] if num_nodes <= MOST_NODES else num_nodes
+
     def check_memory(self) -> None:
         """What is captured or compiled is checked each time."""
 
@@ -104,12 +110,16 @@ class CapturedVerifier(Verifier):
         shape = self._shape(cache, nodes, rows)
         if shape is not None:
             with self.lock():  # graphs share their memory: what one computed is read before another
+                if self._memory is not None:
+                    self._memory.take_turn()
                 captured = self._forward_of(cache, shape, nodes, rows)
                 if captured is not None:
                     self.num_captured += 1
-                    written = range(len(cache.lengths)) if self.pads else rows
+                    written = range(len(cache.lengths)) if fills_rows(self, cache) else rows
                     cache.reach(written, [shape.row_nodes] * len(written))
                     return captured.replay(sum(nodes.counts))
+        elif nodes.trees:
+            self._name_steps(self._why_loose(nodes))
         self.num_loose += 1
         return super().score_trees(cache, nodes, rows)
 
@@ -126,7 +136,7 @@ class CapturedVerifier(Verifier):
             caches = [cache for cache in self._caches if cache.forwards]
             for cache in caches:
                 cache.forwards.clear()
-        gc.collect()  # caches and their layers refer to each other
+        gc.collect()  # what a failed call left behind may hold tensors
         if self.base.device.type == "cuda":
             torch.cuda.empty_cache()
         return bool(caches)
@@ -157,8 +167,9 @@ class CapturedVerifier(Verifier):
         """What these nodes need; None for what is not captured."""
         if not isinstance(cache, FixedCache) or not nodes.trees or sum(nodes.counts) > MOST_NODES:
             return None
-        num_nodes, row_nodes = fitting(nodes.counts)
-        writing = cache.lengths if self.pads else [cache.lengths[row] for row in rows]
+        num_nodes, row_nodes = fitting(nodes.counts, len(cache.lengths))
+        filled = fills_rows(self, cache)
+        writing = cache.lengths if filled else [cache.lengths[row] for row in rows]
         reached = max(writing) + row_nodes
         if reached > cache.num_slots:
             return None
@@ -166,6 +177,16 @@ class CapturedVerifier(Verifier):
         if self.own_attention is not None or self.attention.masks:  # it reads all that are in sight
             in_sight = min(max(FEWEST_IN_SIGHT, power_of_two(reached)), in_sight)
         return Shape(num_nodes, row_nodes, in_sight)
+
+    def _why_loose(self, nodes: Nodes) -> str:
+        """Why no forward is captured for these nodes; a warning the first time that it matters."""
+        if sum(nodes.counts) <= MOST_NODES:
+            return "no room for padded trees behind the text"
+        reason = f"more than {MOST_NODES} nodes in a step"
+        if not self._warned:
+            self._warned = True
+            console.warn(f"steps run one kernel after another: {sum(nodes.counts)} nodes, {reason}")
+        return reason
 
     def _forward_of(
         self, cache: TreeCache, shape: Shape, nodes: Nodes, rows: Sequence[int]

@@ -103,7 +103,8 @@ class Graph:
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
     one = Device(request.param)
     stand_ins: dict[str, Any] = {
-        "Stream": Stream, "current_stream": Stream, "graph_pool_handle": lambda: (0, 1),
+        "Stream": Stream, "current_stream": lambda _=None: Stream(),
+        "graph_pool_handle": lambda: (0, 1),
         "stream": type("stream", (Streamed,), {"device": one}),
         "CUDAGraph": type("CUDAGraph", (Graph,), {"device": one}),
         "device": lambda _: nullcontext(), "default_generators": (one,),

@@ -12,13 +12,15 @@ import torch
 from support.cuda_stand_in import Device
 from support.host_reads import plain_answers
 from support.small_engines import BUSHY, build_engine, random_heads, random_prompt
-from support.tiny_models import tiny_base, tiny_model
+from support.tiny_models import CONTEXT, tiny_base, tiny_model
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.cuda_graph.captured import MOST_NODES
 from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 from medusa_kit.infer.memory import cache_bytes_per_token
 from medusa_kit.infer.prefix_cache.kept_batches import KEPT_SHARE
+from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.tree.dynamic import DynamicTree
 
 PROMPTS = [random_prompt(length, length) for length in (2, 19, 7)]
@@ -132,3 +134,59 @@ def test_conversations_are_kept_by_the_devices_size(cuda_stand_in: Device) -> No
     engine = engine_there()
     assert engine.batches is not None
     assert engine.batches.most_bytes == int(KEPT_SHARE * cuda_stand_in.memory.total)
+
+
+def test_a_row_alone_is_not_padded_in_attention(cuda_stand_in: Device) -> None:
+    """Which takes operations in each layer."""
+    verifier, operations = verifier_of(engine_there()), []
+    for num_rows in (1, 2):
+        cache = verifier.new_cache(num_rows, 64)
+        verifier.prefill(cache, [PROMPTS[0]] * num_rows)
+        nodes = Nodes.chains([[5, 6, 7, 8]], verifier.base.device)
+        with cuda_stand_in.counted() as counts, torch.inference_mode():
+            verifier.score_trees(cache, nodes, [0])
+        operations += counts.operations_per_replay
+    alone, beside_another = operations
+    assert beside_another - alone >= 2 * verifier.base.info.num_layers
+
+
+@pytest.mark.usefixtures("cuda_stand_in")
+def test_a_large_tree_behind_a_short_text_is_captured() -> None:
+    """The cache has room for it as it is padded."""
+    engine = engine_there(DynamicTree(70, (1.0, 1.0, 1.0)))
+    verifier = verifier_of(engine)
+    room = CONTEXT - len(PROMPTS[1])
+    result = engine.generate(PROMPTS[1], max_new_tokens=room, drafter="medusa")
+    assert [result.token_ids] == plain_answers("llama", [PROMPTS[1]], room)
+    results = engine.generate(PROMPTS, max_new_tokens=8, drafter="medusa", batch_size=2)
+    assert [one.token_ids for one in results] == plain_answers("llama", PROMPTS, 8)
+    assert verifier.num_captured > 0
+    assert verifier.num_loose == 0
+
+
+@pytest.mark.usefixtures("cuda_stand_in")
+def test_answers_say_that_steps_had_too_many_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    num_rows = 1 + MOST_NODES // 60
+    engine = engine_there(DynamicTree(60, (1.0, 1.0, 1.0)))
+    asked = PROMPTS * (1 + num_rows // len(PROMPTS))
+    results = engine.generate(
+        asked[:num_rows], max_new_tokens=4, drafter="medusa", batch_size=num_rows
+    )
+    assert [one.token_ids for one in results] == plain_answers("llama", asked[:num_rows], 4)
+    reason = f"more than {MOST_NODES} nodes in a step"
+    assert results[0].stats.steps_run_by == f"torch (not captured: {reason})"
+    assert capsys.readouterr().err.count(reason) == 1
+
+
+def test_streams_of_several_threads_take_turns(cuda_stand_in: Device) -> None:
+    """Forwards of all batches share their memory."""
+    verifier = verifier_of(engine_there())
+    scored, nodes = [], Nodes.chains([[5, 6]], verifier.base.device)
+    for _ in range(2):
+        cache = verifier.new_cache(1, 64)
+        verifier.prefill(cache, [PROMPTS[0]])
+        with torch.cuda.stream(torch.cuda.Stream()), torch.inference_mode():
+            scored += [verifier.score_trees(cache, nodes, [0]) for _ in range(2)]
+    assert cuda_stand_in.counts.replays >= 4
+    first, *others = [one.logits_NV.cpu() for one in scored]
+    assert all(torch.equal(first, other) for other in others)

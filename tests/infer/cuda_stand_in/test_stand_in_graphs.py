@@ -221,3 +221,14 @@ def test_a_lost_device_captures_and_replays_nothing(cuda_stand_in: Device) -> No
         graph.replay()
     with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
         captured(lambda: None)
+
+
+def test_streams_must_wait_for_graphs_of_the_same_pool() -> None:
+    pool, given = torch.cuda.graph_pool_handle(), on(1.0)
+    (first, _), (second, _) = (captured(lambda: given * 2, pool) for _ in range(2))
+    first.replay()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        with pytest.raises(RuntimeError, match="does not wait"):
+            second.replay()
+        torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+        second.replay()

@@ -202,3 +202,10 @@ def test_a_lost_device_does_nothing_more(cuda_stand_in: Device) -> None:
         with pytest.raises(torch.AcceleratorError, match="an illegal memory access"):
             work()
     assert (torch.ones(1) + 1).tolist() == [2]
+
+
+def test_whole_numbers_are_counted_as_such() -> None:
+    """By which experts count their tokens; the host counts floats only."""
+    counted = torch.histc(on(2, 0, 2, 1).int(), bins=3, min=0, max=2)
+    assert counted.dtype == torch.int32
+    assert counted.tolist() == [1, 1, 2]

@@ -23,7 +23,8 @@ It cannot show:
   does.
 - autocast to lower precision: it has no effect on these tensors.
 - The order of streams. All is done at once, on whichever stream; only a copy to the host that
-  nobody waits for is late. A thread's capture takes all that the thread does.
+  nobody waits for is late, and graphs of one pool are refused on streams that do not wait for each
+  other. A thread's capture takes all that the thread does.
 - Memory: what is free is a number that the test sets. Nothing is added up, and nothing is
   fragmented.
 - Time.

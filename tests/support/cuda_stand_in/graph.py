@@ -13,12 +13,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from support.cuda_stand_in import pinned
 from support.cuda_stand_in.rules import each, tensors_in, tensors_of
 from support.cuda_stand_in.state import device, poison
-from support.cuda_stand_in.streams import current_stream
+from support.cuda_stand_in.streams import Stream, current_stream
 
 FAILED = "CUDA error: operation failed due to a previous error during capture"
 NOT_RECORDED = "Called CUDAGraph::replay without a preceding successful capture."
 BLANK = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"}
 Pool = tuple[int, int]
+UNORDERED = "this stream does not wait for another's replay of a graph that shares the memory"
+_last_replay: "dict[Pool, tuple[Stream, int]]" = {}
 _numbers = itertools.count(1)
 _sharing: "dict[Pool, weakref.WeakSet[CUDAGraph]]" = {}
 
@@ -140,6 +142,7 @@ class CUDAGraph:
         if self._capture is None:
             raise RuntimeError(NOT_RECORDED)
         assert self._pool is not None
+        self._take_turn(self._pool)
         with _disable_current_modes(), torch.inference_mode():
             for other in list(_sharing[self._pool]):
                 other.overwrite()
@@ -150,6 +153,14 @@ class CUDAGraph:
         with device().counting() as active:
             for counts in active:
                 counts.operations_per_replay.append(len(self._capture.tape))
+
+    def _take_turn(self, pool: Pool) -> None:
+        """Graphs of one pool must not run at the same time."""
+        here, last = current_stream(), _last_replay.get(pool)
+        if last is not None and not here.comes_after(*last):
+            raise RuntimeError(UNORDERED)
+        here.replays += 1
+        _last_replay[pool] = here, here.replays
 
     def overwrite(self) -> None:
         """Its memory is others' too: what a replay left there is gone with the next one."""

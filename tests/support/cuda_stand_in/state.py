@@ -121,6 +121,8 @@ class Device:
 
         Raises where a capture or the debug mode forbids it.
         """
+        from support.cuda_stand_in.streams import current_stream
+
         self.check()
         place = where()
         with self.counting() as active:
@@ -133,6 +135,7 @@ class Device:
                 raise RuntimeError(said)
             warnings.warn(said, stacklevel=2)
         self.finish_copies()
+        current_stream().finished = current_stream().replays
 
     def _refuse_in_a_capture(self, what: str, place: str) -> None:
         own = self.capture()

@@ -1,4 +1,5 @@
-"""Streams and events. All work is done at once, so they only carry names and waits."""
+"""Streams and events. All work is done at once, so they only carry names and waits, and which of
+another's replays a stream comes after."""
 
 import threading
 import time
@@ -12,11 +13,15 @@ _here = threading.local()
 
 
 class Stream:
-    """`is_default`: nothing can be captured on it."""
+    """`is_default`: nothing can be captured on it. `replays`: launched on it, of which the host
+    has waited for `finished`.
+    """
 
     def __init__(self, device: Any = None, priority: int = 0, **more: Any) -> None:
         self.device, self.device_index, self.priority = DEVICE, 0, priority
         self.is_default = False
+        self.replays = self.finished = 0
+        self._after: dict[Stream, int] = {}
 
     @property
     def cuda_stream(self) -> int:
@@ -24,6 +29,11 @@ class Stream:
 
     def wait_stream(self, other: "Stream") -> None:
         device().check()
+        self._after[other] = other.replays
+
+    def comes_after(self, other: "Stream", replays: int) -> bool:
+        """Whether what is launched here now runs after so many of the other's replays."""
+        return other is self or max(other.finished, self._after.get(other, 0)) >= replays
 
     def wait_event(self, event: "Event") -> None:
         device().check()
