@@ -118,11 +118,6 @@ def test_the_same_bits_at_every_level(isa: str) -> None:
         assert torch.equal(by_other, multiply(form, digits, form.x_RI)), form.name
 
 
-@pytest.mark.parametrize("isa", ["plain", "avx512"])
-def test_levels_without_integers_say_so(isa: str) -> None:
-    assert not kernels.has_integers(library_for(isa))
-
-
 def written(path: Path) -> list[tuple[Form, int]]:
     """Every form with each number of digits, for products_of_file.cpp."""
     pairs = list(itertools.product(FORMS.values(), FEW.values()))
