@@ -132,6 +132,8 @@ class EagleModel(nn.Module):
 
     Without an embedding of its own it reads the base's, as that is stored."""
 
+    d2t: Tensor
+
     def __init__(self, config: EagleConfig, base: BaseModel, own_embedding: bool) -> None:
         from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
@@ -154,13 +156,18 @@ class EagleModel(nn.Module):
         self.register_buffer("d2t", torch.empty(config.vocab_size, dtype=torch.long))
         self.rotary: Any = None
 
+    @property
+    def _layer(self) -> Any:
+        return self.layers[0]
+
     def project(self, outputs_TX: Tensor) -> Tensor:
         """What the layer reads of the base: hidden_TD. Outputs come once each, in ascending
         order."""
         watched = sorted(set(self.outputs))
         parts = outputs_TX.to(self.fc.weight.dtype).chunk(len(watched), dim=-1)
         in_order = [parts[watched.index(layer)] for layer in self.outputs]
-        return self.fc(torch.cat(in_order, dim=-1))  # type: ignore[no-any-return]
+        projected_TD: Tensor = self.fc(torch.cat(in_order, dim=-1))
+        return projected_TD
 
     def forward(
         self,
@@ -170,7 +177,7 @@ class EagleModel(nn.Module):
         mask: Tensor,
         cache: LayerCache | None,
     ) -> Tensor:
-        own, layer = hasattr(self, "embed_tokens"), self.layers[0]
+        own, layer = hasattr(self, "embed_tokens"), self._layer
         embeds_BND = self.embed_tokens(tokens_BN) if own else self._base_rows(tokens_BN)
         embeds_BND = layer.input_layernorm(embeds_BND.to(hidden_BND.dtype))
         normed_BND = layer.hidden_norm(hidden_BND)
@@ -182,7 +189,8 @@ class EagleModel(nn.Module):
         )
         before_BND = normed_BND if self.config.norm_before_residual else hidden_BND
         out_BND = before_BND + attended_BND
-        return out_BND + layer.mlp(layer.post_attention_layernorm(out_BND))  # type: ignore[no-any-return]
+        inner_BND: Tensor = layer.mlp(layer.post_attention_layernorm(out_BND))
+        return out_BND + inner_BND
 
     def likeliest(self, hidden_BD: Tensor) -> tuple[Tensor, Tensor]:
         """(chances_B, tokens_B) after what the layer has put out."""
