@@ -20,7 +20,7 @@ from medusa_kit.base.files import (
 )
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import AUTO, asked_dtype, load_dtype, pick_device
-from medusa_kit.drafters.native.dflash_files import check_fits, dflash_config
+from medusa_kit.drafters.native.layer_drafts import check_fits, draft_config
 from medusa_kit.drafters.native.other_kinds import refuse_other_kinds
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads
@@ -69,7 +69,7 @@ def check_loading(config: EngineConfig) -> None:
     for planned in () if tree is None else TreePlan.of_any(tree).trees:
         refuse_large_trees(config.activations, planned.tree.num_nodes)
     _check_draft_models(config)
-    _check_dflash(config.draft_model, model, revision)
+    _check_draft(config.draft_model, model, revision)
     if (settings := stored_generation_config(model, revision)) is not None:
         check_own_settings(settings)
 
@@ -92,6 +92,8 @@ def _check_draft_models(options: EngineOptions) -> None:
     named = {"draft_model": options.draft_model, "options": options.drafter_options}
     for name in _draft_models(named):
         refuse_other_kinds(name)
+        if draft_config(name) is not None:  # it is there, and may be of a class of its own
+            continue
         try:
             check_there(name)
         except CheckpointError as error:
@@ -100,9 +102,9 @@ def _check_draft_models(options: EngineOptions) -> None:
             ) from error
 
 
-def _check_dflash(draft: Any, base: str, revision: str | None) -> None:
-    """Raises ConfigError, IncompatibleBaseError for a DFlash draft that is none of this base's."""
-    if not isinstance(draft, str) or (config := dflash_config(draft)) is None:
+def _check_draft(draft: Any, base: str, revision: str | None) -> None:
+    """Raises ConfigError, IncompatibleBaseError for one that reads layers, none of this base's."""
+    if (config := draft_config(draft)) is None:
         return
     if (stored := stored_config(base, revision)) is not None:
         check_fits(draft, config, stored)

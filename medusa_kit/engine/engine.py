@@ -14,7 +14,7 @@ from medusa_kit.base.tokenizer.ids import as_token_ids, check_token_ids
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.memory import Memory
-from medusa_kit.drafters.native.dflash_files import dflash_config, layers_read
+from medusa_kit.drafters.native.layer_drafts import draft_config, layers_read
 from medusa_kit.engine.conversation import Conversation
 from medusa_kit.engine.result import GenerationResult, GenerationStats
 from medusa_kit.engine.shared_batch import MAX_PAUSE, SharedBatch, check_options
@@ -201,9 +201,9 @@ class Engine:
             batch.cost = None if self.steps is None else self.steps.cost
             return batch
 
-        first = self.verifier
-        if isinstance(self.draft_model, str):  # the batch that stays suits what it may draft for
-            first = first.with_watched(layers_read(dflash_config(self.draft_model)))
+        # The batch that stays suits what it may draft for.
+        watched = layers_read(draft_config(self.draft_model), self.base.config)
+        first = self.verifier.with_watched(watched)
         turns = Turns(make, first)
         return SharedBatch(self, BatchThread(turns, most_waiting), max_rows)
 

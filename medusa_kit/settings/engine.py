@@ -56,7 +56,7 @@ class EngineOptions:
     ] = None
     draft_model: Annotated[
         str | Any | None,
-        "A smaller model that drafts, or a DFlash draft, for drafters that use one.",
+        "A smaller model that drafts, or a DFlash or EAGLE-3 draft, for drafters that use one.",
     ] = None
     fallback: Annotated[
         Fallback | None,

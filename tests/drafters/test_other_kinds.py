@@ -1,16 +1,19 @@
-"""Checkpoints that draft for one base: which are read, which are refused by name, and DFlash drafts
-that do not fit their base, all before anything is loaded."""
+"""Checkpoints that draft for one base: which are read, which are refused by name, and DFlash and
+EAGLE-3 drafts that do not fit their base, all before anything is loaded."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.native.dflash_folders import authors_folder, dflash_folder
+from support.native.eagle_folders import eagle_folder
 from support.native.mtp_folders import change_config, without_tensors
 from support.small_engines import build_engine
-from support.tiny_models import tiny_base
+from support.tiny_models import VOCAB, tiny_base
 
 import medusa_kit
 from medusa_kit.base.files import stored_config
@@ -19,11 +22,21 @@ from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseErro
 
 AUTHORS = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": 16,
            "dflash_config": {"target_layer_ids": [1, 9, 17], "mask_token_id": 7}}  # fmt: skip
+EAGLE = {"speculators_model_type": "eagle3", "architectures": ["Eagle3DraftModel"],
+         "draft_vocab_size": 8}  # fmt: skip
+EAGLE_FORM = partial(eagle_folder, vocab=VOCAB, known=5, reads=[1, 2])
 KINDS: dict[str, tuple[dict[str, Any], str]] = {
-    "speculators": ({"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"]},
-                    "an EAGLE-3 draft"),
     "EAGLE's own": ({"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama",
-                     "draft_vocab_size": 32000}, "an EAGLE-3 draft"),
+                     "draft_vocab_size": 32000}, "an EAGLE draft outside the format `eagle3`"),
+    "P-EAGLE": ({"speculators_model_type": "peagle"}, "an EAGLE draft outside the format"),
+    "EAGLE-3 of Qwen3's class": ({**EAGLE, "transformer_layer_config": {"model_type": "qwen3",
+                                  "num_hidden_layers": 1}}, "a layer of the class 'qwen3'"),
+    "EAGLE-3 of two layers": ({**EAGLE, "transformer_layer_config": {"model_type": "llama",
+                               "num_hidden_layers": 2}}, "an EAGLE-3 draft with 2 layers"),
+    "EAGLE-3 with a norm": ({**EAGLE, "norm_before_fc": True}, "a norm before its projection"),
+    "EAGLE-3 with norms": ({**EAGLE, "fc_norm": True}, "norms of what it reads"),
+    "EAGLE-3.1": ({**EAGLE, "norm_output": True}, "a normed output fed back"),
+    "EAGLE-3 without sizes": (EAGLE, "config cannot be read.*transformer_layer_config"),
     "speculators' DFlash": ({"speculators_model_type": "dflash",
                              "architectures": ["DFlashDraftModel"]}, "format of speculators"),
     "DFlash-2": ({"architectures": ["DFlash2DraftModel"], "model_type": "qwen3"},
@@ -70,8 +83,72 @@ def test_what_does_not_fit_the_base(changes: dict[str, Any], said: str, tmp_path
     assert str(tmp_path) in str(failed.value)
 
 
-def test_a_base_that_hides_its_layers(tmp_path: Path) -> None:
-    engine = build_engine(tiny_base("gpt2"), draft_model=str(dflash_folder(tmp_path)))
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"layer": {"hidden_size": 48}}, "hidden size 48; that of the base is"),
+        ({"vocab": 30}, "is for 30 tokens; the base has"),
+        ({"known": 10**6}, "has 1000000 tokens; the base has"),
+        ({"reads": [0, 1]}, r"outputs \[0, 1\] of the base's layers; expected some of 1 to"),
+        ({"reads": [1, 99]}, r"outputs \[1, 99\] of the base's layers"),
+        ({"reads": []}, "outputs"),
+    ],
+)
+def test_an_eagle_draft_that_does_not_fit(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    base = stored_config("debug-tiny")
+    sizes: Any = {"vocab": base.vocab_size, "known": 5, "reads": [1], **changes}
+    layer = {"hidden_size": base.hidden_size, **sizes.pop("layer", {})}
+    eagle_folder(tmp_path, 8, 5)
+    change_eagle(tmp_path, sizes, layer)
+    with pytest.raises(IncompatibleBaseError, match=said) as failed:
+        medusa_kit.load("debug-tiny", draft_model=str(tmp_path), device="cpu")
+    assert str(tmp_path) in str(failed.value)
+
+
+def change_eagle(folder: Path, sizes: dict[str, Any], layer: dict[str, Any]) -> None:
+    """The config alone."""
+    stored = json.loads((folder / "config.json").read_text())["transformer_layer_config"]
+    change_config(
+        folder,
+        transformer_layer_config={**stored, **layer, "vocab_size": sizes["vocab"]},
+        draft_vocab_size=sizes["known"],
+        eagle_aux_hidden_state_layer_ids=sizes["reads"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda tensors: tensors.pop("fc.weight"), "lacks 1 tensors, among them 'fc.weight'"),
+        (lambda tensors: tensors.pop("d2t"), "lacks 1 tensors, among them 'd2t'"),
+        (lambda tensors: tensors.update(other=torch.ones(1)), "holds the tensor 'other'"),
+        (lambda tensors: tensors.update({"fc.weight": torch.ones(2, 2)}), "cannot be loaded.*fc"),
+        (lambda tensors: tensors["d2t"].add_(1), f"has tokens {VOCAB - 4} to {VOCAB} by its"),
+    ],
+)
+def test_an_eagle_draft_with_other_tensors(spoil: Any, said: str, tmp_path: Path) -> None:
+    path = eagle_folder(tmp_path, VOCAB, 5, [1, 2]) / "model.safetensors"
+    tensors = load_file(path)
+    spoil(tensors)
+    save_file(tensors, path)
+    engine = build_engine(tiny_base("llama"), draft_model=str(tmp_path))
+    with pytest.raises((CheckpointError, IncompatibleBaseError), match=f"(?s){said}"):
+        engine.generate([5, 6], drafter="draft-model", max_new_tokens=2)
+
+
+def test_an_eagle_draft_that_is_cut_off(tmp_path: Path) -> None:
+    path = eagle_folder(tmp_path, VOCAB, 5, [1, 2]) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    engine = build_engine(tiny_base("llama"), draft_model=str(tmp_path))
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        engine.generate([5, 6], drafter="draft-model", max_new_tokens=2)
+
+
+@pytest.mark.parametrize("form", [dflash_folder, EAGLE_FORM])
+def test_a_base_that_hides_its_layers(form: Any, tmp_path: Path) -> None:
+    engine = build_engine(tiny_base("gpt2"), draft_model=str(form(tmp_path)))
     with pytest.raises(IncompatibleBaseError, match="cannot be found"):
         engine.generate([5, 6], drafter="draft-model", max_new_tokens=2)
 
@@ -84,20 +161,22 @@ def test_tensors_that_are_missing(part: str, tmp_path: Path) -> None:
         engine.generate([5, 6], drafter="draft-model", max_new_tokens=2)
 
 
-def test_options_of_draft_models_alone(tmp_path: Path) -> None:
-    engine = build_engine(tiny_base("llama"), draft_model=str(dflash_folder(tmp_path)))
+@pytest.mark.parametrize("form", [dflash_folder, EAGLE_FORM])
+def test_options_of_draft_models_alone(form: Any, tmp_path: Path) -> None:
+    engine = build_engine(tiny_base("llama"), draft_model=str(form(tmp_path)))
     given: Any = {"drafter": "draft-model", "max_new_tokens": 8}
-    with pytest.raises(ConfigError, match=r"option width .* DFlash draft"):
+    with pytest.raises(ConfigError, match=r"option width .* is an? (DFlash|EAGLE-3) draft"):
         engine.generate([5, 6], **given, drafter_options={"width": 2})
     found = engine.generate([5, 6], **given, drafter_options={"num_nodes": 3})
     assert any("of 2.00 drafted tokens" in note for note in found.stats.drafter_notes)
 
 
-def test_one_inside_a_draft_model(tmp_path: Path) -> None:
-    inner = str(dflash_folder(tmp_path))
+@pytest.mark.parametrize("form", [dflash_folder, EAGLE_FORM])
+def test_one_inside_a_draft_model(form: Any, tmp_path: Path) -> None:
+    inner = str(form(tmp_path))
     engine = build_engine(tiny_base("llama"), draft_model=tiny_base("llama"))
     staged = {"staged": {"drafter": "draft-model", "draft_model": inner}}
-    with pytest.raises(ConfigError, match="is a DFlash draft, which reads layers"):
+    with pytest.raises(ConfigError, match=r"(DFlash|EAGLE-3) draft, which reads layers"):
         engine.generate([5], drafter="draft-model", drafter_options=staged, max_new_tokens=2)
 
 

@@ -23,9 +23,9 @@ from medusa_kit.drafters.draft_model.runner import DraftRunner
 from medusa_kit.drafters.draft_model.shared_vocabulary import Vocabulary, shared_vocabulary
 from medusa_kit.drafters.draft_model.staged import Inside, build_inside
 from medusa_kit.drafters.factory import DraftContext
-from medusa_kit.drafters.native import dflash
+from medusa_kit.drafters.native import layer_drafts
 from medusa_kit.drafters.native.dflash import DFlashDrafter
-from medusa_kit.drafters.native.dflash_files import dflash_config
+from medusa_kit.drafters.native.eagle import EagleDrafter
 from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of, num_right
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.rules import accept
@@ -226,13 +226,16 @@ def _first_children(trie: Trie) -> list[int]:
     return chain
 
 
-def build(context: DraftContext, options: DraftModelOptions) -> DraftModelDrafter | DFlashDrafter:
+def build(
+    context: DraftContext, options: DraftModelOptions
+) -> DraftModelDrafter | DFlashDrafter | EagleDrafter:
     """Raises ConfigError where no draft model is named or tokenizers or options do not fit, and
     what load_base_model raises."""
     if isinstance(name := context.draft_model, str):
-        config = context.remembered(("DFlash config", name), partial(dflash_config, name))
+        read = partial(layer_drafts.draft_config, name)
+        config = context.remembered(("config of a draft", name), read)
         if config is not None:
-            return dflash.build(context, name, config, options)
+            return layer_drafts.build(context, name, config, options)
     verifier = draft_verifier(context)
     drawn = options.sampling == "rejection" and not context.sampling.greedy
     text_will_do = not drawn and options.width == 1

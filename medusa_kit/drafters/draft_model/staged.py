@@ -10,7 +10,7 @@ import torch
 
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.memory import Memory
-from medusa_kit.drafters.native.dflash_files import dflash_config
+from medusa_kit.drafters.native.layer_drafts import draft_config, kind
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, notes_of
@@ -83,9 +83,9 @@ def build_inside(context: DraftContext, verifier: Verifier, staged: StagedOption
     """`verifier`: the draft model's, the base of the smaller drafter. Raises ConfigError."""
     if staged is None:
         return Inside(verifier.base.device)
-    if staged.draft_model is not None and dflash_config(staged.draft_model) is not None:
+    if (config := draft_config(staged.draft_model)) is not None:
         raise ConfigError(
-            f"staged draft_model {staged.draft_model!r} is a DFlash draft, which reads layers of "
+            f"staged draft_model {staged.draft_model!r} is {kind(config)}, which reads layers of "
             "the base; a draft model hands over none",
             hint="name it as the draft_model itself",
         )

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.native.dflash_files import layers_read, load_dflash
-from medusa_kit.drafters.trie import Trie, TrieDrafter, num_right
-from medusa_kit.errors import ConfigError
+from medusa_kit.drafters.native.other_kinds import DFLASH, check_options
+from medusa_kit.drafters.native.tally import Tally
+from medusa_kit.drafters.trie import Trie, TrieDrafter
 from medusa_kit.infer.draft import State, StepResult
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
@@ -35,22 +36,15 @@ class DFlashDrafter(TrieDrafter):
     def __init__(self, verifier: Verifier, model: Any, called: str, num_nodes: int) -> None:
         super().__init__(verifier.base.device)
         self.verifier, self.base, self.model = verifier, verifier.base, model
-        self.called, self.num_nodes = called, min(num_nodes, model.config.block_size)
+        self.num_nodes = min(num_nodes, model.config.block_size)
         self.watches = layers_read(model.config)
         self._generators: list[Any] = []  # of each row
         self._seen: list[list[Tensor]] = []  # outputs_TX of each row's tokens that are not read yet
-        self._drafts = self._drafted = self._accepted = 0
-        self._chains: list[list[int]] = []  # guessed for each row, and not judged yet
+        self.tally = Tally(f"draft model {called} (DFlash)")
 
     @property
     def notes(self) -> list[str]:
-        if not self._drafts:
-            return []
-        return [
-            f"draft model {self.called} (DFlash): {self._drafts} forwards, "
-            f"{self._accepted / self._drafts:.2f} of {self._drafted / self._drafts:.2f} drafted "
-            "tokens accepted on average"
-        ]
+        return self.tally.notes
 
     def join(self, state: State) -> None:
         self._seen += [[outputs_TX] for outputs_TX in state.prompt_layers]
@@ -65,17 +59,11 @@ class DFlashDrafter(TrieDrafter):
         for row, path in enumerate(step.paths):
             outputs_NX = step.layers[row]
             self._seen[row].append(outputs_NX[to_device([0, *path], outputs_NX.device)])
-        for row, (chain, path) in enumerate(zip(self._chains, step.paths, strict=False)):
-            self._accepted += num_right(chain, path, step.tokens(row))
-        self._chains = []
+        self.tally.observe(step)
 
     @no_gradients
     def guess(self, state: State) -> list[Trie]:
-        tries = [self._guess(state, row) for row in range(len(state.tokens))]
-        self._chains = [trie.tokens[1:] for trie in tries]
-        self._drafts += len(tries)
-        self._drafted += sum(map(len, self._chains))
-        return tries
+        return self.tally.guessed([self._guess(state, row) for row in range(len(state.tokens))])
 
     def _guess(self, state: State, row: int) -> Trie:
         tokens, root = state.tokens[row], state.roots_B[row]
@@ -134,14 +122,7 @@ def build(
     context: DraftContext, name: str, config: Any, options: DraftModelOptions
 ) -> DFlashDrafter:
     """Raises ConfigError for options that a DFlash draft has no use for, and as `load_dflash`."""
-    usual = DraftModelOptions()
-    given = [key for key, value in options if value != getattr(usual, key)]
-    if others := [key for key in given if key != "num_nodes"]:
-        raise ConfigError(
-            f"drafter draft-model: option {others[0]} was given, and {name!r} is a DFlash draft, "
-            "which writes a chain of one length in one forward",
-            hint="leave it out; num_nodes makes drafts shorter",
-        )
+    check_options(name, DFLASH, options)
     key = ("DFlash draft", name)
     model = context.remembered(key, lambda: load_dflash(name, config, context.base))
     return DFlashDrafter(context.verifier, model, name, options.num_nodes)

@@ -10,9 +10,8 @@ from typing import Any
 
 from medusa_kit.base.files import resolve
 from medusa_kit.base.model import BaseModel
-from medusa_kit.drafters.native.other_kinds import DFLASH, kind_of, stored_dict
+from medusa_kit.drafters.native.other_kinds import DFLASH, check_hands_over, kind_of, stored_dict
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
-from medusa_kit.infer.attention.watched_layers import decoder_layers
 from medusa_kit.locks import building_models
 
 AUTHORS = "DFlashDraftModel"
@@ -110,12 +109,7 @@ def load_dflash(name: str, config: Any, base: BaseModel) -> Any:
     from transformers import AutoModel
 
     check_fits(name, config, base.config)
-    if len(decoder_layers(base)) != base.config.num_hidden_layers:
-        raise IncompatibleBaseError(
-            f"{base.info.name!r} ({base.info.model_type}) keeps its decoder layers where they "
-            "cannot be found, so that no DFlash draft can read their outputs",
-            hint="use another drafter",
-        )
+    check_hands_over(base, DFLASH)
     with building_models:
         try:
             model, report = AutoModel.from_pretrained(

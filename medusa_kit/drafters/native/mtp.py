@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medusa_kit.base.model import BaseModel
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.native.layer_rows import LayerCache, LayerRows
 from medusa_kit.drafters.native.mtp_layers import layers_or_error
 from medusa_kit.drafters.trie import Trie, TrieDrafter
-from medusa_kit.infer.draft import State, StepResult
-from medusa_kit.infer.verifier import Verifier
+from medusa_kit.infer.draft import PerRow, State, StepResult
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.drafters import MtpOptions
 from medusa_kit.transfer import to_device
@@ -31,19 +31,14 @@ PIECE = 512  # nodes that a layer reads at once
 
 
 class MtpDrafter(TrieDrafter):
-    """`layers`: transformers' MtpModel. What rows have seen since their last draft is read with the
-    next one."""
+    """`rows`: each layer. What rows have seen since their last draft is read with the next one."""
 
-    name = "mtp"
+    name = kind = "mtp"  # `kind`: of its guesses, whose acceptance is estimated
     reads_hidden = reads_prompts = True
 
-    def __init__(self, verifier: Verifier, layers: Any, num_tokens: int) -> None:
-        super().__init__(verifier.base.device)
-        self.base, self.num_nodes = verifier.base, 1 + num_tokens
-        self.rows = [
-            LayerRows(verifier, layers.layers[index], partial(_forward, layers, index))
-            for index in range(len(layers.layers))
-        ]
+    def __init__(self, base: BaseModel, rows: Sequence[LayerRows], num_tokens: int) -> None:
+        super().__init__(base.device)
+        self.base, self.rows, self.num_nodes = base, rows, 1 + num_tokens
         self._tokens: list[list[int]] = []  # of each row, to be read; the last one is the root
         self._hidden: list[Tensor] = []  # (T, D): before each of them
         # After each layer, of each row: its output at the root; None: it has not read so far.
@@ -53,7 +48,7 @@ class MtpDrafter(TrieDrafter):
         for index, rows in enumerate(self.rows):
             rows.join(len(state.tokens))
             self._outputs[index] += [None] * len(state.tokens)
-        read = state.prompt_hidden or state.hidden_BD.split(1)
+        read = self._of_prompts(state)
         for tokens, root, hidden_TD in zip(state.tokens, state.roots_B, read, strict=True):
             self._tokens.append([*tokens, root][-len(hidden_TD) :])
             self._hidden.append(self._own(hidden_TD))
@@ -69,8 +64,8 @@ class MtpDrafter(TrieDrafter):
         """Keep what was accepted, whoever guessed it."""
         for row, path in enumerate(step.paths):
             tokens = step.tokens(row)
-            nodes = to_device([0, *path], step.hidden[row].device)
-            seen_TD = self._own(step.hidden[row][nodes])
+            hidden_ND = self._of_nodes(step)[row]
+            seen_TD = self._own(hidden_ND[to_device([0, *path], hidden_ND.device)])
             self._hidden[row] = torch.cat([self._hidden[row], seen_TD])
             accepted = (tokens[node] for node in path)
             self._tokens[row] += [*accepted, step.next_roots[row]]
@@ -87,9 +82,23 @@ class MtpDrafter(TrieDrafter):
             rows.forget_after(lengths)
         return tries
 
+    def _of_prompts(self, state: State) -> Sequence[Tensor]:
+        """What layers read at the last tokens of each row's prompt, before `_own`."""
+        return state.prompt_hidden or state.hidden_BD.split(1)
+
+    def _of_nodes(self, step: StepResult) -> PerRow:
+        """The same at the nodes of a draft."""
+        return step.hidden
+
     def _own(self, hidden_TD: Tensor) -> Tensor:
         """The base's hidden states, of what may have a prefix layer's output beside them."""
         return hidden_TD[:, : self.base.info.hidden_size]
+
+    def _likeliest(self, hidden_BD: Tensor) -> tuple[Tensor, Tensor]:
+        """(chances_B, tokens_B) after what a layer has put out."""
+        logits_BV = self.base.head_logits(hidden_BD).float()
+        chances_B, tokens_B = logits_BV.softmax(-1).max(-1)
+        return chances_B, tokens_B
 
     def _read_on(self, ends: Sequence[int]) -> None:
         """Let the layers read what is true up to the roots, which are at positions `ends`."""
@@ -153,11 +162,10 @@ class MtpDrafter(TrieDrafter):
 
     def _extend(self, tries: Sequence[Trie], outputs: dict[int, Tensor], depth: int) -> None:
         """Append the likeliest token after each of these rows' chains."""
-        logits_BV = self.base.head_logits(torch.cat(list(outputs.values()))).float()
-        chances_B, tokens_B = logits_BV.softmax(-1).max(-1)
+        chances_B, tokens_B = self._likeliest(torch.cat(list(outputs.values())))
         drafted = zip(outputs, tokens_B.tolist(), chances_B.tolist(), strict=True)
         for row, token, chance in drafted:
-            key = ("mtp", min(depth, 4), round(4 * chance))
+            key = (self.kind, min(depth, 4), round(4 * chance))
             tries[row].add(depth, token, chance, key)
 
     def _may_pay(self, trie: Trie) -> bool:
@@ -203,4 +211,8 @@ def build(context: DraftContext, options: MtpOptions) -> MtpDrafter:
     layers, error = layers_or_error(context.base, context.memory)
     if error is not None:
         raise error.with_traceback(None)
-    return MtpDrafter(context.verifier, layers, options.num_tokens)
+    rows = [
+        LayerRows(context.verifier, layer, partial(_forward, layers, index))
+        for index, layer in enumerate(layers.layers)
+    ]
+    return MtpDrafter(context.base, rows, options.num_tokens)

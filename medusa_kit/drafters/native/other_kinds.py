@@ -7,15 +7,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from medusa_kit.base.files import resolve
-from medusa_kit.errors import CheckpointError, ConfigError
+from medusa_kit.base.model import BaseModel
+from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
+from medusa_kit.infer.attention.watched_layers import decoder_layers
+from medusa_kit.settings.drafters import DraftModelOptions
 
-EAGLE, DFLASH = "an EAGLE-3 draft", "a DFlash draft"
+EAGLE_3, DFLASH = "an EAGLE-3 draft", "a DFlash draft"
+EAGLE = "an EAGLE draft outside the format `eagle3` of speculators"
 DFLASH_2, SPECULATORS = "a DFlash-2 draft", "a DFlash draft in the format of speculators"
 WHY_NOT = {
-    EAGLE: "drafts token by token with a layer, an embedding and a vocabulary of its own",
+    EAGLE: "does not say how its layer computes",
     DFLASH_2: "chooses tokens with networks that transformers lacks",
     SPECULATORS: "has a vocabulary of its own",
 }
+
+REWRITE = "`speculators convert --algorithm eagle3` rewrites EAGLE-3 drafts of its authors"
+INSTEAD = (
+    "name a small causal model, a DFlash or an EAGLE-3 draft, or use heads or the base's own MTP "
+    "layers (drafter mtp)"
+)
 
 
 def refuse_other_kinds(name: str) -> None:
@@ -25,8 +35,29 @@ def refuse_other_kinds(name: str) -> None:
     if stored is not None and (kind := kind_of(stored)) in WHY_NOT:
         raise ConfigError(
             f"draft model {name!r} is {kind}, which {WHY_NOT[kind]}; that is not read yet",
-            hint="name a small causal model or a DFlash draft, or use heads or the base's own MTP "
-            "layers (drafter mtp)",
+            hint=REWRITE if kind == EAGLE else INSTEAD,
+        )
+
+
+def check_options(name: str, kind: str, options: DraftModelOptions) -> None:
+    """Raises ConfigError for options of draft models that such a draft has no use for."""
+    usual = DraftModelOptions()
+    given = [key for key, value in options if value != getattr(usual, key)]
+    if others := [key for key in given if key != "num_nodes"]:
+        raise ConfigError(
+            f"drafter draft-model: option {others[0]} was given, and {name!r} is {kind}, which "
+            "writes a chain in its own way",
+            hint="leave it out; num_nodes makes drafts shorter",
+        )
+
+
+def check_hands_over(base: BaseModel, kind: str) -> None:
+    """Raises IncompatibleBaseError for a base whose layers cannot be watched."""
+    if len(decoder_layers(base)) != base.config.num_hidden_layers:
+        raise IncompatibleBaseError(
+            f"{base.info.name!r} ({base.info.model_type}) keeps its decoder layers where they "
+            f"cannot be found; {kind} has to read their outputs",
+            hint="use another drafter",
         )
 
 
@@ -48,7 +79,7 @@ def kind_of(config: Mapping[str, Any]) -> str | None:
     speculators = str(config.get("speculators_model_type") or "").lower()
     said = " ".join(map(str, [*(config.get("architectures") or ()), speculators])).lower()
     if "eagle" in said:
-        return EAGLE
+        return EAGLE_3 if speculators == "eagle3" else EAGLE
     if "dflash2" in said:
         return DFLASH_2
     if "dflash" in speculators:
