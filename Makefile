@@ -204,7 +204,7 @@ gpu-check: install ## Check the GPU path without a GPU: compile all kernels, che
 
 COMMAND ?= 1
 OUTPUT ?= build/gpu
-measure-gpu: install ## The first measurements on a GPU: COMMAND=1 to 5, OUTPUT=folder; OPTIONS=--dry-run: on the CPU
+measure-gpu: install ## The first measurements on a GPU: COMMAND=1 to 5, OUTPUT=folder; OPTIONS=--dry-run: no GPU needed
 	$(BIN)/python -m benchmarks.gpu $(COMMAND) --output $(OUTPUT) $(OPTIONS)
 
 test-gpu: install ## Only the tests that need a GPU

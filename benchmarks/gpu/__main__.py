@@ -2,13 +2,14 @@
 
     python benchmarks/gpu/wheels.py build/wheels     on a machine with a network, before
     PYTHONPATH=build/wheels python -m benchmarks.gpu 1 --output DIR
-    python -m benchmarks.gpu 1 --output DIR --dry-run     all of it on tiny shapes, on the CPU
+    python -m benchmarks.gpu 1 --output DIR --dry-run     tiny shapes, on a stand-in for the device
 
 Writes DIR/command_N.json after each part, and prints its tables; --continue measures what that file
 lacks. Exit code 1 where a part failed.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.gpu import stand_in
 from benchmarks.gpu.commands import COMMANDS, find, measure, on
 from benchmarks.gpu.runner import DeviceLost
 from benchmarks.gpu.tables import print_report
@@ -31,17 +33,17 @@ MINUTES = 8.5
 def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     asked = _parser().parse_args(arguments)
-    device = torch.device("cpu") if asked.dry_run else torch.device("cuda", 0)
+    device, path = torch.device("cuda", 0), asked.output / f"command_{asked.command}.json"
     try:
-        if not (asked.dry_run or torch.cuda.is_available()):
-            raise MedusaKitError("torch sees no CUDA device", hint="--dry-run runs on the CPU")
-        if asked.part is not None:
-            return _alone(asked, device)
-        path = asked.output / f"command_{asked.command}.json"
-        left = asked.minutes - (time.monotonic() - began) / 60
-        report = measure(
-            asked.command, device, asked.dry_run, path, left, asked.goes_on, asked.only
-        )
+        with stand_in.installed() if asked.dry_run else contextlib.nullcontext():
+            if not torch.cuda.is_available():
+                raise MedusaKitError("torch sees no CUDA device", hint="--dry-run needs none")
+            if asked.part is not None:
+                return _alone(asked, device)
+            left = asked.minutes - (time.monotonic() - began) / 60
+            report = measure(
+                asked.command, device, asked.dry_run, path, left, asked.goes_on, asked.only
+            )
     except DeviceLost as error:
         console.warn(f"{error}: the device no longer answers, so a new process continues")
         minutes = max(0.0, asked.minutes - (time.monotonic() - began) / 60)
@@ -75,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("command", type=int, choices=list(COMMANDS), help=titles)
     parser.add_argument("--output", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--dry-run", action="store_true", help="tiny shapes, on the CPU")
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes, no GPU")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="time budget")
     parser.add_argument("--continue", dest="goes_on", action="store_true", help="what DIR lacks")
     parser.add_argument("--only", metavar="TEXT", help="parts whose names contain this")

@@ -19,7 +19,7 @@ from medusa_kit.errors import DataError, MedusaKitError
 from medusa_kit.files import atomic_write
 
 KIND, VERSION = "medusa-kit gpu report", 2
-NO_MEASUREMENT = "dry run on tiny shapes on the CPU: no figure in here is a measurement"
+NO_MEASUREMENT = "dry run on tiny shapes, without a GPU: no figure in here is a measurement"
 
 Status = Literal["done", "failed", "out of memory", "cannot", "left out"]
 BROKEN: tuple[Status, ...] = ("failed", "out of memory")

@@ -173,6 +173,8 @@ def test_one_part_can_be_run_alone(
     assert "command 2 has no part 'nothing'" in capsys.readouterr().err
     assert main([*arguments, "--only", "BANDwidth"]) == 0
     assert "Memory, GB/s (no measurement)" in capsys.readouterr().out
+    setup = json.loads((tmp_path / "command_2.json").read_text())["setup"]
+    assert "compute_capability" in setup  # of the stand-in for CUDA
     assert main([*arguments, "--only", "nothing"]) == 2
     assert "no part's name contains --only 'nothing'" in capsys.readouterr().err
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
