@@ -263,7 +263,7 @@ def test_weights_that_are_no_numbers(form: Any, tmp_path: Path) -> None:
     tensors["norm.weight"].fill_(torch.nan)
     save_file(tensors, path, {"format": "pt"})
     engine = build_engine(tiny_base("llama"), draft_model=str(tmp_path))
-    with pytest.raises(CheckpointError, match="norm.weight holds NaN"):
+    with pytest.raises(CheckpointError, match=r"norm\.weight holds NaN"):
         engine.generate([5, 6], drafter="draft-model", max_new_tokens=2)
 
 
@@ -288,7 +288,7 @@ def test_weights_are_looked_for_first(form: Any, kept: int | None, tmp_path: Pat
     path.unlink()
     if kept is not None:
         path.write_bytes(stored[:kept])
-    with pytest.raises(CheckpointError, match="holds no weights|cannot be loaded") as failed:
+    with pytest.raises(CheckpointError, match=r"holds no weights|cannot be loaded") as failed:
         medusa_kit.load("debug-tiny", draft_model=str(tmp_path), device="cpu")
     assert str(tmp_path) in failed.value.message
     assert failed.value.hint

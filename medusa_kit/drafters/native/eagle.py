@@ -19,18 +19,15 @@ from medusa_kit.base.files import resolve
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.stored_tensors import safetensors_files
 from medusa_kit.drafters.factory import DraftContext
+from medusa_kit.drafters.native.damaged import check_numbers, loading, reading_config, wrong_sizes
 from medusa_kit.drafters.native.layer_rows import LayerCache, LayerRows
 from medusa_kit.drafters.native.mtp import MtpDrafter
 from medusa_kit.drafters.native.other_kinds import (
     EAGLE_3,
     check_hands_over,
-    check_numbers,
     check_options,
     kind_of,
-    loading,
-    reading_config,
     stored_dict,
-    wrong_sizes,
 )
 from medusa_kit.drafters.native.tally import Tally
 from medusa_kit.drafters.trie import Trie

@@ -7,9 +7,10 @@ from typing import Any
 
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.native import dflash, dflash_files, eagle
+from medusa_kit.drafters.native.damaged import check_weights
 from medusa_kit.drafters.native.dflash import DFlashDrafter
 from medusa_kit.drafters.native.eagle import EagleConfig, EagleDrafter
-from medusa_kit.drafters.native.other_kinds import DFLASH, EAGLE_3, check_weights
+from medusa_kit.drafters.native.other_kinds import DFLASH, EAGLE_3
 from medusa_kit.settings.drafters import DraftModelOptions
 
 
