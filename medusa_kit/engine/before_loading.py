@@ -20,7 +20,7 @@ from medusa_kit.base.files import (
 )
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import AUTO, asked_dtype, load_dtype, pick_device
-from medusa_kit.drafters.native.layer_drafts import check_fits, draft_config
+from medusa_kit.drafters.native.layer_drafts import check_fits, draft_config, is_there
 from medusa_kit.drafters.native.other_kinds import refuse_other_kinds
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads
@@ -92,7 +92,7 @@ def _check_draft_models(options: EngineOptions) -> None:
     named = {"draft_model": options.draft_model, "options": options.drafter_options}
     for name in _draft_models(named):
         refuse_other_kinds(name)
-        if draft_config(name) is not None:  # it is there, and may be of a class of its own
+        if is_there(name):  # and may be of a class of its own
             continue
         try:
             check_there(name)

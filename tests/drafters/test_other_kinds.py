@@ -18,7 +18,8 @@ from support.tiny_models import VOCAB, tiny_base
 import medusa_kit
 from medusa_kit.base.files import stored_config
 from medusa_kit.drafters.native.dflash_files import dflash_config
-from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
+from medusa_kit.drafters.native.other_kinds import kind_of, stored_dict
+from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, MedusaKitError
 
 AUTHORS = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": 16,
            "dflash_config": {"target_layer_ids": [1, 9, 17], "mask_token_id": 7}}  # fmt: skip
@@ -186,3 +187,108 @@ def test_the_authors_form_is_read_as_transformers_class(tmp_path: Path) -> None:
     assert (found.block_size, found.mask_token_id, found.target_layer_ids) == (5, 3, [1, 0])
     assert found.rope_parameters["rope_theta"] == 500000.0
     assert torch.tensor(found.rms_norm_eps).allclose(torch.tensor(1e-5))
+
+
+def test_another_form_than_lists(tmp_path: Path) -> None:
+    """Of what a config is first told by."""
+    assert kind_of({"architectures": 5}) is None
+    assert kind_of({"architectures": "DFlashDraftModel"}) == kind_of(AUTHORS)
+    (tmp_path / "config.json").write_text("[5]")
+    assert stored_dict(str(tmp_path)) is None
+
+
+LAYER = "transformer_layer_config"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"speculators_config": [1]},
+        {"speculators_config": {"proposal_methods": [5]}},
+        {"draft_vocab_size": float("inf")},
+        {"eagle_aux_hidden_state_layer_ids": 5},
+        {LAYER: None},
+        {LAYER: {"num_attention_heads": 0, "head_dim": None}},
+        {LAYER: {"num_key_value_heads": 0}},
+        {LAYER: {"num_key_value_heads": 3}},
+        {LAYER: {"head_dim": 7}},
+        {LAYER: {"intermediate_size": 10**30}},
+        {LAYER: {"hidden_act": "nope"}},
+        {LAYER: {"rope_scaling": {"rope_type": "nope"}}},
+    ],
+)
+def test_an_eagle_config_of_impossible_values(changes: dict[str, Any], tmp_path: Path) -> None:
+    stored = json.loads((EAGLE_FORM(tmp_path) / "config.json").read_text())[LAYER]
+    if isinstance(layer := changes.get(LAYER), dict):
+        changes = {LAYER: {**stored, **layer}}
+    check_refused(tmp_path, changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"target_layer_ids": "01"},
+        {"target_layer_ids": [None]},
+        {"num_attention_heads": 0},
+        {"num_key_value_heads": 3},
+        {"head_dim": 7},
+        {"intermediate_size": -1},
+        {"block_size": 10**9},
+        {"hidden_act": "nope"},
+        {"layer_types": ["nope", "nope"]},
+        {"rope_parameters": {"rope_type": "nope", "rope_theta": 1.0}},
+    ],
+)
+def test_a_dflash_config_of_impossible_values(changes: dict[str, Any], tmp_path: Path) -> None:
+    check_refused(dflash_folder(tmp_path), changes)
+
+
+def check_refused(folder: Path, changes: dict[str, Any]) -> None:
+    """By an error that names the folder and says what to do."""
+    change_config(folder, **changes)
+    engine = build_engine(tiny_base("llama"), draft_model=str(folder))
+    with pytest.raises(MedusaKitError) as failed:
+        engine.generate([5, 6], drafter="draft-model", max_new_tokens=2)
+    assert str(folder) in failed.value.message
+    assert failed.value.hint
+
+
+FORMS = pytest.mark.parametrize("form", [dflash_folder, EAGLE_FORM])
+
+
+@FORMS
+def test_weights_that_are_no_numbers(form: Any, tmp_path: Path) -> None:
+    path = form(tmp_path) / "model.safetensors"
+    tensors = load_file(path)
+    tensors["norm.weight"].fill_(torch.nan)
+    save_file(tensors, path, {"format": "pt"})
+    engine = build_engine(tiny_base("llama"), draft_model=str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"norm\.weight holds NaN"):
+        engine.generate([5, 6], drafter="draft-model", max_new_tokens=2)
+
+
+@FORMS
+def test_numbers_that_overflow(form: Any, tmp_path: Path) -> None:
+    """Each is finite: guesses are never right, and answers as ever."""
+    path = form(tmp_path) / "model.safetensors"
+    tensors = load_file(path)
+    tensors["norm.weight"].fill_(3e38)
+    save_file(tensors, path, {"format": "pt"})
+    engine = build_engine(tiny_base("llama"), draft_model=str(tmp_path))
+    plain = engine.generate([5, 6], drafter="none", max_new_tokens=6).token_ids
+    assert engine.generate([5, 6], drafter="draft-model", max_new_tokens=6).token_ids == plain
+
+
+@FORMS
+@pytest.mark.parametrize("kept", [None, 0, -1])
+def test_weights_are_looked_for_first(form: Any, kept: int | None, tmp_path: Path) -> None:
+    """Before the base is loaded, which is none of the draft's here."""
+    path = form(tmp_path) / "model.safetensors"
+    stored = path.read_bytes()
+    path.unlink()
+    if kept is not None:
+        path.write_bytes(stored[:kept])
+    with pytest.raises(CheckpointError, match=r"holds no weights|cannot be loaded") as failed:
+        medusa_kit.load("debug-tiny", draft_model=str(tmp_path), device="cpu")
+    assert str(tmp_path) in failed.value.message
+    assert failed.value.hint

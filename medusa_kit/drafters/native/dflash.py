@@ -73,6 +73,7 @@ class DFlashDrafter(TrieDrafter):
             return trie
         logits_NV = self._read(row, [*tokens, root])[: min(room, self.num_nodes - 1)]
         chances_N, tokens_N = logits_NV.float().softmax(-1).max(-1)
+        chances_N = chances_N.nan_to_num(0)  # of numbers that overflowed: it is never right
         path = 1.0
         for depth, (token, chance) in enumerate(
             zip(tokens_N.tolist(), chances_N.tolist(), strict=True)

@@ -10,7 +10,13 @@ from typing import Any
 
 from medusa_kit.base.files import resolve
 from medusa_kit.base.model import BaseModel
-from medusa_kit.drafters.native.other_kinds import DFLASH, check_hands_over, kind_of, stored_dict
+from medusa_kit.drafters.native.damaged import check_numbers, loading, reading_config, wrong_sizes
+from medusa_kit.drafters.native.other_kinds import (
+    DFLASH,
+    check_hands_over,
+    kind_of,
+    stored_dict,
+)
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.locks import building_models
 
@@ -36,14 +42,11 @@ def dflash_config(name: str) -> Any | None:
             "this version of transformers cannot load DFlash drafts",
             hint="install transformers 5.23 or later",
         ) from error
-    from huggingface_hub.errors import StrictDataclassError
 
-    try:
+    with reading_config(name, DFLASH):
         if AUTHORS in (stored.get("architectures") or ()):
             return _from_authors(name, stored)
         return MuseGlimmerAssistantConfig.from_dict(stored)
-    except (StrictDataclassError, ValueError, TypeError) as error:
-        raise ConfigError(f"DFlash draft {name!r}: its config cannot be read: {error}") from error
 
 
 def layers_read(config: Any | None) -> tuple[int, ...]:
@@ -97,8 +100,11 @@ def check_fits(name: str, draft: Any, base: Any) -> None:
         wrong = f"reads the base's layers {layers}; expected some of 0 to {last - 1}"
     elif not 0 <= draft.mask_token_id < vocabulary:
         wrong = f"has mask token {draft.mask_token_id}; the base has {vocabulary} tokens"
-    elif draft.block_size < 2:
-        wrong = f"has blocks of {draft.block_size} tokens; expected at least 2"
+    elif not 2 <= draft.block_size <= draft.max_position_embeddings:
+        most = draft.max_position_embeddings
+        wrong = f"has blocks of {draft.block_size} tokens; expected 2 to its {most} positions"
+    else:
+        wrong = wrong_sizes(draft)
     if wrong is not None:
         raise IncompatibleBaseError(f"DFlash draft {name!r} {wrong}", hint=HINT)
 
@@ -110,17 +116,15 @@ def load_dflash(name: str, config: Any, base: BaseModel) -> Any:
 
     check_fits(name, config, base.config)
     check_hands_over(base, DFLASH)
-    with building_models:
-        try:
-            model, report = AutoModel.from_pretrained(
-                resolve(name)[1], config=config, key_mapping=KEYS, dtype=base.dtype,
-                device_map={"": base.device}, output_loading_info=True,
-            )  # fmt: skip
-        except (OSError, RuntimeError, ValueError, KeyError) as error:
-            raise CheckpointError(f"DFlash draft {name!r} cannot be loaded: {error}") from error
+    with loading(name, DFLASH), building_models:
+        model, report = AutoModel.from_pretrained(
+            resolve(name)[1], config=config, key_mapping=KEYS, dtype=base.dtype,
+            device_map={"": base.device}, output_loading_info=True,
+        )  # fmt: skip
     if missing := sorted(report["missing_keys"]):
         raise CheckpointError(
             f"DFlash draft {name!r} lacks {len(missing)} tensors, among them {missing[0]!r}",
             hint="a file of weights may be missing",
         )
+    check_numbers(name, DFLASH, model)
     return model.eval().requires_grad_(False)

@@ -19,6 +19,7 @@ from medusa_kit.base.files import resolve
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.stored_tensors import safetensors_files
 from medusa_kit.drafters.factory import DraftContext
+from medusa_kit.drafters.native.damaged import check_numbers, loading, reading_config, wrong_sizes
 from medusa_kit.drafters.native.layer_rows import LayerCache, LayerRows
 from medusa_kit.drafters.native.mtp import MtpDrafter
 from medusa_kit.drafters.native.other_kinds import (
@@ -68,13 +69,12 @@ def eagle_config(name: str) -> EagleConfig | None:
     stored = stored_dict(name)
     if stored is None or kind_of(stored) != EAGLE_3:
         return None
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import LlamaConfig
 
     _check_form(name, stored)
-    proposals = (stored.get("speculators_config") or {}).get("proposal_methods") or [{}]
     numbers = stored.get("eagle_aux_hidden_state_layer_ids")
-    try:
+    with reading_config(name, EAGLE_3):
+        proposals = (stored.get("speculators_config") or {}).get("proposal_methods") or [{}]
         return EagleConfig(
             LlamaConfig.from_dict(stored["transformer_layer_config"]),
             int(stored["draft_vocab_size"]),
@@ -82,11 +82,6 @@ def eagle_config(name: str) -> EagleConfig | None:
             int(proposals[0].get("speculative_tokens", 3)),
             None if numbers is None else tuple(map(int, numbers)),
         )
-    except (StrictDataclassError, KeyError, ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"EAGLE-3 draft {name!r}: its config cannot be read: {error!r}",
-            hint="copy it again from where the draft is from",
-        ) from error
 
 
 def _check_form(name: str, stored: dict[str, Any]) -> None:
@@ -123,6 +118,8 @@ def check_fits(name: str, draft: EagleConfig, base: Any) -> None:
         wrong = f"reads outputs {numbers} of the base's layers; expected some of 1 to {last}"
     elif draft.num_tokens < 1:
         wrong = f"proposes {draft.num_tokens} tokens; expected at least 1"
+    else:
+        wrong = wrong_sizes(layer)
     if wrong is not None:
         raise IncompatibleBaseError(f"EAGLE-3 draft {name!r} {wrong}", hint=HINT)
 
@@ -211,14 +208,14 @@ def load_eagle(name: str, config: EagleConfig, verifier: Verifier) -> EagleModel
     if config.vocab_size == sizes.vocab_size:
         stored.setdefault("d2t", torch.zeros(config.vocab_size, dtype=torch.long))
     sizes._attn_implementation = verifier.own_attention or ATTENTION_NAME
-    with building_models, torch.device("meta"):
-        model = EagleModel(config, base, own_embedding="embed_tokens.weight" in stored)
-    try:
+    with loading(name, EAGLE_3):
+        with building_models, torch.device("meta"):
+            model = EagleModel(config, base, own_embedding="embed_tokens.weight" in stored)
+        rotary: Any = LlamaRotaryEmbedding(sizes)
         found = model.load_state_dict(stored, strict=False, assign=True)
-    except RuntimeError as error:  # shapes
-        raise CheckpointError(f"EAGLE-3 draft {name!r} cannot be loaded: {error}") from error
     _check_tensors(name, found.missing_keys, found.unexpected_keys)
     model.to(base.device, base.dtype)
+    check_numbers(name, EAGLE_3, model)
     model.d2t = model.d2t.long()
     tokens_U = model.d2t + torch.arange(config.vocab_size, device=base.device)
     if not bool(((tokens_U >= 0) & (tokens_U < sizes.vocab_size)).all()):
@@ -227,22 +224,19 @@ def load_eagle(name: str, config: EagleConfig, verifier: Verifier) -> EagleModel
             f"its tensor 'd2t'; the base has 0 to {sizes.vocab_size - 1}",
             hint=HINT,
         )
-    model.rotary = LlamaRotaryEmbedding(sizes).to(base.device)  # in float32 whatever the dtype
+    model.rotary = rotary.to(base.device)  # in float32 whatever the dtype
     return model.eval().requires_grad_(False)
 
 
 def _stored_tensors(name: str) -> dict[str, Tensor]:
     from huggingface_hub import snapshot_download
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     source, place = resolve(name)
-    try:
+    with loading(name, EAGLE_3):
         if source == "hub":
             place = snapshot_download(place, allow_patterns=["*.json", "*.safetensors"])
         files = [load_file(file) for file in safetensors_files(Path(place))]
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"EAGLE-3 draft {name!r} cannot be loaded: {error}") from error
     return {key: tensor for file in files for key, tensor in file.items()}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.native import dflash, dflash_files, eagle
+from medusa_kit.drafters.native.damaged import check_weights
 from medusa_kit.drafters.native.dflash import DFlashDrafter
 from medusa_kit.drafters.native.eagle import EagleConfig, EagleDrafter
 from medusa_kit.drafters.native.other_kinds import DFLASH, EAGLE_3
@@ -24,6 +25,15 @@ def draft_config(name: Any) -> Any | None:
 
 def kind(config: Any) -> str:
     return EAGLE_3 if isinstance(config, EagleConfig) else DFLASH
+
+
+def is_there(name: str) -> bool:
+    """Whether this names such a draft. Raises ConfigError for one in a form that is not read,
+    CheckpointError for one whose weights are missing or cut off."""
+    if (config := draft_config(name)) is None:
+        return False
+    check_weights(name, kind(config))
+    return True
 
 
 def layers_read(config: Any | None, base: Any) -> tuple[int, ...]:

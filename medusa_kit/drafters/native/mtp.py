@@ -163,7 +163,8 @@ class MtpDrafter(TrieDrafter):
     def _extend(self, tries: Sequence[Trie], outputs: dict[int, Tensor], depth: int) -> None:
         """Append the likeliest token after each of these rows' chains."""
         chances_B, tokens_B = self._likeliest(torch.cat(list(outputs.values())))
-        drafted = zip(outputs, tokens_B.tolist(), chances_B.tolist(), strict=True)
+        # NaN, of numbers that overflowed, is a guess that is never right.
+        drafted = zip(outputs, tokens_B.tolist(), chances_B.nan_to_num(0).tolist(), strict=True)
         for row, token, chance in drafted:
             key = (self.kind, min(depth, 4), round(4 * chance))
             tries[row].add(depth, token, chance, key)

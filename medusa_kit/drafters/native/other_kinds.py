@@ -70,14 +70,17 @@ def stored_dict(name: str) -> dict[str, Any] | None:
         if source not in ("folder", "hub"):
             return None
         return dict(PreTrainedConfig.get_config_dict(place)[0])
-    except (CheckpointError, OSError, ValueError):
-        return None
+    except (CheckpointError, AttributeError, OSError, RecursionError, TypeError, ValueError):
+        return None  # no JSON, or no object
 
 
 def kind_of(config: Mapping[str, Any]) -> str | None:
     """Which of these a checkpoint is; None for an ordinary model."""
     speculators = str(config.get("speculators_model_type") or "").lower()
-    said = " ".join(map(str, [*(config.get("architectures") or ()), speculators])).lower()
+    named = config.get("architectures")
+    said = (
+        f"{' '.join(map(str, named)) if isinstance(named, list) else named} {speculators}".lower()
+    )
     if "eagle" in said:
         return EAGLE_3 if speculators == "eagle3" else EAGLE
     if "dflash2" in said:
