@@ -64,7 +64,8 @@ class KeptBatches:
         try:
             yield batch
         except GeneratorExit:  # an answer was not read to its end; that is between two steps
-            self._give_back(batch, state)
+            if batch.cache.is_known:
+                self._give_back(batch, state)
             raise
         except torch.OutOfMemoryError:
             self.forget()
