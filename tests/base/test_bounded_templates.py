@@ -61,7 +61,9 @@ def test_a_base_is_loaded_all_the_same(
     monkeypatch.setattr(bounded_rendering, "MOST_WRITTEN", 1 << 20)
     say.cache_clear()  # what it has said before
     base = wrap_model(tiny_model("llama"), small_tokenizer(template), "tiny")
-    assert "cannot render the conversation: it " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "cannot render the conversation: it " in said
+    assert "hint" not in said  # there is no conversation yet
     assert end_of_turn(base.tokenizer) is None
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.native.answers import check_a_seed, check_rows, plain_answers, tokens_of
 from support.native.mtp_folders import change_config, mtp_folder, qwen_folder, without_tensors
 from support.small_engines import build_engine, random_prompt
 from support.tiny_models import CONTEXT
@@ -26,7 +27,6 @@ BASES = [("glm4_moe", 1), ("deepseek_v3", 1), ("deepseek_v3", 3)]
 # The longest ends at the context's end; the second prompt has one token.
 PROMPTS = [random_prompt(7, 1), random_prompt(1, 2), random_prompt(CONTEXT - 12, 3)]
 TOKENS = 24
-DRAWN = {"temperature": 0.7, "top_p": 0.9, "seed": 3, "max_new_tokens": TOKENS}
 
 
 @pytest.fixture(
@@ -42,20 +42,10 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return build_engine(load_base_model(str(folder), device="cpu"))
 
 
-def tokens_of(results: Any) -> list[list[int]]:
-    return [result.token_ids for result in results]
-
-
 @pytest.fixture(scope="module")
 def expected(engine: Engine) -> list[list[int]]:
-    """Plain transformers'."""
     model = AutoModelForCausalLM.from_pretrained(engine.base.info.name)
-    answers = []
-    for prompt in PROMPTS:
-        ids, room = torch.tensor([prompt]), min(TOKENS, CONTEXT - len(prompt))
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=room)
-        answers.append(out[0, len(prompt) :].tolist())
-    return answers
+    return plain_answers(model, PROMPTS, TOKENS)
 
 
 def test_greedy_answers_are_plain_ones(engine: Engine, expected: list[list[int]]) -> None:
@@ -69,9 +59,7 @@ def test_greedy_answers_are_plain_ones(engine: Engine, expected: list[list[int]]
 
 
 def test_a_seed_says_the_same(engine: Engine) -> None:
-    plain = tokens_of(engine.generate(PROMPTS, drafter="none", **DRAWN))
-    assert tokens_of(engine.generate(PROMPTS, drafter="mtp", **DRAWN)) == plain
-    assert len(set(map(tuple, plain))) == len(PROMPTS)
+    check_a_seed(engine, PROMPTS, "mtp", TOKENS)
 
 
 @pytest.mark.parametrize("name", ["auto", "combined"])
@@ -81,16 +69,7 @@ def test_beside_other_sources(engine: Engine, expected: list[list[int]], name: s
 
 
 def test_rows_join_and_leave(engine: Engine, expected: list[list[int]]) -> None:
-    """A stream that is dropped in the middle, and two that go on beside each other."""
-    prompts = (PROMPTS[0], PROMPTS[1], PROMPTS[2], PROMPTS[0])
-    with engine.shared_batch(max_rows=2) as batch:
-        answers = [batch.submit(one, drafter="mtp", max_new_tokens=TOKENS) for one in prompts]
-        next(iter(answers[1].submission))
-        answers[1].cancel()
-        found = [answer.result().token_ids for answer in answers]
-    assert found[0] == found[3] == expected[0]
-    assert found[2] == expected[2]
-    assert 0 < len(found[1]) < len(expected[1])
+    check_rows(engine, PROMPTS, expected, "mtp", TOKENS)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What an earlier request has read is not read again, and changes no token."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -348,3 +349,22 @@ def test_near_ties_of_ranked_tokens_are_those_of_all_logits() -> None:
     assert scores.ranked_near_ties(1e-6)[3] == 1
     assert 1 < sum(scores.ranked_near_ties(0.3)) < 64
     assert scores.ranked_near_ties(None) is None
+
+
+@in_cpp  # where no weak reference tells whether the model is the same
+def test_a_batch_that_python_finds_out_of_reach_is_not_kept() -> None:
+    """Its user is ended by the search for garbage, when its cache's weak references are dead."""
+    engine, kept = engine_for("llama-tied"), KeptBatches()
+
+    def using() -> Iterator[None]:
+        with kept.borrowed(engine.verifier, [random_prompt(20, 1)], 1, 40):
+            yield
+
+    circle: list[Any] = [using()]
+    next(circle[0])
+    circle.append(circle)
+    del circle
+    gc.collect()
+    assert all(batch.cache.is_known for batch, _ in kept._idle)
+    with kept.borrowed(engine.verifier, [random_prompt(20, 1)], 1, 40) as batch:
+        assert batch.cache.is_known

@@ -4,6 +4,7 @@ The reference is transformers' whole class, towers included, which reads the fol
 """
 
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -11,14 +12,15 @@ import torch
 from support.multimodal.whole_models import MULTIMODAL, tiny_whole
 from support.partly_knowing import PartlyKnowing
 from support.small_engines import build_engine, random_prompt
-from support.tiny_models import VOCAB
+from support.tiny_models import VOCAB, tiny_model
+from transformers import AutoModel
 
 import medusa_kit
 from medusa_kit.base.in_pieces import model_in_pieces
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import wrap_model
 from medusa_kit.base.remembered.described import own_config, read_config
-from medusa_kit.base.text_part import causal_model, load_causal
+from medusa_kit.base.text_part import _no_towers, causal_model, load_causal
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.decode import decode
@@ -147,3 +149,15 @@ def test_kinds_of_tokens_in_the_wholes_own_generate() -> None:
     kinds_BT[0, 3] = 1
     with pytest.raises(ConfigError, match="token_type_ids"):
         whole.generate(ids_BT, token_type_ids=kinds_BT, **request)
+
+
+def test_what_another_thread_builds_keeps_its_parts() -> None:
+    config, other = tiny_whole("gemma3").config, tiny_model("llama").config
+    found: list[Any] = []
+    with _no_towers(config):
+        thread = Thread(target=lambda: found.append(AutoModel.from_config(other)))
+        thread.start()
+        thread.join()
+        empty = AutoModel.from_config(config.vision_config)
+    assert list(found[0].parameters())
+    assert not list(empty.parameters())

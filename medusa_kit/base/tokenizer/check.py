@@ -53,7 +53,7 @@ def _changed_text(tokenizer: Any, _: int) -> str | None:
         try:
             text = bounded(template, lambda: _question(tokenizer))
         except DataError as error:
-            return str(error)
+            return error.message
         # Special tokens may swallow the space around them, and decoding may add some.
         if (found := _difference(tokenizer, text, lambda said: "".join(said.split()))) is not None:
             return f"its tokenizer does not keep the chat template's text as it is: {found}"

@@ -11,12 +11,7 @@ from typing import Any
 from medusa_kit.base.files import resolve
 from medusa_kit.base.model import BaseModel
 from medusa_kit.drafters.native.damaged import check_numbers, loading, reading_config, wrong_sizes
-from medusa_kit.drafters.native.other_kinds import (
-    DFLASH,
-    check_hands_over,
-    kind_of,
-    stored_dict,
-)
+from medusa_kit.drafters.native.other_kinds import DFLASH, check_hands_over, kind_of, stored_dict
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.locks import building_models
 

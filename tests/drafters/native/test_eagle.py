@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.models.hybrids import tiny_hybrid
+from support.native.answers import check_a_seed, check_rows, plain_answers, tokens_of
 from support.native.eagle_folders import PROPOSED, eagle_folder, reference_draft
 from support.small_engines import BUSHY, build_engine, random_heads, random_prompt
 from support.tiny_models import CONTEXT, EVERY, tiny_model
@@ -28,7 +29,6 @@ PROMPTS = [
     random_prompt(1, 2, VOCAB),
     random_prompt(CONTEXT - 12, 3, VOCAB),
 ]
-DRAWN = {"temperature": 0.7, "top_p": 0.9, "seed": 3, "max_new_tokens": TOKENS}
 GIVEN: Any = {"drafter": "draft-model", "max_new_tokens": TOKENS}
 
 
@@ -60,21 +60,9 @@ def engine(request: pytest.FixtureRequest, folder: Path) -> Engine:
     return build_engine(small_base(family), draft_model=str(folder), **options)
 
 
-def tokens_of(results: Any) -> list[list[int]]:
-    return [result.token_ids for result in results]
-
-
 @pytest.fixture(scope="module")
 def expected(engine: Engine) -> list[list[int]]:
-    """Plain transformers'."""
-    answers = []
-    for prompt in PROMPTS:
-        ids, room = torch.tensor([prompt]), min(TOKENS, CONTEXT - len(prompt))
-        out = engine.base.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=room, do_sample=False
-        )
-        answers.append(out[0, len(prompt) :].tolist())
-    return answers
+    return plain_answers(engine.base.model, PROMPTS, TOKENS)
 
 
 def test_greedy_answers_are_plain_ones(engine: Engine, expected: list[list[int]]) -> None:
@@ -89,9 +77,7 @@ def test_greedy_answers_are_plain_ones(engine: Engine, expected: list[list[int]]
 
 
 def test_a_seed_says_the_same(engine: Engine) -> None:
-    plain = tokens_of(engine.generate(PROMPTS, drafter="none", **DRAWN))
-    assert tokens_of(engine.generate(PROMPTS, drafter="draft-model", **DRAWN)) == plain
-    assert len(set(map(tuple, plain))) == len(PROMPTS)
+    check_a_seed(engine, PROMPTS, "draft-model", TOKENS)
 
 
 @pytest.mark.parametrize("name", ["auto", "combined"])
@@ -103,19 +89,7 @@ def test_beside_other_sources(engine: Engine, expected: list[list[int]], name: s
 
 
 def test_rows_join_and_leave(engine: Engine, expected: list[list[int]]) -> None:
-    """A stream that is dropped in the middle, two that go on beside each other, and one that no
-    draft model drafts for."""
-    prompts = (PROMPTS[0], PROMPTS[1], PROMPTS[2], PROMPTS[0])
-    with engine.shared_batch(max_rows=2) as batch:
-        answers = [batch.submit(one, **GIVEN) for one in prompts]
-        plain = batch.submit(PROMPTS[0], drafter="none", max_new_tokens=TOKENS)
-        next(iter(answers[1].submission))
-        answers[1].cancel()
-        found = [answer.result().token_ids for answer in answers]
-        assert plain.result().token_ids == expected[0]
-    assert found[0] == found[3] == expected[0]
-    assert found[2] == expected[2]
-    assert 0 < len(found[1]) < len(expected[1])
+    check_rows(engine, PROMPTS, expected, "draft-model", TOKENS)
 
 
 Seen = list[tuple[list[int], list[int], int]]  # each draft: text with root, tokens, first token
