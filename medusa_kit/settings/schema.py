@@ -4,19 +4,55 @@ Errors name the nearest existing key for an unknown one, and what was expected f
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import yaml
 from pydantic import BaseModel as PydanticModel
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, ValidationError, model_validator
 
 from medusa_kit.errors import ConfigError, did_you_mean, in_one_line, nearest
 
 
+@dataclass(frozen=True)
+class Removed:
+    """A key of earlier versions, or some of its values: why it is gone, and what to do now.
+
+    values  the values that are gone, where the key itself stays
+    kept    the values of a key that is gone which mean what happens without it: recipes kept
+            beside earlier runs give them, so they are read
+    """
+
+    why: str
+    hint: str
+    values: tuple[Any, ...] = ()
+    kept: tuple[Any, ...] = ()
+
+
+class _RemovedError(ValueError):
+    def __init__(self, name: str, value: Any, removed: Removed) -> None:
+        super().__init__(f"{name} = {value!r} is no longer there: {removed.why}")
+        self.hint = removed.hint
+
+
 class Section(PydanticModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+    removed: ClassVar[Mapping[str, Removed]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        remaining = dict(raw)
+        for name, removed in cls.removed.items():
+            if name in raw and (raw[name] in removed.values or not removed.values):
+                if raw[name] not in removed.kept:
+                    raise _RemovedError(name, raw[name], removed)
+                del remaining[name]
+        return remaining
 
 
 class _GivenTwice(yaml.YAMLError):
@@ -99,6 +135,7 @@ def explain(
         elif item["type"] == "missing":
             problems.append(f"{name!r} is missing")
         elif item["type"] == "value_error":
+            hint = hint or getattr(item["ctx"]["error"], "hint", None)
             problems.append(
                 f"{name}: {item['ctx']['error']}" if name else str(item["ctx"]["error"])
             )

@@ -1,0 +1,39 @@
+"""Keys and values of earlier versions: read where they change nothing, refused with what to do."""
+
+from typing import ClassVar
+
+import pytest
+from pydantic import ValidationError
+
+from medusa_kit.settings.schema import Removed, Section, explain
+
+
+class Inner(Section):
+    removed: ClassVar = {
+        "gone": Removed("it lost", "leave it out", kept=(0,)),
+        "word": Removed("that one lost", "use 'new'", values=("old",)),
+    }
+    word: str = "new"
+
+
+class Outer(Section):
+    inner: Inner = Inner()
+
+
+def test_a_value_that_means_what_happens_anyway_is_read():
+    assert Outer.model_validate({"inner": {"gone": 0, "word": "new"}}) == Outer()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message", "hint"),
+    [
+        ("gone", 1, "gone = 1 is no longer there: it lost", "leave it out"),
+        ("gone", [], "gone = [] is no longer there: it lost", "leave it out"),
+        ("word", "old", "word = 'old' is no longer there: that one lost", "use 'new'"),
+    ],
+)
+def test_what_is_gone_is_refused_with_what_to_do(key, value, message, hint):
+    with pytest.raises(ValidationError) as caught:
+        Outer.model_validate({"inner": {key: value}})
+    error = explain(caught.value, "recipe", Outer)
+    assert (error.message, error.hint) == (f"recipe: inner: {message}", hint)
