@@ -33,7 +33,7 @@ from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.cuda_graph.captured import CapturedForward
 from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 from medusa_kit.infer.decode import decode
-from medusa_kit.infer.draft import Drafter, reads_hidden
+from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.group import Group
 from medusa_kit.infer.request import Row, make_row
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
@@ -41,11 +41,11 @@ from medusa_kit.settings.sampling import SamplingParams
 
 # In the order of a step. "C++ step" and "captured forward" include all of the model and the prefix
 # layer of heads.
-HEADS, TREE, NATIVE, CAPTURED, LINEAR, ATTENTION, MODEL, PREFIX, ACCEPT, CACHE, PYTHON = PARTS = (
+HEADS, TREE, NATIVE, CAPTURED, LINEAR, ATTENTION, MODEL, ACCEPT, CACHE, PYTHON = PARTS = (
     "heads", "tree", "C++ step", "captured forward", "linear layers", "attention",
-    "rest of the model", "prefix layer", "accept", "cache", "Python",
+    "rest of the model", "accept", "cache", "Python",
 )  # fmt: skip
-WHOLE = (HEADS, CAPTURED, PREFIX)  # parts that include whatever they call
+WHOLE = (HEADS, CAPTURED)  # parts that include whatever they call
 # Kinds of kernels by parts of their names, in lower case; the first match counts.
 KERNELS = {
     ATTENTION: ("flash", "fmha", "attention", "attend", "split_kernel", "merge_kernel"),
@@ -208,7 +208,7 @@ class Stopwatch:
 @contextmanager
 def watched(engine: Engine, drafter: Drafter, watch: Stopwatch) -> Iterator[None]:
     """A context with stopwatches around the parts of a step."""
-    verifier = engine.verifier if reads_hidden(drafter) else engine.verifier.without_prefix
+    verifier = engine.verifier
     places: list[tuple[Any, str, str]] = [
         (drafter, "propose", TREE),
         (dynamic, "scored_guesses", HEADS),
@@ -225,8 +225,6 @@ def watched(engine: Engine, drafter: Drafter, watch: Stopwatch) -> Iterator[None
         places += [(engine.heads, name, HEADS) for name in ("candidates", "candidates_after")]
         if engine.heads.guesser is not None:
             places += [(engine.heads.guesser, name, HEADS) for name in ("fill", "grow")]
-    if verifier.prefix is not None:
-        places.append((verifier.prefix, "forward", PREFIX))
     if isinstance(verifier, NativeVerifier):
         places.append((verifier.native, "score", NATIVE))
     places += [(layer, "forward", LINEAR) for layer in _linear_layers(verifier.base.model)]

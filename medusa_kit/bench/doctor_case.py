@@ -136,8 +136,7 @@ class Case:
         row = make_row(self.engine.verifier, prompt_ids, SamplingParams(), tokens)
         if not stop:
             row.stop_ids = frozenset()
-        prefix = None if self.heads is None else self.heads.prefix
-        steps = decode(self.engine.verifier.with_prefix(prefix), drafter, [row])
+        steps = decode(self.engine.verifier, drafter, [row])
         emitted = [len(ids) for step in steps for _, ids in step]
         return row, emitted[1:]  # the first token is the prefill's
 

@@ -38,7 +38,7 @@ def heads_fit(case: Case) -> Finding:
     if case.heads is None:
         return skipped("no heads given")
     config, info = case.heads.config, case.base.info
-    what = f"{config.num_heads} {config.told} heads for {config.base_model_name}"
+    what = f"{config.num_heads} {config.kind} heads for {config.base_model_name}"
     if config.base_quantized != info.quantized:
         kinds = ["a full-precision", "a quantised"]
         return warning(

@@ -11,7 +11,6 @@ from medusa_kit.infer.draft import ROOT, Draft, State, StatelessDrafter, Topolog
 class PlainDrafter(StatelessDrafter):
     name = "none"
     num_nodes = 1
-    reads_hidden = False
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.topology = device, Topology.from_parents([ROOT], device)

@@ -172,7 +172,6 @@ class TrieDrafter:
     """A source that is a drafter by itself. The drafts that it observes may be another's."""
 
     num_nodes = 1
-    reads_hidden = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -52,7 +52,7 @@ def drafting_with_heads(engine: Engine) -> Engine:
 def _adapted(engine: Engine, folder: Path, name: str) -> tuple[Engine, int]:
     """The engine with the LoRA adapter that Medusa-2 wrote to `folder`, and its bytes. Raises
     ConfigError where steps cannot have one, CheckpointError, IncompatibleBaseError."""
-    plain = engine.verifier.without_prefix
+    plain = engine.verifier
     if plain.reads_packed_weights:
         raise ConfigError(
             f"heads {name!r} come with a LoRA adapter; steps on this server run in "

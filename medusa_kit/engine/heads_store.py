@@ -297,12 +297,12 @@ class HeadsStore:
         if loaded is not None:
             heads = loaded.engine.heads
             assert heads is not None
-            kind, count = heads.config.told, heads.num_heads
+            kind, count = heads.config.kind, heads.num_heads
             return HeadsStatus(name, "loaded", kind, count, loaded.num_bytes, bool(loaded.holders))
         state: Literal["loading", "available"] = "loading" if loading else "available"
         with contextlib.suppress(MedusaKitError):  # told to those who ask for them
             folder = self.folder.find(name).folder
             if folder is not None and says_ours(inside := heads_inside(folder)):
                 config = read_config(inside)
-                return HeadsStatus(name, state, config.told, config.num_heads)
+                return HeadsStatus(name, state, config.kind, config.num_heads)
         return HeadsStatus(name, state)

@@ -189,8 +189,7 @@ def with_heads(
     tree: AnyTree = None,
     force: bool = False,
 ) -> Engine:
-    """Another engine around the same base model and verifier, with these heads and this tree. Where
-    they have a prefix layer, its verifier and caches are its own.
+    """Another engine around the same base model and verifier, with these heads and this tree.
 
     It drafts as `engine` was told to; what drafters keep between calls is its own.
     """
@@ -202,10 +201,8 @@ def with_heads(
         heads, refused = _heads_from(folder, engine, force) if folder else (None, None)
     if heads is None and tree is not None and refused is None:
         raise no_heads_for(base.info.name)
-    prefix = None if heads is None else heads.prefix
     result = replace(
         engine,
-        verifier=engine.verifier.with_prefix(prefix),
         heads=heads,
         tree=CandidateTree.root_only(),
         plan=None,

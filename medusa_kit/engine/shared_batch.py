@@ -219,9 +219,9 @@ class SharedBatch:
         self.close(drain=error is None)
 
     def _engine_of(self, heads: Heads) -> Requests:
-        verifier = heads.engine.verifier.without_prefix
+        verifier = heads.engine.verifier
         plain = verifier.plain if isinstance(verifier, AdaptedVerifier) else verifier
-        if plain is not self._requests.verifier.without_prefix:
+        if plain is not self._requests.verifier:
             raise ConfigError(
                 "these heads were loaded for another engine's base model",
                 hint="take them from a HeadsStore of the engine that this batch belongs to",

@@ -1,9 +1,8 @@
 """The layers that heads are made of: the residual blocks of a head of its own, and the network that
 heads of kind `recurrent` share.
 
-Shapes: D hidden, X any leading shape, E embedding of a token, P the prefix layer's output (D
-numbers, or none), M units of an MLP, K heads, V vocabulary, R rows of it, B batch, Q paths of one
-depth.
+Shapes: D hidden, X any leading shape, E embedding of a token, M units of an
+MLP, K heads, V vocabulary, R rows of it, B batch, Q paths of one depth.
 """
 
 from typing import Any
@@ -59,7 +58,7 @@ class GatedBlock(nn.Module):
 class RecurrentNetwork(nn.Module):
     """What heads of kind `recurrent` share: a step from one state to the next.
 
-        u = input [unit(s); p; unit(e)]     s: the state, p: the prefix layer's output, e: a token
+        u = input [unit(s); unit(e)]     s: the state, e: a token
         u = block(u) for each block
         the next state is u; head k's output is unit(u) * gain[k]
 
@@ -70,7 +69,7 @@ class RecurrentNetwork(nn.Module):
         super().__init__()
         D = config.hidden_size
         assert config.mlp_size is not None
-        self.input = nn.Linear(config.width + embedding_size, D, bias=False, **factory)
+        self.input = nn.Linear(D + embedding_size, D, bias=False, **factory)
         self.blocks = nn.ModuleList(
             GatedBlock(D, config.mlp_size, **factory) for _ in range(config.num_blocks)
         )
@@ -78,11 +77,9 @@ class RecurrentNetwork(nn.Module):
         with torch.no_grad():  # not nn.init.eye_, which on the meta device imports torch's compiler
             self.input.weight.zero_().diagonal().fill_(1.0)
 
-    def forward(
-        self, state_XD: Tensor, prefix_XP: Tensor, token_XE: Tensor, k: int
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, state_XD: Tensor, token_XE: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """(next state_XD, output_XD of head k). `token_XE` has unit RMS."""
-        inputs = torch.cat([unit(state_XD), prefix_XP, token_XE], dim=-1)
+        inputs = torch.cat([unit(state_XD), token_XE], dim=-1)
         u_XD = self.input(inputs).to(state_XD.dtype)  # 16 bits only in products, not between them
         for block in self.blocks:
             u_XD = block(u_XD)
@@ -126,6 +123,12 @@ def rms(x_XD: Tensor) -> Tensor:
 def linear_of(module: Any) -> tuple[Tensor, Tensor | None] | None:
     """(weight, bias) of a plain Linear, None for anything else."""
     return (module.weight, module.bias) if type(module) is nn.Linear else None
+
+
+def mlp_size_of(base: BaseModel) -> int:
+    """Units of the MLP in a layer of the base; where its config does not name them, the usual."""
+    size = getattr(base.config.get_text_config(), "intermediate_size", None)
+    return size if isinstance(size, int) else 4 * base.info.hidden_size
 
 
 def copy_of_embedding(base: BaseModel, ids_R: Tensor | None) -> nn.Linear:

@@ -38,14 +38,13 @@ from medusa_kit.heads.config import (
 from medusa_kit.heads.formats import kit
 from medusa_kit.heads.formats.recognise import read_foreign
 from medusa_kit.heads.kinds import MedusaHeads
-from medusa_kit.heads.prefix_layer import PrefixLayer, PrefixSizes
 from medusa_kit.heads.undrawn import Undrawn
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "heads.safetensors"
 PAIRED_FOLDER = "medusa_heads"  # heads inside their base's folder
 FORMAT = "medusa-kit-heads"
-SHARED = ("prefix.", "recurrent.")  # how the names of tensors that all heads share begin
+SHARED = "recurrent."  # how the names of tensors that all heads share begin
 
 
 def save_heads(
@@ -111,6 +110,7 @@ def read_config(folder: Path) -> HeadsConfig:
 
 
 def _config_from(raw: dict[str, Any], path: Path) -> HeadsConfig:
+    _refuse_prefix_layer(path, raw)
     known = {field.name for field in fields(HeadsConfig)}
     if unknown := sorted(set(raw) - known):
         raise CheckpointError(f"{path} has unknown keys: {', '.join(unknown)}")
@@ -126,7 +126,6 @@ def _config_from(raw: dict[str, Any], path: Path) -> HeadsConfig:
             raise CheckpointError(f"{path}: {name} is {value!r}, expected a whole number from 1 on")
     if not isinstance(config.encoding, str | None):
         raise CheckpointError(f"{path}: encoding is {config.encoding!r}, expected text")
-    _check_prefix_sizes(path, config)
     try:
         check_mlp_size(config.kind, config.mlp_size)
     except ConfigError as error:
@@ -134,18 +133,15 @@ def _config_from(raw: dict[str, Any], path: Path) -> HeadsConfig:
     return config
 
 
-def _check_prefix_sizes(path: Path, config: HeadsConfig) -> None:
-    number, sizes = config.prefix_layers, config.prefix_sizes
-    if type(number) is not int or number not in (0, 1):
-        raise CheckpointError(f"{path}: prefix_layers is {number!r}, expected 0 or 1")
-    if not number:
-        if sizes is not None:
-            raise CheckpointError(f"{path}: prefix_sizes is {sizes!r}, and prefix_layers 0")
-        return
-    try:
-        PrefixSizes.read(sizes)
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: {error.message}") from error
+def _refuse_prefix_layer(path: Path, raw: dict[str, Any]) -> None:
+    """Versions up to 0.1 had heads that read a decoder layer over the whole prefix."""
+    number, sizes = raw.pop("prefix_layers", 0), raw.pop("prefix_sizes", None)
+    if number or sizes:
+        raise CheckpointError(
+            f"{path}: these heads have a prefix layer (prefix_layers {number!r}), which no longer "
+            "runs: it made decoding slower",
+            hint="train heads without it, for example of kind 'recurrent'",
+        )
 
 
 def _check_choice(path: Path, what: str, value: str, known: Sequence[str]) -> None:
@@ -203,9 +199,6 @@ def check_base(config: HeadsConfig, base: BaseModel, force: bool) -> None:
         "hidden size": (config.hidden_size, info.hidden_size),
         "vocabulary size": (config.vocab_size, info.vocab_size),
     }
-    if config.prefix_sizes is not None:
-        own = PrefixSizes.of_base(base.config, info.hidden_size)
-        pairs["prefix layer's keys"] = (PrefixSizes(**config.prefix_sizes).cached, own.cached)
     if not force:
         pairs["architecture"] = (config.base_model_type, info.model_type)
         if match is Match.OTHER:
@@ -246,13 +239,12 @@ def read_heads(folder: Path) -> tuple[HeadsConfig, dict[str, Tensor]]:
 
 def _medusa_tensors(config: HeadsConfig, found: dict[str, Tensor]) -> dict[str, Tensor]:
     D, R = config.hidden_size, config.reduced_size or config.vocab_size
-    expected = _shared_tensors(config, D)
+    expected: dict[str, Tensor] = {}
     if config.reduced_size is not None:
         expected["column_ids"] = torch.empty(R)
     for i in range(config.num_heads):
         for j in range(config.num_blocks):
-            read = config.width - D if j == 0 else 0
-            expected[f"blocks.{i}.{j}.linear.weight"] = torch.empty(D, D + read, device="meta")
+            expected[f"blocks.{i}.{j}.linear.weight"] = torch.empty(D, D, device="meta")
             expected[f"blocks.{i}.{j}.linear.bias"] = torch.empty(D, device="meta")
         if config.projection == "own":
             expected[f"projections.{i}.weight"] = torch.empty(R, D, device="meta")
@@ -262,21 +254,14 @@ def _medusa_tensors(config: HeadsConfig, found: dict[str, Tensor]) -> dict[str, 
 
 
 def _shared_tensors(config: HeadsConfig, embedding_size: int) -> dict[str, Tensor]:
-    """Those of the prefix layer and of the shared network by their names, without memory."""
-    found: dict[str, Tensor] = {}
+    """Those of the network that recurrent heads share, by their names, without memory."""
+    if config.kind != "recurrent":
+        return {}
     try:
-        if config.prefix_sizes is not None:
-            sizes = PrefixSizes(**config.prefix_sizes)
-            found |= _named("prefix.", PrefixLayer(config.hidden_size, sizes, device="meta"))
-        if config.kind == "recurrent":
-            found |= _named("recurrent.", RecurrentNetwork(config, embedding_size, device="meta"))
+        network = RecurrentNetwork(config, embedding_size, device="meta")
     except (RuntimeError, TypeError) as error:  # more numbers than torch can count
         raise CheckpointError(f"no tensor has the sizes of these heads: {error}") from error
-    return found
-
-
-def _named(prefix: str, module: torch.nn.Module) -> dict[str, Tensor]:
-    return {prefix + name: tensor for name, tensor in module.state_dict().items()}
+    return {SHARED + name: tensor for name, tensor in network.state_dict().items()}
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -26,8 +26,6 @@ class HeadsConfig:
     kind    what a head reads besides the hidden state: nothing (`medusa`), the root token
             (`rooted`), or all tokens on the path before its own, with a network for each head
             (`hydra`) or one that all share (`recurrent`)
-    prefix_layers  whether there is a layer over the hidden states of the prefix, whose output the
-            heads read, too (heads/prefix_layer.py); `prefix_sizes`: its sizes, where there is one
     encoding  how text was encoded that they learned (base/tokenizer/encoding_digest.py); None: it
             is not known
     mlp_size  units of each block of the network that `recurrent` heads share; None for other kinds
@@ -45,8 +43,6 @@ class HeadsConfig:
     base_fingerprint: str
     base_quantized: bool = False
     kind: Kind = "medusa"
-    prefix_layers: int = 0
-    prefix_sizes: dict[str, int] | None = None
     mlp_size: int | None = None
     encoding: str | None = None
     kit_version: str = __version__
@@ -55,21 +51,9 @@ class HeadsConfig:
         """How many tokens of the path, from the root on, head k reads."""
         return {"medusa": 0, "rooted": 1, "hydra": k + 1, "recurrent": k + 1}[self.kind]
 
-    @property
-    def width(self) -> int:
-        """Numbers that heads read of a position: its hidden state and the prefix layer's output."""
-        return self.hidden_size * (1 + self.prefix_layers)
-
-    @property
-    def told(self) -> str:
-        """The kind in words, as in `hydra, prefix layer`."""
-        return f"{self.kind}, prefix layer" if self.prefix_layers else self.kind
-
     def as_dict(self) -> dict[str, Any]:
         """What is written; what heads lack is left out, as before there was any."""
         said = asdict(self)
-        for key in () if self.prefix_layers else ("prefix_layers", "prefix_sizes"):
-            del said[key]
         for key in ("mlp_size", "encoding"):
             if said[key] is None:
                 del said[key]

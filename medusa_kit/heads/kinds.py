@@ -15,10 +15,6 @@ which carries a state along the path (ReDrafter, arXiv 2403.09919): head k goes 
 that head k - 1 left, starting from the hidden state. So they are smaller, and each learns from the
 targets of all. Their output is unit(u) * rms(x) * gain[k], u being the state.
 
-With a prefix layer (prefix_layers = 1, heads/prefix_layer.py) the first block reads its output p,
-too: x + SiLU(W[x; p; e] + b); the shared network reads it at each step. What heads are given as
-`hidden_XD` is then [x; p], 2 D wide.
-
 Projections: `shared`, the base's output embedding itself; `reduced`, chosen rows of it (nothing to
 save but their ids); `own`, a trainable copy for each head (of chosen rows, where ids are given).
 
@@ -42,6 +38,7 @@ from medusa_kit.heads.blocks import (
     Walk,
     copy_of_embedding,
     linear_of,
+    mlp_size_of,
     residual_blocks,
     rms,
 )
@@ -56,7 +53,6 @@ from medusa_kit.heads.config import (
 )
 from medusa_kit.heads.guesser import Guesser, Guesses
 from medusa_kit.heads.order import best_columns
-from medusa_kit.heads.prefix_layer import PrefixLayer, PrefixSizes
 
 
 class MedusaHeads(nn.Module):
@@ -73,19 +69,14 @@ class MedusaHeads(nn.Module):
         self.config = config
         self._base = (base,)  # in a tuple, so that the base is no submodule of the heads
         factory = {"device": base.device, "dtype": base.dtype}
-        beside = config.width - config.hidden_size  # numbers that a block reads beside x
         self.blocks, self.recurrent = nn.ModuleList(), None  # one or the other
         if config.kind == "recurrent":
             self.recurrent = RecurrentNetwork(config, base.embedding_size, **factory)
         else:
             self.blocks.extend(
-                residual_blocks(config, beside + config.num_read(k) * base.embedding_size, factory)
+                residual_blocks(config, config.num_read(k) * base.embedding_size, factory)
                 for k in range(config.num_heads)
             )
-        self.prefix: PrefixLayer | None = None
-        if config.prefix_sizes is not None:
-            sizes = PrefixSizes(**config.prefix_sizes)
-            self.prefix = PrefixLayer(config.hidden_size, sizes, **factory)
         self.projections = nn.ModuleList()
         ids_R = None if reduced_ids is None else reduced_ids.to(base.device, torch.int64)
         if config.projection == "own":
@@ -104,7 +95,6 @@ class MedusaHeads(nn.Module):
         projection: Projection = "shared",
         reduced_ids: Tensor | None = None,
         kind: Kind = "medusa",
-        prefix_layers: int = 0,
         mlp_size: int | None = None,
     ) -> "MedusaHeads":
         """Untrained heads for `base`. `reduced_ids`: token ids for `reduced`, ascending, unique;
@@ -122,12 +112,9 @@ class MedusaHeads(nn.Module):
         ):
             if value not in known:
                 raise unknown_value(what, value, known)
-        if prefix_layers not in (0, 1):
-            raise ConfigError(f"prefix_layers is {prefix_layers}: expected 0 or 1")
         check_reduced_ids(projection, reduced_ids, base.info.vocab_size)
-        sizes = PrefixSizes.of_base(base.config, base.info.hidden_size)
         if kind == "recurrent" and mlp_size is None:
-            mlp_size = sizes.mlp
+            mlp_size = mlp_size_of(base)
         check_mlp_size(kind, mlp_size)
         config = HeadsConfig(
             num_heads=num_heads,
@@ -142,8 +129,6 @@ class MedusaHeads(nn.Module):
             base_fingerprint=base.info.fingerprint,
             base_quantized=base.info.quantized,
             kind=kind,
-            prefix_layers=prefix_layers,
-            prefix_sizes=sizes.as_dict() if prefix_layers else None,
             mlp_size=mlp_size,
             encoding=base.encoding,
         )
@@ -190,13 +175,6 @@ class MedusaHeads(nn.Module):
         """Whether all heads can run before any node of the tree but the root is filled."""
         return self.config.kind not in ("hydra", "recurrent")
 
-    def with_prefix(self, hidden_BTD: Tensor) -> Tensor:
-        """What heads read at each token of whole texts, padded on the right if at all: [x; p], or
-        the hidden states themselves where there is no prefix layer."""
-        if self.prefix is None:
-            return hidden_BTD
-        return torch.cat([hidden_BTD, self.prefix(hidden_BTD)], dim=-1)
-
     def transform(
         self, hidden_XD: Tensor, k: int, path_XJ: Tensor | None = None, walk: Walk | None = None
     ) -> Tensor:
@@ -209,15 +187,12 @@ class MedusaHeads(nn.Module):
         if self.recurrent is not None:
             return self._step_of(walk, hidden_XD, k, path_XJ)
         first, *others = list(self.blocks[k])  # type: ignore[call-overload]
-        num_read, read = self.config.num_read(k), []
-        x_XD, prefix_XD = self._parts(hidden_XD)
-        if self.config.prefix_layers:
-            read.append(prefix_XD)
+        num_read, read_XE = self.config.num_read(k), None
         if num_read:
             assert path_XJ is not None, f"{self.config.kind} heads read the path"
             read_XE = self.base.token_embeddings(path_XJ[..., :num_read]).flatten(-2)
-            read.append(read_XE.to(hidden_XD.dtype))
-        z_XD = first(x_XD, torch.cat(read, dim=-1) if read else None)
+            read_XE = read_XE.to(hidden_XD.dtype)
+        z_XD = first(hidden_XD, read_XE)
         for block in others:
             z_XD = block(z_XD)
         return z_XD
@@ -232,22 +207,15 @@ class MedusaHeads(nn.Module):
     ) -> Tensor:
         assert self.recurrent is not None
         assert path_XJ is not None, f"{self.config.kind} heads read the path"
-        x_XD, prefix_XP = self._parts(hidden_XD)
-        state_XD, begun = x_XD, 0
+        state_XD, begun = hidden_XD, 0
         if walk is not None and walk.state_BQD is not None:
             state_XD, begun = walk.state_BQD, k
         for step in range(begun, k + 1):
-            token_XE = self.base.token_embeddings(path_XJ[..., step]).to(x_XD.dtype)
-            state_XD, z_XD = self.recurrent(state_XD, prefix_XP, token_XE, step)
+            token_XE = self.base.token_embeddings(path_XJ[..., step]).to(hidden_XD.dtype)
+            state_XD, z_XD = self.recurrent(state_XD, token_XE, step)
         if walk is not None:
             walk.state_BQD = state_XD
-        return z_XD * rms(x_XD)
-
-    def _parts(self, hidden_XD: Tensor) -> tuple[Tensor, ...]:
-        """(x_XD, prefix_XP) of what heads are given; the latter without numbers where there is no
-        prefix layer."""
-        D = self.config.hidden_size
-        return hidden_XD.split([D, self.config.width - D], dim=-1)
+        return z_XD * rms(hidden_XD)
 
     def project(self, z_XD: Tensor, k: int) -> Tensor:
         """logits_XR of head k over the projection's columns, with the base's scale and soft cap."""

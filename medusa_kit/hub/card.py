@@ -113,7 +113,6 @@ def _introduction(measured: Measured, options: CardOptions) -> Iterator[str]:
         ("base quantised while training", "yes" if config.base_quantized else "no"),
         ("heads", _heads(config)),
         ("kind", f"`{config.kind}`: a head reads {READS[config.kind]}"),
-        *_prefix_layer(config),
         ("projection to the vocabulary", projection),
         ("engines that load them", _engines(config)),
         ("weights, SHA-256", f"`{measured.weights_digest}`"),
@@ -131,16 +130,6 @@ def _heads(config: HeadsConfig) -> str:
     if config.mlp_size is not None:
         return f"{config.num_heads}, of {config.num_blocks} shared block(s) of {config.mlp_size:,}"
     return f"{config.num_heads}, of {config.num_blocks} block(s) each"
-
-
-def _prefix_layer(config: HeadsConfig) -> Iterator[tuple[str, str]]:
-    if config.prefix_sizes is not None:
-        heads = "{query_heads} query heads of {head_size}".format(**config.prefix_sizes)
-        yield (
-            "prefix layer",
-            f"one, {heads}: a decoder layer over the hidden states of the whole text, whose output "
-            "every head reads, too",
-        )
 
 
 def _training(measured: Measured, options: CardOptions) -> Iterator[str]:

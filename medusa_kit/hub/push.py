@@ -19,7 +19,7 @@ from medusa_kit.heads.checkpoint import CONFIG_NAME, FORMAT
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.hub.folder import CARD_NAME, UploadFile, is_known
 
-SAME = ("num_heads", "kind", "prefix_layers")  # and the base: what tells heads from other heads
+SAME = ("num_heads", "kind")  # and the base: what tells heads from other heads
 HARMLESS = (".gitattributes", CARD_NAME)
 
 

@@ -75,8 +75,6 @@ def _beside_ours(measured: Measured) -> str:
 
 def _why_not(config: HeadsConfig) -> str:
     alone = "and both engines know heads that read the hidden state alone"
-    if config.prefix_layers:
-        return f"these heads read a prefix layer, a decoder layer over the whole text, {alone}"
     if config.kind != "medusa":
         return (
             f"these are `{config.kind}` heads, which read tokens besides the hidden state, {alone}"

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from medusa_kit.infer.batch import Batch
-from medusa_kit.infer.draft import Drafter, reads_hidden, watched_by
+from medusa_kit.infer.draft import Drafter, watched_by
 from medusa_kit.infer.memory import explain_oom
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.request import Emitted, Row
@@ -31,8 +31,6 @@ def decode(
     Raises DeviceMemoryError where memory is too small; a smaller request works. Raises what a row
     failed of.
     """
-    if not reads_hidden(drafter):
-        verifier = verifier.without_prefix
     verifier = verifier.with_watched(watched_by(drafter))
     max_rows = min(max_rows or len(rows), len(rows))
     tree = verifier.slots_of_tree(drafter.num_nodes)

@@ -269,12 +269,6 @@ class StatelessDrafter:
     def select_rows(self, rows: Sequence[int]) -> None: ...
 
 
-def reads_hidden(drafter: object) -> bool:
-    """Whether it reads hidden states, as heads do; drafters that do not say it
-    (`reads_hidden = False`), so that no prefix layer runs for them."""
-    return bool(getattr(drafter, "reads_hidden", True))
-
-
 def num_ranks(drafter: object) -> int:
     """How many of the likeliest tokens after each node it reads (`num_ranks`; `StepResult.ranked`),
     so that they come from the device with all else."""

@@ -1,8 +1,7 @@
 """Batches of one model under different verifiers, used as one batch: they take turns.
 
-A forward has one adapter, and one prefix layer of heads. So rows of one adapter, or of heads with
-one prefix layer, form a batch of their own, with a cache of its own. Each step is that of the batch
-that has waited longest, whatever their numbers of rows.
+A forward has one adapter. So rows of one adapter form a batch of their own, with a cache of its
+own. Each step is that of the batch that has waited longest, whatever their numbers of rows.
 """
 
 from collections.abc import Callable

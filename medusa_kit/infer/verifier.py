@@ -16,10 +16,8 @@ from torch import Tensor
 from medusa_kit.base.families import cache_argument, refuse_impossible
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.remembered.checks import CheckMemory
-from medusa_kit.heads.prefix_layer import PrefixLayer
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
-from medusa_kit.infer.attention.prefix_layer import with_outputs
 from medusa_kit.infer.attention.sdpa import without_cudnn
 from medusa_kit.infer.attention.watched_layers import watching
 from medusa_kit.infer.draft import Draft
@@ -41,11 +39,9 @@ class Verifier:
     same forward in other ways.
 
     `attention`: the backend of tree attention (auto, sdpa, flash, triton), or a choice already
-    made. `steps_run_by`: for statistics. `prefix`: heads' layer over the hidden states of the
-    prefix, run after the base's layers on the nodes of each forward, prompts included. Hidden
-    states are 2 D wide then, as the heads read them: the base's and the layer's output. Logits are
-    the same to the bit. `watched`: layers of the base whose outputs follow the hidden states, for
-    drafters that read them. `chains_only`: whether a row's nodes must follow one another.
+    made. `steps_run_by`: for statistics. `watched`: layers of the base whose outputs follow the
+    hidden states, for drafters that read them. `chains_only`: whether a row's nodes must follow
+    one another.
     Raises ConfigError for a backend that is not installed, IncompatibleBaseError for a model on
     which drafting is known to be impossible.
     """
@@ -64,26 +60,11 @@ class Verifier:
         self.attention = AttentionChoice(attention) if isinstance(attention, str) else attention
         self.steps_run_by = steps_run_by
         self.cache_dtype: torch.dtype | None = None  # None: as keys and values are computed
-        self.prefix: PrefixLayer | None = None
         self.rounding_tolerance = 0.0  # of forwards that were compiled, beyond the self-check's
-        self._without_prefix: Self | None = None
         self.watched: tuple[int, ...] = ()
         self._watching: dict[tuple[int, ...], Self] = {}
         if not base.is_light:
             _ = self._holder
-
-    @property
-    def without_prefix(self) -> "Self":
-        """The verifier that this one was made from by `with_prefix`."""
-        return self._without_prefix or self
-
-    def with_prefix(self, prefix: PrefixLayer | None) -> "Self":
-        """One with this layer, or with none, over the same base. Caches are not shared with it."""
-        if prefix is None or prefix is self.prefix:
-            return self if prefix is self.prefix else self.without_prefix
-        verifier = self.without_prefix.copied()
-        verifier.prefix, verifier._without_prefix = prefix, self.without_prefix
-        return verifier
 
     def with_watched(self, layers: tuple[int, ...]) -> "Self":
         """The one that watches these layers too, over the same base; for none this one. Caches are
@@ -108,8 +89,8 @@ class Verifier:
 
     @property
     def num_layers(self) -> int:
-        """Layers with keys and values, the prefix layer's last."""
-        return self.base.info.num_layers + (self.prefix is not None)
+        """Layers with keys and values."""
+        return self.base.info.num_layers
 
     @cached_property
     def _holder(self) -> StepHolder:
@@ -240,7 +221,7 @@ class Verifier:
         a time runs a model: what modules keep between calls is theirs. `whole`: gets the hidden
         states of all nodes, whichever are asked for."""
         positions_BN = self._positions(step)
-        of_all = self.prefix is not None or bool(self.watched) or whole is not None
+        of_all = bool(self.watched) or whole is not None
         name = "keep_M" if of_all else "logits_to_keep"
         kept: dict[str, Any] = {} if keep_M is None else {name: keep_M}
         with (
@@ -259,8 +240,6 @@ class Verifier:
                 )
             finally:
                 self._holder.step = None
-            if self.prefix is not None:
-                hidden_BND = with_outputs(self.prefix, hidden_BND, positions_BN, cache, step)
         if outputs:
             outputs_BND = [outputs[layer].to(hidden_BND.device) for layer in self.watched]
             hidden_BND = torch.cat([hidden_BND, *outputs_BND], dim=-1)

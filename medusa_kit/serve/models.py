@@ -151,7 +151,7 @@ class ServedModels:
         told = {
             "state": "loaded",
             "heads": None if (source := self._engine.heads_source) is None else heads_name(source),
-            "kind": None if own is None else own.config.told,
+            "kind": None if own is None else own.config.kind,
             "num_heads": None if own is None else own.num_heads,
             "bytes": 0 if own is None else own.num_bytes,
             "in_use": True,

@@ -3,9 +3,9 @@
 A recipe is frozen once loaded. `dump` gives the resolved one, which the run keeps beside its heads.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
@@ -14,7 +14,7 @@ from medusa_kit.errors import ConfigError, did_you_mean
 from medusa_kit.settings.engine import OWN_MODELS
 from medusa_kit.settings.joint import JointSection as JointSection
 from medusa_kit.settings.joint import LoraSection as LoraSection
-from medusa_kit.settings.schema import Section, apply_override, beside, explain, read_yaml
+from medusa_kit.settings.schema import Removed, Section, apply_override, beside, explain, read_yaml
 
 TrainingDType = Literal["float32", "bfloat16", "float16"]
 
@@ -32,13 +32,19 @@ class BaseSection(Section):
 class HeadsSection(Section):
     """What the heads are made of."""
 
+    removed: ClassVar[Mapping[str, Removed]] = {
+        "prefix_layers": Removed(
+            "a layer over the whole prefix made decoding slower",
+            "leave it out; kind 'recurrent' guesses best",
+            kept=(0,),
+        ),
+    }
     kind: Literal["medusa", "rooted", "hydra", "recurrent"] = "medusa"  # see heads/kinds.py
     num_heads: int = Field(default=4, ge=1)  # that are trained
     # Of recurrent heads, so many more after these: another step of the same network, not trained.
     further_heads: int = Field(default=0, ge=0)
     num_blocks: int = Field(default=1, ge=1)
     mlp_size: int | None = Field(default=None, ge=1)  # of recurrent heads; the base's, unless given
-    prefix_layers: Literal[0, 1] = 0  # 1: heads also read a layer over the whole prefix
     projection: Literal["shared", "own", "reduced"] = "shared"
     reduced_size: int | None = Field(default=None, ge=1)  # tokens a reduced projection keeps
     save_dtype: TrainingDType | None = None  # the base's, unless given
@@ -272,7 +278,6 @@ class TrainRecipe(Section):
             "stage 'medusa1'": self.stage == "medusa1",
             "train.soft_top 'all'": train.soft_top == "all",
             "heads.kind 'recurrent' or 'hydra'": heads.kind in ("recurrent", "hydra"),
-            "no prefix layer (heads.prefix_layers 0)": heads.prefix_layers == 0,
             "rows side by side (train.packing false)": not train.packing,
             "deepspeed.zero_stage 0, 1 or 2": not spread,
         }

@@ -4,13 +4,12 @@ The positions of an update follow from (seed, epoch) and the update's size alone
 accumulation and processes. So runs with the same product micro-batch × accumulation × processes
 train on the same updates.
 
-Positions from memory or disk come in any order, unless heads have a prefix layer, which reads whole
-rows. Updates of these, and of rows that the base reads again in every epoch, hold whole rows.
+Positions from memory or disk come in any order. Updates of rows that the base reads again in every
+epoch hold whole rows.
 
-Shapes: T tokens, D hidden, P positions, K heads, J = K + 1 tokens ahead.
+Shapes: D hidden, P positions, K heads, J = K + 1 tokens ahead.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -29,32 +28,22 @@ from medusa_kit.train.features.features import (
     run_batches,
 )
 from medusa_kit.train.features.rows import Rows
-from medusa_kit.train.features.whole_rows import WholeRows
 from medusa_kit.train.loss.loss import SoftHidden, SoftTargets
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch of one process: hidden states (Medusa-1), or the rows they come from.
-
-    With `whole` the hidden states are those of all tokens of these rows; everything else is of the
-    trained positions alone.
-    """
+    """A micro-batch of one process: hidden states (Medusa-1), or the rows they come from."""
 
     ahead_PJ: Tensor
     hidden_PD: Tensor | None = None
     soft: SoftTargets | SoftHidden | None = None
     rows: Rows | None = None
     original: Positions | None = None  # the original base's guesses there (Medusa-2)
-    whole: WholeRows | None = None
 
     @property
     def num_positions(self) -> int:
         return len(self.ahead_PJ)
-
-    def trained(self, hidden_PD: Tensor) -> Tensor:
-        """Those of the trained positions, of hidden states that the rows have."""
-        return hidden_PD if self.whole is None else self.whole.trained(hidden_PD)
 
 
 @dataclass(frozen=True)
@@ -99,8 +88,6 @@ class StoredPositions(Protocol):
 
     def soft_hidden(self, rows_P: Tensor) -> SoftHidden: ...
 
-    def picked(self, rows_P: Tensor) -> Positions: ...
-
 
 class StoredFeed:
     """Positions in any order, from memory or disk."""
@@ -128,12 +115,25 @@ class StoredFeed:
         return Batch(ahead_PJ, hidden_PD, soft)
 
 
-class RowFeed(ABC):
-    """Updates of rows, in an order that follows from (seed, epoch)."""
+class LiveFeed:
+    """Rows that the base reads again in every epoch, in an order that follows from (seed, epoch).
 
-    def __init__(self, items: Sequence[HeadTargets], cutting: Cutting, whole_rows: bool) -> None:
-        self.items, self.cutting, self.whole_rows = items, cutting, whole_rows
-        self._sizes = [len(item.trained_P) for item in items]
+    `joint`: batches hold the rows themselves, for a base in training (`original`: the original
+    base's guesses at each item's trained positions); else the hidden states from the frozen base.
+    """
+
+    def __init__(
+        self,
+        base: BaseModel,
+        items: Sequence[HeadTargets],
+        cutting: Cutting,
+        options: FeatureOptions,
+        joint: bool = False,
+        original: dict[int, Positions] | None = None,
+    ) -> None:
+        self.base, self.items, self.cutting, self.options = base, items, cutting, options
+        self.joint, self.original = joint, original
+        self._sizes = [len(item.positions_P) for item in items]
         wanted = max(1, round(sum(self._sizes) / cutting.update_positions))
         self.updates_per_epoch = min(wanted, len(items))
 
@@ -150,83 +150,27 @@ class RowFeed(ABC):
             )
             batches = [self._batch(chosen[a:b], spare=chosen[-1]) for a, b in parts]
             ahead_PJ = torch.cat([torch.from_numpy(self.items[i].ahead_PJ) for i in chosen])
-            yield Update(batches, ahead_PJ[ahead_PJ[:, 0] >= 0])
+            yield Update(batches, ahead_PJ)
 
     def _batch(self, chosen: list[int], spare: int) -> Batch:
         """For an empty part the row `spare` is used without targets, since every process must do
         the same."""
-        batch = self.batch_of(chosen or [spare])
+        batch = self._batch_of(chosen or [spare])
         return batch if chosen else replace(batch, ahead_PJ=torch.full_like(batch.ahead_PJ, -1))
 
-    @abstractmethod
-    def batch_of(self, chosen: list[int]) -> Batch: ...
-
-    def _whole(self, items: Sequence[HeadTargets]) -> WholeRows | None:
-        return WholeRows.of(items) if self.whole_rows else None
-
-
-class LiveFeed(RowFeed):
-    """Rows that the base reads again in every epoch.
-
-    `joint`: batches hold the rows themselves, for a base in training (`original`: the original
-    base's guesses at each item's trained positions); else the hidden states from the frozen base.
-    """
-
-    def __init__(
-        self,
-        base: BaseModel,
-        items: Sequence[HeadTargets],
-        cutting: Cutting,
-        options: FeatureOptions,
-        joint: bool = False,
-        original: dict[int, Positions] | None = None,
-        whole_rows: bool = False,
-    ) -> None:
-        super().__init__(items, cutting, whole_rows)
-        self.base, self.options = base, options
-        self.joint, self.original = joint, original
-
-    def batch_of(self, chosen: list[int]) -> Batch:
+    def _batch_of(self, chosen: list[int]) -> Batch:
         items = [self.items[i] for i in chosen]
-        whole = self._whole(items)
         if not self.joint:
-            found = list(run_batches(self.base, items, self.options))
-            return _with_hidden(Positions.joined(found), whole, self.options.soft_all)
+            found = Positions.joined(list(run_batches(self.base, items, self.options)))
+            places_P = torch.arange(len(found.ahead_PJ), device=found.ahead_PJ.device)
+            soft = found.soft_hidden if self.options.soft_all else found.soft
+            return Batch(found.ahead_PJ, found.hidden_PD, soft(places_P))
         ahead_PJ = torch.cat([torch.from_numpy(item.ahead_PJ) for item in items])
-        ahead_PJ = ahead_PJ if whole is None else ahead_PJ[whole.trained_P]
         rows = Rows.of(items, self.base.device, self.options.packing)
         original = None
         if self.original is not None:
             original = Positions.joined([self.original[i] for i in chosen])
-        return Batch(ahead_PJ.to(self.base.device), rows=rows, original=original, whole=whole)
-
-
-class StoredRowFeed(RowFeed):
-    """Whole rows from memory or disk, where `items` lie one after the other."""
-
-    def __init__(
-        self,
-        positions: StoredPositions,
-        items: Sequence[HeadTargets],
-        cutting: Cutting,
-        soft_all: bool = False,
-    ) -> None:
-        super().__init__(items, cutting, whole_rows=True)
-        self.positions, self.soft_all = positions, soft_all
-        self._starts = np.cumsum([0, *(len(item.positions_P) for item in items)]).tolist()
-
-    def batch_of(self, chosen: list[int]) -> Batch:
-        rows = [torch.arange(*self._starts[i : i + 2]) for i in chosen]
-        rows_P = torch.cat(rows).to(self.positions.ahead_PJ.device)
-        whole = self._whole([self.items[i] for i in chosen])
-        return _with_hidden(self.positions.picked(rows_P), whole, self.soft_all)
-
-
-def _with_hidden(found: Positions, whole: WholeRows | None, soft_all: bool) -> Batch:
-    places_P = torch.arange(len(found.ahead_PJ)) if whole is None else whole.trained_P
-    places_P = places_P.to(found.ahead_PJ.device)
-    soft = found.soft_hidden(places_P) if soft_all else found.soft(places_P)
-    return Batch(found.ahead_PJ[places_P], found.hidden_PD, soft, whole=whole)
+        return Batch(ahead_PJ.to(self.base.device), rows=rows, original=original)
 
 
 def partition(sizes: Sequence[int], parts: int) -> list[tuple[int, int]]:

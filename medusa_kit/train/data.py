@@ -29,18 +29,6 @@ class HeadTargets:
     def targets_PK(self) -> np.ndarray:
         return self.ahead_PJ[:, 1:]
 
-    @property
-    def trained_P(self) -> np.ndarray:
-        """Those of the positions that are trained on: all but for whole rows."""
-        return self.positions_P[self.ahead_PJ[:, 0] >= 0]
-
-    def whole_row(self) -> "HeadTargets":
-        """Every token up to the last one trained on; the others have no root and no targets."""
-        length = int(self.positions_P[-1]) + 1
-        ahead_TJ = np.full((length, self.ahead_PJ.shape[1]), -1, dtype=np.int32)
-        ahead_TJ[self.positions_P] = self.ahead_PJ
-        return HeadTargets(self.input_ids[:length], np.arange(length), ahead_TJ)
-
 
 def head_targets(example: EncodedExample, num_heads: int) -> HeadTargets:
     """Positions and targets of one example.

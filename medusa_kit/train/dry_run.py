@@ -15,7 +15,6 @@ from medusa_kit.train import distributed, trainer
 from medusa_kit.train.cpu_products import by_onednn
 from medusa_kit.train.data import HeadTargets, prepare, split
 from medusa_kit.train.engine import Stage, check_precision
-from medusa_kit.train.features.features import counted
 from medusa_kit.train.forecast.described import has_weights
 from medusa_kit.train.forecast.from_config import columns, from_config, rows_assumed
 from medusa_kit.train.forecast.needs import SIZES, Forecast, Text, size, weights_of
@@ -93,15 +92,8 @@ def _tried(base: BaseModel, recipe: TrainRecipe, missing: str | None) -> list[st
 def _text(
     recipe: TrainRecipe, rows: Sequence[HeadTargets], held_out: Sequence[HeadTargets]
 ) -> Text:
-    whole = recipe.heads.prefix_layers > 0
-
-    def kept(items: Sequence[HeadTargets]) -> int:
-        return sum(int(i.positions_P[-1]) + 1 if whole else len(i.positions_P) for i in items)
-
-    return Text(
-        sum(len(item.positions_P) for item in rows), sum(len(item.input_ids) for item in rows),
-        kept(rows), kept(held_out),
-    )  # fmt: skip
+    positions, held = (sum(len(item.positions_P) for item in items) for items in (rows, held_out))
+    return Text(positions, sum(len(item.input_ids) for item in rows), held)
 
 
 def _forecast(trial: Trial, base: BaseModel, recipe: TrainRecipe, heads: MedusaHeads) -> Forecast:
@@ -116,7 +108,7 @@ def _forecast(trial: Trial, base: BaseModel, recipe: TrainRecipe, heads: MedusaH
         recipe, weights, trial.speed, trial.peak, base.info.hidden_size, base.dtype.itemsize,
         options,
     )  # fmt: skip
-    tried = Text(trial.positions, trial.tokens, trial.kept, trial.held_out)
+    tried = Text(trial.positions, trial.tokens, trial.held_out)
     found.peak += _deepspeed_bytes(recipe, weights.trained) - found.tried(tried)
     return found
 
@@ -161,7 +153,7 @@ def _needs(
     recipe, weights = forecast.recipe, forecast.weights
     columns = trial.run.module.heads.num_columns
     columns = columns if forecast.stored else max(columns, base.info.vocab_size)
-    kept = f" of {counted(text.kept, text.positions)}" if forecast.stored else ""
+    kept = f" of {text.positions:,} training tokens" if forecast.stored else ""
     return [
         f"loss of the first micro-batch {trial.loss:.3f}",
         f"memory, about: model {size(base.num_bytes)}, trained weights with the optimiser's state "

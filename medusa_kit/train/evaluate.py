@@ -83,7 +83,7 @@ def answer_starts(items: Sequence[HeadTargets]) -> np.ndarray:
     """Where each stretch of the assistant's tokens begins among the trained positions of all."""
     starts, done = [], 0
     for item in items:
-        gaps = np.flatnonzero(np.diff(item.trained_P) > 1) + 1
+        gaps = np.flatnonzero(np.diff(item.positions_P) > 1) + 1
         starts += [done, *(done + gaps).tolist()]
-        done += len(item.trained_P)
+        done += len(item.positions_P)
     return np.array(starts, dtype=np.int64)

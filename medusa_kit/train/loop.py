@@ -258,8 +258,7 @@ class TrainingLoop:
         if distributed.is_main():
             with self.folder.explain_disk():
                 batches = [{"hidden_PD": b.hidden_PD, "ahead_PJ": b.ahead_PJ,
-                            "input_ids_BT": None if b.rows is None else b.rows.input_ids_BT,
-                            "row_lengths": None if b.whole is None else b.whole.lengths}
+                            "input_ids_BT": None if b.rows is None else b.rows.input_ids_BT}
                            for b in update.batches]  # fmt: skip
                 torch.save({"step": self.step + 1, "batches": batches}, path)
         raise MedusaKitError(

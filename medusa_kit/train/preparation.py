@@ -32,7 +32,6 @@ from medusa_kit.train.batching import (
     LiveFeed,
     StoredFeed,
     StoredPositions,
-    StoredRowFeed,
 )
 from medusa_kit.train.data import HeadTargets, coverage, most_frequent_ids, on_all_tokens
 from medusa_kit.train.engine import Stage, TrainingEngine
@@ -47,7 +46,6 @@ from medusa_kit.train.features.features import (
     run_batches,
 )
 from medusa_kit.train.features.runners_up import check_runners_up
-from medusa_kit.train.features.whole_rows import read_rows
 from medusa_kit.train.loss import fused as fused_loss
 from medusa_kit.train.loss.loss import LossOptions
 from medusa_kit.train.stages import Medusa1, Medusa2, needs_original, original_top
@@ -62,7 +60,7 @@ class Run:
 
     module: Stage
     feed: Feed
-    held_out: list[HeadTargets]  # longest first; whole rows where heads read them
+    held_out: list[HeadTargets]  # longest first
     held_features: Positions | None  # None where the base is trained: then computed each time
     options: FeatureOptions
     chunk: int
@@ -82,9 +80,6 @@ class Run:
             # Gather after the base has run, since its forward releases what it gathered.
             needed = [*self.module.held_parameters(), *heads.parameters()]
             with contextlib.nullcontext() if engine is None else engine.whole(needed):
-                if heads.prefix is not None:
-                    tokens = self.options.batch_tokens
-                    store = read_rows(heads, store, self.held_out, tokens)
                 scores = evaluate(heads, store, self.chunk, starts)
             self.module.train()
             return scores
@@ -130,8 +125,6 @@ def prepare_run(
     training = trained_rows(training, recipe)
     positions = train.micro_batch_positions * train.accumulation * distributed.world()
     cutting = Cutting(positions, train.accumulation)
-    if heads.prefix is not None:
-        held_out = [item.whole_row() for item in held_out]
     held_out = by_length(held_out)
     plain = FeatureOptions(options.batch_tokens, 0, options.packing)
     module: Stage
@@ -163,18 +156,14 @@ def _medusa1_feed(
     cutting: Cutting,
     options: FeatureOptions,
 ) -> Feed:
-    features, whole_rows = recipe.train.features or "memory", recipe.heads.prefix_layers > 0
-    if whole_rows:
-        training = by_length([item.whole_row() for item in training])  # as features in memory are
+    features = recipe.train.features or "memory"
     if features == "live":
-        return LiveFeed(base, training, cutting, options, whole_rows=whole_rows)
+        return LiveFeed(base, training, cutting, options)
     store: StoredPositions
     if features == "disk":
         store = cached_positions(base, training, recipe, options)
     else:
         store = collect_features(base, training, options, "training features")
-    if whole_rows:
-        return StoredRowFeed(store, training, cutting, options.soft_all)
     return StoredFeed(store, cutting, options.soft_all)
 
 
@@ -208,9 +197,7 @@ def _joint(
     module.train()
     moving = sum(p.numel() for p in base.model.parameters() if p.requires_grad)
     console.note(f"{moving:,} weights of the base are trained ({joint.moves})")
-    whole_rows = heads.prefix is not None
-    items = [item.whole_row() for item in training] if whole_rows else training
-    return module, LiveFeed(base, items, cutting, options, True, original, whole_rows)
+    return module, LiveFeed(base, training, cutting, options, True, original)
 
 
 def _checkpoint_activations(model: Any) -> None:
@@ -281,7 +268,7 @@ def untrained_heads(
 ) -> MedusaHeads:
     heads = MedusaHeads.for_base(
         base, options.num_heads, options.num_blocks, options.projection, ids_R, options.kind,
-        options.prefix_layers, options.mlp_size,
+        options.mlp_size,
     )  # fmt: skip
     return heads.double() if base.dtype == torch.float64 else heads.float()
 
@@ -326,7 +313,7 @@ def check_earlier_heads(recipe: TrainRecipe) -> None:
 
 def _check_same(config: HeadsConfig, options: HeadsSection, source: str) -> None:
     """Raises ConfigError where heads of an earlier run are not those of the recipe."""
-    names = ["num_heads", "num_blocks", "kind", "projection", "reduced_size", "prefix_layers"]
+    names = ["num_heads", "num_blocks", "kind", "projection", "reduced_size"]
     if config.reduced_size and config.reduced_size < (options.reduced_size or 0):
         names.remove("reduced_size")  # their text had no more tokens
     with_further = options.num_heads + options.further_heads  # as that section's own run left them

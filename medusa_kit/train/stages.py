@@ -62,13 +62,10 @@ class Medusa1(nn.Module):
 
     def forward(self, batch: Batch, terms: Terms) -> HeadsLoss:
         assert batch.hidden_PD is not None
-        read_PW = batch.hidden_PD
         with self.options.products(self.heads.base.device):
-            if batch.whole is not None:
-                read_PW = batch.whole.read_by(self.heads, read_PW)
             result = heads_loss(
-                self.heads, read_PW, batch.ahead_PJ, self.options, batch.soft, terms.counts_K,
-                self.uncertainty_K,
+                self.heads, batch.hidden_PD, batch.ahead_PJ, self.options, batch.soft,
+                terms.counts_K, self.uncertainty_K,
             )  # fmt: skip
         if self.uncertainty_K is None:
             return result
@@ -108,16 +105,15 @@ class Medusa2(nn.Module):
         original = batch.original or self._original(batch)
         held = None if original is None else original.cut(self.joint.distill_top)
         hidden_PD = batch.rows.hidden_PD(self._base[0])
-        trained_PD = batch.trained(hidden_PD)
         own = base_loss(
-            self._base[0], trained_PD, batch.ahead_PJ[:, 0], self.options, terms.count,
+            self._base[0], hidden_PD, batch.ahead_PJ[:, 0], self.options, terms.count,
             None if held is None else SoftTargets(held.likeliest_PS, held.chances_PS),
         )  # fmt: skip
         soft = None
         if original is not None and self.medusa1.options.soft_share > 0:
             top = self.medusa1.options.soft_top or self.joint.distill_top
-            soft = original.cut(top).soft(torch.arange(len(trained_PD), device=hidden_PD.device))
-        ahead = Batch(batch.ahead_PJ, hidden_PD, soft, whole=batch.whole)
+            soft = original.cut(top).soft(torch.arange(len(hidden_PD), device=hidden_PD.device))
+        ahead = Batch(batch.ahead_PJ, hidden_PD, soft)
         heads = self.medusa1(ahead, terms)
         loss = own + terms.heads_weight * heads.loss
         return heads._replace(loss=loss, base=own.detach())
@@ -132,7 +128,7 @@ class Medusa2(nn.Module):
         training = self.model.training
         self.model.eval()  # no dropout in the targets
         with adapters.switched_off(self.model):
-            hidden_PD = batch.trained(batch.rows.hidden_PD(base))
+            hidden_PD = batch.rows.hidden_PD(base)
         self.model.train(training)
         top = original_top(self.joint, self.medusa1.options)
         guesses = likeliest(base, hidden_PD, min(top, base.info.vocab_size))

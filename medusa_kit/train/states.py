@@ -14,12 +14,10 @@ def check_states(config: Any, recipe: TrainRecipe) -> None:
     impossible = {
         "train.packing": (recipe.train.packing, "a row's state would pass to the next one"),
         "train.runners_up": (recipe.train.runners_up, "a runner-up would change those behind it"),
-        "heads.prefix_layers": (recipe.heads.prefix_layers, "no such heads draft for it"),
     }
     for name, (value, because) in impossible.items():
         if value:
-            without = "0" if name.startswith("heads") else "false"
             raise ConfigError(
                 f"{name} {value} on {config.get_text_config().model_type}: {why}; {because}",
-                hint=f"{name}={without}",
+                hint=f"{name}=false",
             )

@@ -51,7 +51,7 @@ def calibrate(
     ranks: list[np.ndarray] = [np.empty(0)] * len(usable)
     entries: list[np.ndarray] = [np.empty(0)] * len(usable)
     with console.progress("calibrating", len(usable), "answers") as bar:
-        for index, hidden_PD in hidden_states(base, heads, usable):
+        for index, hidden_PD in hidden_states(base, usable):
             ahead_PJ = tokens_ahead(usable[index].response_ids, heads.num_heads)
             ranks[index] = token_ranks(heads, hidden_PD, ahead_PJ, num_ranks).numpy()
             if drafter is not None:
@@ -83,7 +83,7 @@ def fitted_dynamic_tree(
     stride = max(1, sum(len(a.response_ids) for a in usable) // FIT_POSITIONS)
     hidden, ahead = [], []
     with console.progress("fitting temperatures", len(usable[::stride]), "answers") as bar:
-        for index, hidden_PD in hidden_states(base, heads, usable[::stride]):
+        for index, hidden_PD in hidden_states(base, usable[::stride]):
             hidden.append(hidden_PD.clone())
             ahead.append(tokens_ahead(usable[::stride][index].response_ids, heads.num_heads))
             bar.advance()
@@ -113,15 +113,13 @@ def usable_answers(base: BaseModel, answers: Sequence[AnswerRow]) -> list[Answer
 
 
 @torch.no_grad()
-def hidden_states(
-    base: BaseModel, heads: MedusaHeads, answers: Sequence[AnswerRow]
-) -> Iterator[tuple[int, Tensor]]:
+def hidden_states(base: BaseModel, answers: Sequence[AnswerRow]) -> Iterator[tuple[int, Tensor]]:
     """(index, hidden_PD) of each answer, row p before answer token p, in batches of similar length
-    and so in another order. It is what the heads read: with their prefix layer's output, if any."""
+    and so in another order."""
     order = sorted(range(len(answers)), key=lambda i: _size(answers[i]))
     for batch in _batches(order, answers):
         ids_BT, mask_BT = _padded(base, [answers[i] for i in batch])
-        hidden_BTD = heads.with_prefix(base.hidden_states(ids_BT, mask_BT))
+        hidden_BTD = base.hidden_states(ids_BT, mask_BT)
         for row, index in enumerate(batch):
             first = len(answers[index].prompt_ids) - 1
             yield index, hidden_BTD[row, first : first + len(answers[index].response_ids)]

@@ -22,7 +22,6 @@ from medusa_kit.bench.breakdown import (
     MODEL,
     NATIVE,
     OTHER,
-    PREFIX,
     PYTHON,
     TREE,
     Stopwatch,
@@ -46,7 +45,7 @@ def through_torch(**kinds: Any) -> Engine:
     base = endless_base(24)
     engine = build_engine(base, attention="sdpa")  # asked for by name: no C++
     heads = random_heads(base, **kinds)
-    return Engine(engine.verifier.with_prefix(heads.prefix), engine.check, heads, BUSHY)
+    return Engine(engine.verifier, engine.check, heads, BUSHY)
 
 
 def test_time_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,16 +69,15 @@ def test_time_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watch.spent == {PYTHON: 17.0, MODEL: 2.0, LINEAR: 4.0, HEADS: 12.0}
 
 
-@pytest.mark.parametrize(("kind", "prefix_layers"), [("medusa", 0), ("hydra", 0), ("hydra", 1)])
-def test_parts_of_steps_through_torch(kind: str, prefix_layers: int) -> None:
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+def test_parts_of_steps_through_torch(kind: str) -> None:
     """The base alone is what a step of one node takes, whatever heads there are."""
-    engine = through_torch(kind=kind, prefix_layers=prefix_layers)
+    engine = through_torch(kind=kind)
     found = break_down({"heads": engine}, PROMPTS, 8)
     assert list(found) == ["medusa-kit, plain decoding", "heads"]
     one, ours = found.values()
     always = {TREE, ACCEPT, CACHE, PYTHON, *MODEL_PARTS}
-    drafting = {HEADS, PREFIX} if prefix_layers else {HEADS}
-    assert (set(one.parts), set(ours.parts)) == (always, always | drafting)
+    assert (set(one.parts), set(ours.parts)) == (always, always | {HEADS})
     assert (one.num_nodes, ours.num_nodes) == (1, BUSHY.num_nodes)
     assert one.num_steps == 7, "the first token is the prompt's"
     linears = [m for m in engine.base.model.modules() if isinstance(m, torch.nn.Linear)]
@@ -88,12 +86,11 @@ def test_parts_of_steps_through_torch(kind: str, prefix_layers: int) -> None:
     assert one.floor_seconds == ours.floor_seconds > 0
 
 
-@pytest.mark.parametrize("prefix_layers", [0, 1])
-def test_parts_of_steps_in_cpp(prefix_layers: int) -> None:
+def test_parts_of_steps_in_cpp() -> None:
     if load_library() is None:
         pytest.skip("no C++ kernels on this machine")
     model = tiny_model("llama", hidden_size=64, intermediate_size=64, head_dim=16)
-    engine = engine_with_heads(wrap_model(model, None, "wide-tiny"), prefix_layers=prefix_layers)
+    engine = engine_with_heads(wrap_model(model, None, "wide-tiny"))
     assert isinstance(engine.verifier, NativeVerifier), engine.verifier.steps_run_by
     (one, ours) = break_down({"heads": engine}, PROMPTS, 8).values()
     assert NATIVE in one.parts

@@ -78,10 +78,9 @@ def test_reduced_projection(base: BaseModel, ids: Any, status: str, words: str) 
 
 
 @pytest.mark.parametrize("kind", ["medusa", "hydra", "recurrent"])
-def test_heads_with_a_prefix_layer(base: BaseModel, kind: Any) -> None:
-    """Decoding runs their layer, so that the steps are those of the replay."""
+def test_heads_of_every_kind(base: BaseModel, kind: Any) -> None:
     case = examine(base, counting_rows())
-    case.heads = MedusaHeads.for_base(base, K, kind=kind, prefix_layers=1)
+    case.heads = MedusaHeads.for_base(base, K, kind=kind)
     said(doctor_heads.head_offset(case), "ok", "4.00 a step (3 heads + 1), shifted by one 1.00")
     said(doctor_heads.replay_equals_decoding(case), "ok")
 

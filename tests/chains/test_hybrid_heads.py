@@ -13,7 +13,6 @@ from support.small_engines import build_engine, random_heads, random_prompt
 from medusa_kit.base import adapters
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.engine.heads_store import HeadsStore
-from medusa_kit.errors import ConfigError
 from medusa_kit.heads import save_heads
 from medusa_kit.settings.recipe import LoraSection
 
@@ -67,13 +66,3 @@ def test_each_request_gets_its_heads_and_adapter(family: str, tmp_path: Path) ->
         assert ids == answer_of(merged if name == "adapter" else plain, prompt)
         changed += name == "adapter" and ids != answer_of(plain, prompt)
     assert changed
-
-
-def test_heads_with_a_prefix_layer_are_refused(tmp_path: Path) -> None:
-    base = base_of("lfm2")
-    save_heads(random_heads(base, 2, prefix_layers=1), tmp_path / "heads")
-    with (
-        HeadsStore(build_engine(base), tmp_path) as store,
-        pytest.raises(ConfigError, match="prefix layer cannot draft for 'lfm2'"),
-    ):
-        store.get("heads")

@@ -45,7 +45,7 @@ struct Weights {
 struct Model {
     Weights weights;
     std::vector<Layer> layers;
-    Decoder decoder, prefix;
+    Decoder decoder;
     Matrix block[1];
     Head head;
     Heads heads;
@@ -60,28 +60,25 @@ struct Model {
                               weights.floats(HIDDEN), nullptr, nullptr, nullptr, 0, 0});
         decoder = {HIDDEN, MLP, HEADS, KV_HEADS, HEAD, HEAD, LAYERS, 0, 1e-5f, 0.25f,
                    layers.data(), weights.floats(HIDDEN), weights.matrix(kind, VOCAB, HIDDEN)};
-        prefix = decoder;
-        prefix.num_layers = 1;
-        decoder.prefix = &prefix;
         block[0] = weights.matrix(F32, HIDDEN, HIDDEN);
         head = {block, 1, 0, weights.matrix(kind, VOCAB, HIDDEN)};
-        heads = {HIDDEN, HIDDEN, HIDDEN, 1, 1.0f, 0.0f, &head,
+        heads = {HIDDEN, HIDDEN, 1, 1.0f, 0.0f, &head,
                  weights.matrix(F32, VOCAB, HIDDEN), nullptr};
     }
 
     // A step, the heads and one product: all numbers that came out.
     std::vector<float> answer(int threads) const {
         std::vector<float> embeddings(NODES * HIDDEN), rotary(2 * NODES * HEAD, 0.5f), hidden(NODES * HIDDEN);
-        std::vector<float> outputs(NODES * HIDDEN), cache((LAYERS + 1) * 2 * KV_HEADS * SLOTS * HEAD, 0.1f), logits(NODES * VOCAB), product(NODES * VOCAB);
+        std::vector<float> cache(LAYERS * 2 * KV_HEADS * SLOTS * HEAD, 0.1f), logits(NODES * VOCAB), product(NODES * VOCAB);
         for (size_t i = 0; i < embeddings.size(); ++i) embeddings[i] = 0.01f * (float)(i % 37);
         std::vector<int64_t> starts{0, NODES}, places{0}, lengths{LENGTH}, depths{0, 1, 1, 2, 2}, positions{0, 1, 2, 3, 4}, kept{0, 1, 2, 3, 4}, likeliest(NODES * COLUMNS);
         std::vector<uint8_t> sees{1,0,0,0,0, 1,1,0,0,0, 1,0,1,0,0, 1,1,0,1,0, 1,0,1,0,1};
         const Step step{1, NODES, 1, SLOTS, embeddings.data(), rotary.data(), NODES, positions.data(), starts.data(), places.data(),
                         lengths.data(), depths.data(), sees.data(), cache.data(), NODES, kept.data(), hidden.data(), logits.data(), COLUMNS,
-                        likeliest.data(), 0, outputs.data()};
+                        likeliest.data(), 0};
         mk_step(&decoder, &step, threads);
-        // The end of a prompt alone, where the prefix layer leaves out its other outputs.
-        std::vector<float> end_hidden(HIDDEN), end_logits(VOCAB), end_outputs(HIDDEN);
+        // The end of a prompt alone.
+        std::vector<float> end_hidden(HIDDEN), end_logits(VOCAB);
         std::vector<uint8_t> before(NODES * NODES);
         for (int64_t i = 0; i < NODES * NODES; ++i) before[i] = i % NODES <= i / NODES;
         Step prompt = step;
@@ -89,7 +86,7 @@ struct Model {
         prompt.sees = before.data();
         prompt.num_kept = 1;
         prompt.kept = &kept[NODES - 1];
-        prompt.hidden_out = end_hidden.data(), prompt.logits = end_logits.data(), prompt.prefix_out = end_outputs.data();
+        prompt.hidden_out = end_hidden.data(), prompt.logits = end_logits.data();
         std::vector<int64_t> end_likeliest(COLUMNS);
         prompt.likeliest = end_likeliest.data();
         mk_step(&decoder, &prompt, threads);
@@ -108,7 +105,7 @@ struct Model {
                         parents.data(), grown_depths.data(), grown_sees.data(), grown_scores.data(), -INFINITY, -INFINITY};
         mk_grow(&heads, &grow, threads);
         mk_linear(&decoder.output, hidden.data(), NODES, product.data(), threads);
-        for (const auto& more : {logits, scores, product, outputs, end_hidden, end_logits, end_outputs}) hidden.insert(hidden.end(), more.begin(), more.end());
+        for (const auto& more : {logits, scores, product, end_hidden, end_logits}) hidden.insert(hidden.end(), more.begin(), more.end());
         hidden.insert(hidden.end(), likeliest.begin(), likeliest.end());
         for (const auto& more : {ids, filled, grown, parents}) hidden.insert(hidden.end(), more.begin(), more.end());
         return hidden;

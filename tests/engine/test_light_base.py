@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.debug_model import ROOT
-from support.small_engines import build_engine, random_heads
+from support.small_engines import random_heads
 from support.tiny_models import model_of
 from transformers import AutoModelForCausalLM
 
@@ -73,21 +73,6 @@ def test_answers_are_plain_generates(folder: Path) -> None:
     assert drawn.token_ids == same.token_ids
     assert isinstance(engine.base, PackedBase)
     assert not engine.base.is_loaded
-
-
-@pytest.mark.parametrize("kind", ["medusa", "recurrent"])
-def test_it_stays_light_under_heads_with_a_prefix_layer(
-    light: PackedBase, folder: Path, kind: str
-) -> None:
-    heads = random_heads(light, kind=kind, prefix_layers=1)
-    engine = build_engine(light, heads=heads, tree=[[0], [1], [0, 0]])
-    plain = medusa_kit.load(str(folder), heads=None).generate(PROMPT, max_new_tokens=24)
-    for drafter in ("medusa", "auto"):
-        assert (
-            engine.generate(PROMPT, max_new_tokens=24, drafter=drafter).token_ids == plain.token_ids
-        )
-    assert engine.verifier.native.prefix is not None  # type: ignore[attr-defined]
-    assert not light.is_loaded
 
 
 def test_it_is_described_as_the_whole_model_is(light: PackedBase, folder: Path) -> None:
@@ -328,7 +313,7 @@ print(sorted(unneeded & set(sys.modules)))
 def test_decoding_with_heads_imports_no_compiler(
     light: PackedBase, folder: Path, tmp_path: Path, kind: str
 ) -> None:
-    heads = random_heads(light, kind=kind, prefix_layers=1)
+    heads = random_heads(light, kind=kind)
     save_heads(heads, tmp_path / "heads")
     given = ["-m", str(folder), "--heads", str(tmp_path / "heads")]
     medusa_kit.load(str(folder), heads=str(tmp_path / "heads"))  # which packs them

@@ -18,7 +18,6 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import save_heads
-from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.node_choice.measured import MeasuredSteps
 from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
 from medusa_kit.tree.candidate_tree import CandidateTree, save_tree
@@ -41,31 +40,14 @@ def engines(base: BaseModel) -> dict[str, Engine]:
 
 
 def test_step_times_and_checks_lie_in_files_of_their_own(engines: dict[str, Engine]) -> None:
-    for prefixed in (False, True):  # a prefix layer's verifier is another one
-        found = list[tuple[Path, Path]]()
-        for engine in engines.values():
-            verifier = engine.verifier
-            if prefixed:
-                verifier = verifier.with_prefix(random_heads(engine.base, prefix_layers=1).prefix)
-            memory = verifier.check_memory()
-            assert memory is not None
-            found.append((MeasuredSteps(verifier)._path, memory._path))
-        times, checks = zip(*found, strict=True)
-        assert len(set(times)) == len(set(checks)) == len(ALL)
+    found = list[tuple[Path, Path]]()
+    for engine in engines.values():
+        memory = engine.verifier.check_memory()
+        assert memory is not None
+        found.append((MeasuredSteps(engine.verifier)._path, memory._path))
+    times, checks = zip(*found, strict=True)
+    assert len(set(times)) == len(set(checks)) == len(ALL)
     assert len({engine.steps_run_by for engine in engines.values()}) == len(ALL)
-
-
-def test_a_precision_is_that_of_a_verifier_without_the_prefix_layer_too(base: BaseModel) -> None:
-    heads = random_heads(base, prefix_layers=1)
-    exact = rounded_engine(base, FLOAT32, heads=heads).verifier
-    assert isinstance(exact, NativeVerifier)
-    for name in ROUNDED:
-        found = exact.with_activations(name)
-        assert (found.prefix, found.activations) == (heads.prefix, name)
-        assert (found.native.prefix is None) == (exact.native.prefix is None)
-        plain = found.without_prefix
-        assert (plain.prefix, plain.activations) == (None, name)
-        assert found.steps_run_by == plain.steps_run_by != exact.steps_run_by
 
 
 def test_a_remembered_check_is_of_its_own_precision(base: BaseModel) -> None:

@@ -13,7 +13,7 @@ from support.tiny_models import CONTEXT, VOCAB, tiny_base
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
-from medusa_kit.settings.drafters import BROUGHT_ALONG, DRAFTERS, READ_HEADS
+from medusa_kit.settings.drafters import BROUGHT_ALONG, DRAFTERS
 
 FAMILIES = ("llama", "gemma3", "gpt2")
 OPTIONS: dict[str, list[dict]] = {
@@ -69,17 +69,6 @@ def test_a_seed_says_the_same(
     drafted = engine.generate(PROMPTS, drafter=name, drafter_options=options, **SAMPLING)
     assert [result.token_ids for result in drafted] == drawn
     assert len(set(map(tuple, drawn))) == len(PROMPTS)
-
-
-@pytest.mark.parametrize("name", READ_HEADS)
-def test_heads_with_a_prefix_layer(name: str) -> None:
-    engine = engine_with_heads(tiny_base("gpt2"), kind="rooted", prefix_layers=1)
-    given: dict = {"drafter": name, "max_new_tokens": 16}
-    found = [result.token_ids for result in engine.generate(PROMPTS, **given)]
-    assert found == [plain_answer("gpt2", p, min(16, CONTEXT - len(p))) for p in PROMPTS]
-    drawn = {"temperature": 0.7, "seed": 3, "max_new_tokens": 16}
-    expected = engine.generate(PROMPTS[1], drafter="none", **drawn)
-    assert engine.generate(PROMPTS[1], drafter=name, **drawn).token_ids == expected.token_ids
 
 
 def test_the_prompts_are_worth_drafting_for(engine: Engine) -> None:

@@ -239,7 +239,6 @@ def test_lorax_keeps_the_adapter(tmp_path: Path) -> None:
 # What cannot be converted exactly is refused, with the reason.
 
 Call = Callable[[Path], Any]
-PREFIXED: dict[str, Any] = {"projection": "shared", "prefix_layers": 1}
 OURS: dict[str, dict[str, Any]] = {
     "rooted": {"projection": "shared", "kind": "rooted"},
     "hydra": {"projection": "shared", "kind": "hydra"},
@@ -278,10 +277,6 @@ def own_rows_for_some_to_vllm(f: Path) -> Any:
 
 
 IMPOSSIBLE: dict[str, tuple[Call, type[MedusaKitError], str]] = {
-    **{f"a prefix layer to {to}": (
-        ours_to(to, base=True, projection="shared", prefix_layers=1), ConfigError,
-        f"kind medusa, prefix layer.*train --quick --for {engine} -m .*heads.prefix_layers=0")
-       for to, engine in (("vllm", "vllm"), ("tgi", "tgi"), ("trt-llm", "tgi"))},
     **{f"{kind} to {to}": (
         ours_to(to, base=True, **options), ConfigError,
         f"read tokens besides.*that {name} loads: medusa-kit train --quick --for {engine} -m "
@@ -291,7 +286,7 @@ IMPOSSIBLE: dict[str, tuple[Call, type[MedusaKitError], str]] = {
                                 ("fd-v2", "FasterDecoding", "tgi"))},
     **{f"{kind} to medusa-kit": (ours_to("medusa-kit", base=True, **options), ConfigError,
                                  f"medusa-kit heads already, of kind {kind}")
-       for kind, options in {**OURS, "medusa, prefix layer": PREFIXED}.items()},
+       for kind, options in OURS.items()},
     "own to fd-v2": (ours_to("fd-v2", base=True), CheckpointError, "different from the base's"),
     "own to fd-v2, no base": (ours_to("fd-v2"), CheckpointError, "no base was named to compare"),
     "own to tgi v2": (ours_to("tgi", layout="v2"), CheckpointError, "no vocabulary matrices"),

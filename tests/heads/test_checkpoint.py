@@ -49,29 +49,26 @@ def test_round_trip_is_bit_exact(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "heads.safetensors"]
 
 
-@pytest.mark.parametrize(("kind", "prefix"), [("rooted", 0), ("hydra", 0), ("medusa", 1),
-                                              ("recurrent", 0), ("recurrent", 1)])  # fmt: skip
+@pytest.mark.parametrize("kind", ["rooted", "hydra", "recurrent"])
 def test_heads_that_read_more_come_back_and_are_not_taken_for_others(
-    llama: BaseModel, tmp_path: Path, kind: str, prefix: int
+    llama: BaseModel, tmp_path: Path, kind: str
 ) -> None:
-    heads = MedusaHeads.for_base(llama, 3, 2, kind=kind, prefix_layers=prefix)  # type: ignore[arg-type]
+    heads = MedusaHeads.for_base(llama, 3, 2, kind=kind)  # type: ignore[arg-type]
     for parameter in heads.parameters():
         torch.nn.init.normal_(parameter)
     save_heads(heads, tmp_path)
     loaded = load_heads(tmp_path, llama)
     assert loaded.config == heads.config
-    hidden_XD, path_XJ = torch.randn(4, heads.config.width), torch.randint(3, 96, (4, 3))
+    hidden_XD, path_XJ = torch.randn(4, 32), torch.randint(3, 96, (4, 3))
     for k in range(3):
         expected_XD = heads.transform(hidden_XD, k, path_XJ)
         assert torch.equal(loaded.transform(hidden_XD, k, path_XJ), expected_XD)
-    hidden_BTD = torch.randn(2, 5, 32)
-    assert torch.equal(loaded.with_prefix(hidden_BTD), heads.with_prefix(hidden_BTD))
     config = json.loads((tmp_path / "config.json").read_text())
-    plain = {"kind": "medusa", "prefix_layers": 0, "prefix_sizes": None, "mlp_size": None}
+    plain = {"kind": "medusa", "mlp_size": None}
     (tmp_path / "config.json").write_text(json.dumps({**config, **plain}))
     wrong = r"shape .*, expected \(32, 32\)"
-    if prefix or kind == "recurrent":
-        wrong = rf"{'prefix' if prefix else 'recurrent'}\..* is unexpected"
+    if kind == "recurrent":
+        wrong = r"recurrent\..* is unexpected"
     with pytest.raises(CheckpointError, match=wrong):
         load_heads(tmp_path, llama)
 
@@ -216,37 +213,6 @@ def test_broken_folders(llama: BaseModel, tmp_path: Path, case: str) -> None:
         load_heads(tmp_path, llama)
 
 
-SIZES = {"query_heads": 4, "kv_heads": 2, "head_size": 8, "mlp": 48}
-BROKEN_PREFIX: dict[str, tuple[Callable[[Path], None], str]] = {
-    "two layers": (set_key("prefix_layers", 2), "prefix_layers is 2, expected 0 or 1"),
-    "a truth value": (set_key("prefix_layers", True), "prefix_layers is True, expected 0 or 1"),
-    "sizes of no layer": (set_key("prefix_layers", 0), "prefix_sizes is .* and prefix_layers 0"),
-    "no sizes": (set_key("prefix_sizes", None), "prefix_sizes is None, expected query_heads, kv"),
-    "a size is missing": (set_key("prefix_sizes", {"mlp": 48}), "expected query_heads, kv_heads"),
-    "a negative size": (set_key("prefix_sizes", {**SIZES, "mlp": -1}), "mlp is -1, expected"),
-    "uneven groups": (set_key("prefix_sizes", {**SIZES, "kv_heads": 3}), "that divide query_heads"),
-    "an odd head size": (set_key("prefix_sizes", {**SIZES, "head_size": 7}), "even head_size"),
-    "a huge layer": (set_key("prefix_sizes", {**SIZES, "mlp": 10**12}),
-                     r"prefix\.w1\.weight has shape \(48, 32\), expected \(1000000000000, 32\)"),
-    "missing tensor": (drop_tensor("prefix.wv.weight"), r"prefix\.wv\.weight is missing"),
-    "misshapen tensor": (set_tensor("prefix.norm.weight", torch.zeros(31)),
-                         r"prefix\.norm\.weight"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", BROKEN_PREFIX)
-def test_broken_prefix_layers(llama: BaseModel, tmp_path: Path, case: str) -> None:
-    """With the base and, before that is loaded, without."""
-    save_heads(MedusaHeads.for_base(llama, 2, prefix_layers=1), tmp_path)
-    assert load_heads(tmp_path, llama).config.prefix_sizes == SIZES
-    assert read_heads(tmp_path)[0].prefix_layers == 1
-    damage, message = BROKEN_PREFIX[case]
-    damage(tmp_path)
-    for read in (lambda: load_heads(tmp_path, llama), lambda: read_heads(tmp_path)):
-        with pytest.raises(CheckpointError, match=message):
-            read()
-
-
 BROKEN_NETWORK: dict[str, tuple[Callable[[Path], None], str]] = {
     "no size": (set_key("mlp_size", None), "mlp_size is None, expected a whole number"),
     "a truth value": (set_key("mlp_size", True), "mlp_size is True, expected a whole number"),
@@ -277,21 +243,24 @@ def test_broken_shared_networks(llama: BaseModel, tmp_path: Path, case: str) -> 
         load_heads(tmp_path, llama)
 
 
-def test_heads_without_a_prefix_layer_are_written_as_ever(llama: BaseModel, tmp_path: Path) -> None:
-    """So that versions which know of none read them; and what those wrote is read."""
+@pytest.mark.parametrize("config", [
+    {"prefix_layers": 1, "prefix_sizes": {"query_heads": 4}}, {"prefix_layers": True},
+])  # fmt: skip
+def test_heads_with_a_prefix_layer_are_refused(
+    llama: BaseModel, tmp_path: Path, config: dict[str, Any]
+) -> None:
+    """Versions up to 0.1 wrote such; without one, they wrote the keys as none."""
     save_heads(trained_heads(llama), tmp_path)
     text = (tmp_path / "config.json").read_text()
-    assert "prefix" not in text
-    assert "mlp_size" not in text
-    assert read_config(tmp_path).prefix_layers == 0
-
-
-def test_a_prefix_layer_for_other_keys_is_refused(tmp_path: Path) -> None:
-    """Its keys and values lie in one cache with the base's."""
-    save_heads(MedusaHeads.for_base(tiny_base("llama"), 2, prefix_layers=1), tmp_path)
-    other = wrap_model(tiny_model("llama", num_key_value_heads=4))
-    with pytest.raises(IncompatibleBaseError, match="prefix layer's keys '2 x 8' ≠ '4 x 8'"):
-        load_heads(tmp_path, other, force=True)
+    (tmp_path / "config.json").write_text(
+        json.dumps({**json.loads(text), "prefix_layers": 0, "prefix_sizes": None})
+    )
+    load_heads(tmp_path, llama)
+    (tmp_path / "config.json").write_text(json.dumps({**json.loads(text), **config}))
+    for read in (lambda: load_heads(tmp_path, llama), lambda: read_heads(tmp_path)):
+        with pytest.raises(CheckpointError, match="have a prefix layer") as caught:
+            read()
+        assert "train heads without it" in str(caught.value.hint)
 
 
 BROKEN_REDUCED: dict[str, Callable[[Path], None]] = {

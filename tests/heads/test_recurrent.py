@@ -58,11 +58,11 @@ def by_hand(heads: MedusaHeads, given: np.ndarray, path: list[int]) -> list[np.n
     return found
 
 
-@pytest.mark.parametrize("options", [{}, {"num_blocks": 2, "mlp_size": 20}, {"prefix_layers": 1}],
-                         ids=["plain", "two blocks", "prefix"])  # fmt: skip
+@pytest.mark.parametrize("options", [{}, {"num_blocks": 2, "mlp_size": 20}],
+                         ids=["plain", "two blocks"])  # fmt: skip
 def test_every_step_follows_the_formula(options: dict[str, Any]) -> None:
     heads = made(tiny_base("llama", dtype=torch.float64), **options)
-    given_XD = 5 * torch.randn(4, heads.config.width, dtype=torch.float64)
+    given_XD = 5 * torch.randn(4, heads.config.hidden_size, dtype=torch.float64)
     path_XJ = torch.randint(3, VOCAB, (4, K + 1))
     with torch.no_grad():
         at_once = torch.stack(list(heads.transforms(given_XD, path_XJ)))
@@ -77,7 +77,7 @@ def test_every_step_follows_the_formula(options: dict[str, Any]) -> None:
 def test_all_heads_over_a_known_path_take_one_step_each(llama: BaseModel) -> None:
     heads, steps = made(llama), list[int]()
     assert heads.recurrent is not None
-    heads.recurrent.register_forward_hook(lambda _, given, __: steps.append(given[3]))
+    heads.recurrent.register_forward_hook(lambda _, given, __: steps.append(given[2]))
     hidden_PD, ahead_PJ = torch.randn(5, D), torch.randint(3, VOCAB, (5, K + 1))
     for run in (
         partial(heads_loss, options=LossOptions()),
@@ -169,16 +169,15 @@ class Forgetful(Walk):
 TREE = CandidateTree.from_choices([[0], [1], [2], [0, 1], [2, 0], [2, 2], [2, 0, 0], [0, 1, 1]])
 
 
-@pytest.mark.parametrize("prefix_layers", [0, 1])
 def test_drafts_take_one_step_for_each_depth(
-    llama: BaseModel, prefix_layers: int, monkeypatch: pytest.MonkeyPatch
+    llama: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a static tree and of dynamic ones, to the drafts of heads that start anew each time."""
-    heads = made(llama, prefix_layers=prefix_layers)
+    heads = made(llama)
     steps: list[int] = []
     assert heads.recurrent is not None
-    heads.recurrent.register_forward_hook(lambda module, given, _: steps.append(given[3]))
-    hidden_BD, roots = torch.randn(3, heads.config.width), [3, 20, 41]
+    heads.recurrent.register_forward_hook(lambda module, given, _: steps.append(given[2]))
+    hidden_BD, roots = torch.randn(3, heads.config.hidden_size), [3, 20, 41]
     static, dynamic = (
         HydraDrafter(heads, TREE),
         DynamicDrafter(heads, DynamicTree(12, (1.0, 1.0, 1.0), 8)),

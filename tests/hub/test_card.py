@@ -157,9 +157,8 @@ def test_a_verify_report_from_before_the_tolerance_was_renamed_is_read(folder: P
         ({"kind": "rooted"}, False, False),
         ({"kind": "hydra"}, False, False),
         ({"kind": "recurrent", "mlp_size": 40}, False, False),
-        ({"prefix_layers": 1}, False, False),
     ],
-    ids=["shared", "own", "reduced", "rooted", "hydra", "recurrent", "prefix"],
+    ids=["shared", "own", "reduced", "rooted", "hydra", "recurrent"],
 )
 def test_other_engines(
     chat_base: BaseModel, tmp_path: Path, kinds: dict[str, Any], vllm: bool, tgi: bool
@@ -169,7 +168,6 @@ def test_other_engines(
     assert ("vllm serve a/b --speculative-config" in card) == vllm
     assert ("text-generation-launcher" in card) == tgi
     assert ("Not possible" in card) == (not vllm)
-    assert ("| prefix layer | one, " in card) == ("prefix_layers" in kinds)
     assert ("| heads | 2, of 1 shared block(s) of 40 |" in card) == ("mlp_size" in kinds)
     if vllm:
         assert '"num_speculative_tokens": 2}' in card

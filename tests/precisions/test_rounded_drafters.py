@@ -43,7 +43,6 @@ HEADS: dict[str, dict[str, Any]] = {
     "rooted": {"kind": "rooted"},
     "hydra": {"kind": "hydra"},
     "recurrent": {"kind": "recurrent"},
-    "prefix layer": {"kind": "rooted", "prefix_layers": 1},
 }
 GROWN = DynamicTree(9, (1.0, 0.9, 0.8), 6)
 TREES: dict[str, Any] = {"static": [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]],

@@ -32,8 +32,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "ANSWER_TOKENS", 12)
     monkeypatch.setattr(settings, "CPU_POSITIONS", 48)
     monkeypatch.setattr(settings, "EVAL_FRACTION", 0.2)
-    monkeypatch.setattr(settings, "HEADS", {"kind": "hydra", "num_heads": 2, "num_blocks": 1,
-                                            "prefix_layers": 1})  # fmt: skip
+    monkeypatch.setattr(settings, "HEADS", {"kind": "hydra", "num_heads": 2, "num_blocks": 1})
     monkeypatch.setattr(settings, "PLAIN_HEADS", {"kind": "medusa", "num_heads": 2})
     monkeypatch.setattr(search, "CHOICES", (((1, 2, 4), False),))
     monkeypatch.setattr(search, "REPORTED", (2, 4))

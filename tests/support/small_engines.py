@@ -41,8 +41,6 @@ def random_heads(base: BaseModel, num_heads: int = 3, **kinds: Any) -> MedusaHea
     for weight in () if heads.recurrent is None else heads.recurrent.parameters():
         noise = torch.randn(weight.shape, generator=generator).to(weight.device)
         weight.data.add_(0.1 * noise)
-    for weight in () if heads.prefix is None else heads.prefix.parameters():
-        weight.data.copy_(0.3 * torch.randn(weight.shape, generator=generator))
     return heads.requires_grad_(False).eval()
 
 

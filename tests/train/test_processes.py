@@ -40,12 +40,11 @@ def cut(positions, accumulation=1, **more):
 
 
 # The stages of ZeRO that each runs with, unless all do (make test CASES=all).
-ZERO = {"medusa1": (1, 2), "rows": (3,), "lora": (0, 3), "full": (1, 3)}
+ZERO = {"medusa1": (1, 2), "recurrent": (3,), "lora": (0, 3), "full": (1, 3)}
 STAGES = {
     "medusa1": {"stage": "medusa1", "heads": {"num_heads": 2, "projection": "own"}},
-    "rows": {"stage": "medusa1",
-             "heads": {"num_heads": 2, "kind": "recurrent", "prefix_layers": 1}},
-    "lora": {"stage": "medusa2", "heads": {"num_heads": 2, "kind": "hydra", "prefix_layers": 1},
+    "recurrent": {"stage": "medusa1", "heads": {"num_heads": 2, "kind": "recurrent"}},
+    "lora": {"stage": "medusa2", "heads": {"num_heads": 2, "kind": "hydra"},
              "joint": {"moves": "lora", "distill_share": 0.5, "lora": {"rank": 4}}},
     "full": {"stage": "medusa2",
              "heads": {"num_heads": 2, "projection": "reduced", "reduced_size": 20},
@@ -132,7 +131,7 @@ def test_runs_that_must_agree_do(tmp_path):
         plain, average = (found[f"{name}{kind}/one"] for kind in ("", " averaged"))
         assert average["losses"] == plain["losses"]
         assert average["weights"] != pytest.approx(plain["weights"], rel=1e-2)
-    for name in ("medusa1", "rows", "lora", "full", "live"):
+    for name in ("medusa1", "recurrent", "lora", "full", "live"):
         losses = found[f"{name}/one"]["losses"]
         assert len(losses) >= 8
         assert losses[-1] < losses[0]

@@ -168,16 +168,15 @@ def test_training_learns_to_count_and_leaves_the_base_alone(
     assert heads.config.projection == projection
 
 
-@pytest.mark.parametrize(("features", "prefix_layers"), [("memory", 0), ("live", 0), ("memory", 1)])
+@pytest.mark.parametrize("features", ["memory", "live"])
 def test_a_crashed_run_resumes_to_the_same_weights(
-    tiny_base, counting_rows, make_recipe, monkeypatch, tmp_path, features, prefix_layers
+    tiny_base, counting_rows, make_recipe, monkeypatch, tmp_path, features
 ):
     base, train = tiny_base(), {"features": features, "accumulation": 2, "epochs": 5}
-    heads = {"prefix_layers": prefix_layers}
-    straight = make_recipe(output_dir=str(tmp_path / "straight"), train=train, heads=heads)
+    straight = make_recipe(output_dir=str(tmp_path / "straight"), train=train)
     expected = trained_weights(base, train_heads(base, counting_rows(), straight).heads_folder)
 
-    recipe = make_recipe(train=train, heads=heads)
+    recipe = make_recipe(train=train)
     mend = crash_after(monkeypatch, 6)
     with pytest.raises(Crash):
         train_heads(base, counting_rows(), recipe)

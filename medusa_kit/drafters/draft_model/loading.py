@@ -19,7 +19,7 @@ def draft_verifier(context: DraftContext) -> Verifier:
             hint="give draft_model: a smaller model of the same family",
         )
     if wanted is base:
-        return _read_back(context.verifier.without_prefix)
+        return _read_back(context.verifier)
 
     def prepare() -> Verifier:
         draft = wanted

@@ -58,7 +58,7 @@ class DynamicDrafter:
     def __init__(self, heads: MedusaHeads, tree: DynamicTree) -> None:
         """Raises TreeError when the tree uses more heads than there are, or more guesses."""
         tree.check_fits(heads.num_heads, heads.num_columns)
-        self.name: str = f"{heads.config.told}, dynamic tree"
+        self.name: str = f"{heads.config.kind}, dynamic tree"
         self.heads, self.tree = heads, tree
         self.num_nodes = tree.num_nodes
         self._texts = RowTexts()

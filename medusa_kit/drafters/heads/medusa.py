@@ -38,7 +38,7 @@ class HeadsDrafter(StatelessDrafter):
     def __init__(self, heads: MedusaHeads, tree: CandidateTree) -> None:
         """Raises TreeError when the tree needs more heads, or more guesses, than there are."""
         tree.check_fits(heads.num_heads, heads.num_columns)
-        self.name: str = heads.config.told
+        self.name: str = heads.config.kind
         self.heads, self.tree = heads, tree
         self.num_nodes = tree.num_nodes
         self._nodes = tuple(range(1, tree.num_nodes))

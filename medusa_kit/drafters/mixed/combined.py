@@ -36,8 +36,6 @@ COPYING = ("suffix", "prompt-lookup")  # sources whose keys hold the length of t
 class CombinedDrafter(TrieDrafter):
     """Merges the tries of `sources` and keeps `num_nodes` nodes for each row."""
 
-    reads_hidden = True
-
     def __init__(
         self,
         sources: Sequence[Source],

@@ -260,7 +260,7 @@ class EagleDrafter(MtpDrafter):
     layer."""
 
     name, kind = "draft-model", "EAGLE-3"
-    reads_hidden = reads_prompts = False
+    reads_prompts = False
 
     def __init__(self, verifier: Verifier, model: EagleModel, called: str, num_tokens: int) -> None:
         rows = LayerRows(verifier, model.layers[0], model.forward)

@@ -34,7 +34,7 @@ class MtpDrafter(TrieDrafter):
     """`rows`: each layer. What rows have seen since their last draft is read with the next one."""
 
     name = kind = "mtp"  # `kind`: of its guesses, whose acceptance is estimated
-    reads_hidden = reads_prompts = True
+    reads_prompts = True
 
     def __init__(self, base: BaseModel, rows: Sequence[LayerRows], num_tokens: int) -> None:
         super().__init__(base.device)
@@ -91,8 +91,8 @@ class MtpDrafter(TrieDrafter):
         return step.hidden
 
     def _own(self, hidden_TD: Tensor) -> Tensor:
-        """The base's hidden states, of what may have a prefix layer's output beside them."""
-        return hidden_TD[:, : self.base.info.hidden_size]
+        """What the layers read of these."""
+        return hidden_TD
 
     def _likeliest(self, hidden_BD: Tensor) -> tuple[Tensor, Tensor]:
         """(chances_B, tokens_B) after what a layer has put out."""

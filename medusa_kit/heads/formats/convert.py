@@ -83,9 +83,9 @@ def check_source(source: Path, to: str) -> None:
     config = checkpoint.read_config(source)
     if to != OURS:
         check_shape(config, to)
-    elif config.told != "medusa":
+    elif config.kind != "medusa":
         raise ConfigError(
-            f"{source} holds medusa-kit heads already, of kind {config.told}",
+            f"{source} holds medusa-kit heads already, of kind {config.kind}",
             hint="copy the folder to have it twice",
         )
 

@@ -21,8 +21,6 @@ class Shape(Protocol):
     @property
     def num_blocks(self) -> int: ...
     @property
-    def prefix_layers(self) -> int: ...
-    @property
     def projection(self) -> str: ...
     @property
     def reduced_size(self) -> int | None: ...
@@ -30,7 +28,7 @@ class Shape(Protocol):
 
 def formats_for(heads: Shape) -> list[str]:
     """Other engines' formats that hold such heads, as docs/formats.md says; none for most kinds."""
-    if heads.kind != "medusa" or heads.prefix_layers:
+    if heads.kind != "medusa":
         return []
     if heads.reduced_size is not None:
         return ["vllm"] if heads.projection == "reduced" else []
@@ -48,7 +46,7 @@ def how_to_train(to: str, base_name: str | None) -> str:
     """For hints: what trains heads that the format holds. Those for TGI go into every one."""
     engine: MadeFor = "vllm" if to == "vllm" else "tgi"
     base = shlex.quote(base_name) if base_name else "BASE"
-    keys = ["heads.kind=medusa", "heads.prefix_layers=0"]
+    keys = ["heads.kind=medusa"]
     if to != "vllm":
         keys.append("heads.projection=shared")
     return (
@@ -58,15 +56,9 @@ def how_to_train(to: str, base_name: str | None) -> str:
 
 
 def check_shape(config: HeadsConfig, to: str) -> None:
-    """Raises ConfigError for kinds that other engines lack and for a prefix layer, CheckpointError
-    for heads of some tokens where the format holds none."""
+    """Raises ConfigError for kinds that other engines lack, CheckpointError for heads of some
+    tokens where the format holds none."""
     hint = how_to_train(to, config.base_model_name)
-    if config.prefix_layers:
-        raise ConfigError(
-            f"these are heads of kind {config.told}: they read a decoder layer over the whole "
-            "prefix, and no other engine supports such heads",
-            hint=hint,
-        )
     if config.kind != "medusa":
         raise ConfigError(
             f"heads of kind {config.kind!r} read tokens besides the hidden state, and no other "

@@ -12,10 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from medusa_kit.base.families import needs_chains
 from medusa_kit.base.model import BaseModel
-from medusa_kit.errors import ConfigError
-from medusa_kit.heads.prefix_layer import PrefixLayer
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.chains.cache import ChainCache
 from medusa_kit.infer.draft import ROOT, UNUSED, Draft, shared_topology
@@ -43,16 +40,6 @@ class ChainVerifier(Verifier):
         steps_run_by: str = "torch",
     ) -> None:
         super().__init__(base, attention, f"{steps_run_by}{CHAINS}")
-
-    def with_prefix(self, prefix: PrefixLayer | None) -> "ChainVerifier":
-        """Raises ConfigError for a prefix layer, whose cache a state has no place in."""
-        if prefix is None:
-            return self
-        raise ConfigError(
-            f"heads with a prefix layer cannot draft for {self.base.info.name!r}: "
-            f"{needs_chains(self.base.config)}",
-            hint="train heads without it: heads.prefix_layers=0",
-        )
 
     @cached_property
     def num_layers(self) -> int:

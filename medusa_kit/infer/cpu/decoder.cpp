@@ -6,7 +6,7 @@
 // sum has one order, so a node's results have the same bits in any tree and any batch.
 #include <vector>
 
-#include "prefix_layer.h"
+#include "attention.h"
 #include "trees.h"
 
 namespace {
@@ -35,18 +35,16 @@ class Run {
         attention.reset(new Attention(d, s, threads, qkv.data(), attended.data()));
     }
 
-    void all(int id, PrefixLayer<Run>* prefix) {
+    void all(int id) {
         for (int64_t i = 0; i < d.num_layers && id < p.active(); ++i) {
             lay_keys(d.layers[i], i, id);
             add_branches(d.layers[i], i, id);
             watch(i, id);
         }
-        if (prefix && id < p.active()) prefix->all(x.data(), id);
         if (id < p.active()) logits(id);
     }
 
   private:
-    friend PrefixLayer<Run>;
     static constexpr int PHASES = 6;  // of a layer, that are dealt out
     static constexpr int OWN_ROWS = 4;  // that each thread norms for itself, at most
     struct Laid { std::vector<float> x, values; };  // a norm's output for a matrix, and for `Layer::values`
@@ -264,9 +262,7 @@ int mk_integers() {
 void mk_step(const Decoder* decoder, const Step* step, int threads) {
     Pool& p = pool(threads);
     Run run(*decoder, *step, p, threads);
-    std::unique_ptr<PrefixLayer<Run>> prefix;
-    if (decoder->prefix) prefix.reset(new PrefixLayer<Run>(*decoder, *step, p, threads));
-    p.run([&](int id) { run.all(id, prefix.get()); }, Pool::BETWEEN_STEPS);
+    p.run([&](int id) { run.all(id); }, Pool::BETWEEN_STEPS);
 }
 
 void mk_guess(const Heads* heads, const Guess* guess, int threads) {

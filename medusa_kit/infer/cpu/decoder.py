@@ -3,9 +3,8 @@
 Prompts are trees without branches, so they run here too, in pieces. The model itself is unchanged
 and can take over any forward, since both write the same cache.
 
-Shapes: B batch, N nodes with root, M of them kept, D hidden, W numbers that heads read of a node
-(2 D with a prefix layer, else D), L watched layers, V vocabulary, E head dim, T rotary tables, P
-positions, R likeliest tokens.
+Shapes: B batch, N nodes with root, M of them kept, D hidden, L watched layers, V vocabulary, E head
+dim, T rotary tables, P positions, R likeliest tokens.
 """
 
 import ctypes
@@ -23,11 +22,9 @@ from torch import Tensor, nn
 from medusa_kit import console
 from medusa_kit.base.files import gguf_source
 from medusa_kit.base.model import BaseModel
-from medusa_kit.heads.prefix_layer import PrefixLayer
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.describe import ModelParts, Unsupported, describe
 from medusa_kit.infer.cpu.mkl_linear import SHARE_OF_KERNELS, free_memory
-from medusa_kit.infer.cpu.prefix import PackedPrefix
 from medusa_kit.infer.packed.file import MemorySink
 from medusa_kit.infer.packed.gguf_blocks import GGUFBlocks, equal_blocks
 from medusa_kit.infer.packed.model import DESCRIBED, MATRICES, NORMS, PackedModel
@@ -63,20 +60,9 @@ class NativeDecoder:
         self.activations = FLOAT32
         self._rotary_2TPE = torch.empty(0, 0)
         self._cache_shape = (packed.sizes.kv_heads, packed.sizes.head_size)
-        self.prefix: PackedPrefix | None = None
         self._struct = self._build()
         sizes = [matrix.struct for matrix in packed.step_matrices]
         self._num_weights = sum(struct.outputs * struct.inputs for struct in sizes)
-
-    def with_prefix(self, layer: PrefixLayer) -> "NativeDecoder":
-        """One of the same weights whose steps run this layer, too; frozen from now on.
-        Raises Unsupported where it does not fit the base."""
-        decoder = copy(self)
-        decoder.prefix = PackedPrefix(layer, self.packed)
-        decoder._rotary_2TPE = torch.empty(0, 0)
-        decoder._struct = kernels.Decoder.from_buffer_copy(self._struct)
-        decoder._struct.prefix = ctypes.addressof(decoder.prefix.struct)
-        return decoder
 
     def with_activations(self, activations: str) -> "NativeDecoder":
         """One of the same weights that multiplies quantised ones by numbers of this precision.
@@ -99,26 +85,20 @@ class NativeDecoder:
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that a step reads."""
-        return sum(matrix.num_bytes for matrix in self._matrices)
-
-    @property
-    def _matrices(self) -> list[PackedMatrix]:
-        """Those that a step reads."""
-        return self.packed.step_matrices + ([] if self.prefix is None else self.prefix.matrices)
+        return sum(matrix.num_bytes for matrix in self.packed.step_matrices)
 
     @property
     def summary(self) -> str:
         """Instruction set and how the weights are stored, for reports."""
-        forms = sorted({matrix.kind for matrix in self._matrices})
+        forms = sorted({matrix.kind for matrix in self.packed.step_matrices})
         size = f"{self.weight_bytes / 1e6:,.0f} MB of weights as {', '.join(forms)}"
         activations = "" if self.activations == FLOAT32 else f"{self.activations} activations, "
         return f"{self._library.mk_isa().decode()}, {activations}{size}"
 
     def takes(self, cache: TreeCache, num_nodes: int) -> bool:
         """Whether rows of at most so many nodes can run in C++: few, and a cache of one shape."""
-        enough = len(cache.layers) >= len(self.packed.layers) + (self.prefix is not None)
         few = num_nodes <= kernels.MAX_ROWS
-        return enough and few and cache.block_of(*self._cache_shape) is not None
+        return few and cache.block_of(*self._cache_shape) is not None
 
     def prompt_chunk(self, num_rows: int) -> int:
         """How many tokens of each of `num_rows` prompts a call takes, or two calls for too many
@@ -159,7 +139,7 @@ class NativeDecoder:
         keep_M: Tensor | None = None,
         watched: "Watched | None" = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(hidden_MW, logits_MV, ranked_MR) of the nodes `keep_M` (all) of trees after these rows
+        """(hidden_MD, logits_MV, ranked_MR) of the nodes `keep_M` (all) of trees after these rows
         of the cache. Several threads may call; the kernels take turns. A node's bits are the same
         in a step's tree as in a piece of a prompt. `watched`: gets outputs of layers.
         """
@@ -167,15 +147,15 @@ class NativeDecoder:
         vocab_size = self.packed.info["vocab_size"]
         logits_MV = torch.empty(M, vocab_size)
         ranked_MR = torch.empty(M, min(RANKED, vocab_size), dtype=torch.int64)
-        hidden_MW = self._run(
+        hidden_MD = self._run(
             cache, nodes, positions_N, rows, keep_M, logits_MV, ranked_MR, watched
         )
-        return hidden_MW, self._scale_logits(logits_MV), ranked_MR
+        return hidden_MD, self._scale_logits(logits_MV), ranked_MR
 
     def hidden_states(
         self, cache: TreeCache, nodes: Nodes, positions_N: Tensor, rows: Sequence[int]
     ) -> Tensor:
-        """hidden_NW of all nodes, the same bits; no time is spent on logits."""
+        """hidden_ND of all nodes, the same bits; no time is spent on logits."""
         return self._run(cache, nodes, positions_N, rows)
 
     def _run(
@@ -189,13 +169,12 @@ class NativeDecoder:
         ranked_MR: Tensor | None = None,
         watched: "Watched | None" = None,
     ) -> Tensor:
-        """hidden_MW; the rest is written where there is room for it."""
+        """hidden_MD; the rest is written where there is room for it."""
         keep_M = _first(len(nodes.tokens_N)) if keep_M is None else keep_M
         M, D = len(keep_M), self.packed.info["hidden_size"]
         embeddings_ND = self.packed.embeddings(nodes.tokens_N)
         rotary_2TPE, positions_N = self._rotary(positions_N), positions_N.contiguous()
         hidden_MD = torch.empty(M, D)
-        prefix_MD = None if self.prefix is None else torch.empty(M, D)
         # Arrays of ctypes: after a step an operation of torch takes as long as a tenth of a layer.
         starts = _integers(0, *accumulate(nodes.counts))
         rows_B = _integers(*rows)
@@ -215,23 +194,18 @@ class NativeDecoder:
             depths_N.data_ptr(), sees.data_ptr(), block.data_ptr(),
             M, keep_M.data_ptr(), hidden_MD.data_ptr(), _pointer(logits_MV),
             0 if ranked_MR is None else ranked_MR.shape[1], _pointer(ranked_MR),
-            block.dtype == torch.float16, _pointer(prefix_MD),
+            block.dtype == torch.float16,
             *(() if watched is None else watched.room_for(len(nodes.tokens_N), D)),
         )  # fmt: skip
         threads = kernels.threads_for(len(nodes.tokens_N) * self._num_weights)
         self._library.mk_step(ctypes.byref(self._struct), ctypes.byref(struct), threads)
-        return hidden_MD if prefix_MD is None else torch.cat([hidden_MD, prefix_MD], dim=-1)
+        return hidden_MD
 
     def _rotary(self, positions_N: Tensor) -> Tensor:
-        """Cosines and sines of all positions up to these, from the model's own rotary embedding,
-        then those of the prefix layer's."""
+        """Cosines and sines of all positions up to these, from the model's own rotary embedding."""
         last, rotary_2TPE = max(positions_N.tolist()), self._rotary_2TPE
         if last >= rotary_2TPE.shape[1]:
-            length = max(2 * last, 256)
-            rotary_2TPE = self.packed.rotary_up_to(length)
-            if self.prefix is not None:
-                rotary_2TPE = torch.cat([rotary_2TPE, self.prefix.rotary_up_to(length)])
-            self._rotary_2TPE = rotary_2TPE
+            rotary_2TPE = self._rotary_2TPE = self.packed.rotary_up_to(max(2 * last, 256))
         return rotary_2TPE
 
     def _build(self) -> kernels.Decoder:

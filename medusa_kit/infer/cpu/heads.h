@@ -1,6 +1,5 @@
 // The guesses of heads for a few rows, in one call: residual blocks x + SiLU(W[x; e] + b), or
-// x + SiLU(W[x; p; e] + b) where there is a prefix layer, or steps of one network for all heads
-// (recurrent.h); the projection, the likeliest columns and their log-probabilities.
+// steps of one network for all heads (recurrent.h); the projection, the likeliest columns and their log-probabilities.
 //
 // Rows do not depend on each other, as in matmul.h. Of equal logits the lower column comes first.
 #pragma once
@@ -16,7 +15,7 @@ struct Head {  // mirrored in kernels.py
 };
 
 struct Heads {
-    int64_t hidden, embedding, given;  // given: numbers of a row of input, which begins with its hidden state
+    int64_t hidden, embedding;
     int64_t one_projection;            // whether all heads use the first one's
     float factor, cap;                 // of logits; a cap of 0 is none
     const Head* heads;
@@ -29,7 +28,7 @@ struct Guess {
     int64_t rows, path_length, count;
     const int64_t *head_of_row, *paths;  // [rows] rising; [rows, path_length], from the root on
     const int64_t* given_of_row;         // [rows], of `given`
-    const float *given, *temperatures;   // [.., given]; [rows], or null where no scores are wanted
+    const float *given, *temperatures;   // [.., hidden]; [rows], or null where no scores are wanted
     int64_t* ids;                        // [rows, count], likeliest first
     float* scores;                       // [rows, count], log-probabilities
     // Of recurrent heads: the states that rows go on from [.., hidden], or null where the network runs
@@ -106,7 +105,7 @@ class Guessing {
     int64_t apart;           // of rows of logits
     std::vector<Best> best;  // of each thread
 
-    const float* given(int row) const { return g.given + g.given_of_row[row] * h.given; }
+    const float* given(int row) const { return g.given + g.given_of_row[row] * h.hidden; }
 
     const Head& head_at(int row) const { return h.heads[g.head_of_row[row]]; }
     bool keeps_logits() const { return g.temperatures || g.draws; }
@@ -128,8 +127,7 @@ class Guessing {
             for (int row = first + id; row < rows; row += p.active()) {
                 float* at = inputs + (row - first) * width;
                 network.unit(x + row * h.hidden, at);
-                std::copy(given(row) + h.hidden, given(row) + h.given, at + h.hidden);
-                embed(row, step, at + h.given);
+                embed(row, step, at + h.hidden);
             }
             p.barrier(id);
             network.step(x + first * h.hidden, inputs, rows - first, id);
@@ -148,8 +146,8 @@ class Guessing {
         float* read = inputs;
         for (int row = from + id; row < to; row += p.active()) {
             float* at = read + (row - from) * width;
-            std::copy(given(row), given(row) + h.given, at);
-            for (int64_t j = 0; j < head.num_read; ++j) embed(row, j, at + h.given + j * h.embedding);
+            std::copy(given(row), given(row) + h.hidden, at);
+            for (int64_t j = 0; j < head.num_read; ++j) embed(row, j, at + h.hidden + j * h.embedding);
         }
         p.barrier(id);
         for (int64_t b = 0; b < head.num_blocks; ++b)

@@ -58,14 +58,13 @@ class NativeHeads:
         one_projection = len({id(projection) for projection in projections}) == 1
         hidden_size = heads.config.hidden_size
         self._struct = kernels.Heads(
-            hidden_size, decoder.packed.embedding_size, heads.config.width, one_projection,
+            hidden_size, decoder.packed.embedding_size, one_projection,
             scale.factor / scale.divisor, scale.cap or 0.0, structs,
             embedding.struct, 0 if ids is None else ids.data_ptr(),
             ctypes.pointer(shared.struct) if shared else None,
         )  # fmt: skip
         own = {id(one): one for head in blocks for one in head}
         own |= {id(one): one for one in projections if one is not decoder.output}
-        own |= {id(one): one for one in (decoder.prefix.matrices if decoder.prefix else ())}
         self.num_bytes = sum(one.num_bytes for one in own.values())  # beside the base's
         self.num_bytes += shared.num_bytes if shared else 0
         self._one_pass = heads.one_pass

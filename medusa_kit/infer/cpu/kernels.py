@@ -75,7 +75,6 @@ class Decoder(ctypes.Structure):
         ("head_size", c_int64), ("rotary_size", c_int64), ("num_layers", c_int64),
         ("gelu", c_int64), ("norm_epsilon", c_float), ("scale", c_float),
         ("layers", POINTER(Layer)), ("final_norm", c_void_p), ("output", Matrix),
-        ("prefix", c_void_p),
     )  # fmt: skip
 
 
@@ -89,7 +88,6 @@ class Step(ctypes.Structure):
         ("num_kept", c_int64), ("kept", c_void_p),
         ("hidden_out", c_void_p), ("logits", c_void_p),
         ("num_likeliest", c_int64), ("likeliest", c_void_p), ("half_cache", c_int64),
-        ("prefix_out", c_void_p),
         ("num_watched", c_int64), ("watched", c_void_p), ("watched_out", c_void_p),
     )  # fmt: skip
 
@@ -115,7 +113,7 @@ class Recurrent(ctypes.Structure):
 
 class Heads(ctypes.Structure):
     _fields_ = (
-        ("hidden", c_int64), ("embedding", c_int64), ("given", c_int64),
+        ("hidden", c_int64), ("embedding", c_int64),
         ("one_projection", c_int64),
         ("factor", c_float), ("cap", c_float),
         ("heads", POINTER(Head)), ("embeddings", Matrix), ("column_ids", c_void_p),

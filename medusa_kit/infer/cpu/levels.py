@@ -18,7 +18,7 @@ from pathlib import Path
 SOURCES = (
     "simd.h", "pool.h", "matrix.h", "integers.h", "dots_avx512.h", "dots_avx2.h", "dots_neon.h",
     "matmul.h", "draw.h", "rows.h", "norms.h", "shares.h", "recurrent.h", "heads.h",
-    "copying.h", "trees.h", "step.h", "attention_parts.h", "attention.h", "prefix_layer.h",
+    "copying.h", "trees.h", "step.h", "attention_parts.h", "attention.h",
     "decoder.cpp",
 )  # fmt: skip
 FLAGS = ("-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")

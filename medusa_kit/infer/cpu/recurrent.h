@@ -1,5 +1,4 @@
-// The network that all `recurrent` heads share, one step for each token of a path: u = W[unit(s); p;
-// unit(e)] from the state s, which is the hidden state at first, then gated MLP blocks
+// The network that all `recurrent` heads share, one step for each token of a path: u = W[unit(s); unit(e)] from the state s, which is the hidden state at first, then gated MLP blocks
 // u + W2 (SiLU(W1 n) W3 n), n = norm(u). u is the next state, and the head's output but for its size.
 #pragma once
 #include "norms.h"

@@ -15,7 +15,6 @@ struct Decoder {
     const Layer* layers;
     const float* final_norm;
     Matrix output;
-    const Decoder* prefix;  // a layer after these, over final hidden states (prefix_layer.h), or null
 };
 
 struct Step {
@@ -35,7 +34,6 @@ struct Step {
     int64_t num_likeliest;            // how many next tokens are wanted for each kept row
     int64_t* likeliest;               // [kept, num_likeliest], likeliest first
     int64_t half_cache;               // whether keys and values are in 16 bits
-    float* prefix_out;                // [kept, hidden] of the prefix layer, where there is one
     int64_t num_watched;              // layers whose outputs are wanted, of all nodes
     const int64_t* watched;
     float* watched_out;               // [N, num_watched, hidden]

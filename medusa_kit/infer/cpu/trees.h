@@ -13,7 +13,7 @@ struct Fill {  // mirrored in kernels.py; one tree for all rows
     int64_t rows, nodes, one_pass;
     const int64_t *parents, *ranks;  // [nodes]
     const int64_t* roots;            // [rows]
-    const float* given;              // [rows, given]
+    const float* given;              // [rows, hidden]
     int64_t* tokens;                 // [rows, nodes]
     const Draw* draws;               // [rows, num_draws], as in Guess
     int64_t num_draws;
@@ -23,7 +23,7 @@ struct Grow {  // mirrored in kernels.py
     int64_t rows, nodes, one_pass;
     int64_t depth, count, beam;  // heads, guesses of each that are considered, nodes of a depth that get children
     const int64_t* roots;        // [rows]
-    const float *given, *temperatures;   // [rows, given], [depth]
+    const float *given, *temperatures;   // [rows, hidden], [depth]
     int64_t *tokens, *parents, *depths;  // [rows, nodes]
     uint8_t* sees;                       // [rows, nodes, nodes]: ancestors and itself
     float* scores;                       // [rows, nodes]: log-probabilities of the paths

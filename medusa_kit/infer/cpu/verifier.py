@@ -4,7 +4,6 @@ Shapes: B batch, N nodes with root, M of them kept.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -14,12 +13,9 @@ from torch import Tensor
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import ConfigError
-from medusa_kit.heads.prefix_layer import PrefixLayer
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
-from medusa_kit.infer.attention.prefix_layer import with_outputs
 from medusa_kit.infer.cpu.decoder import NativeDecoder, Watched
-from medusa_kit.infer.cpu.describe import Unsupported
 from medusa_kit.infer.cpu.kernels import MAX_ROWS
 from medusa_kit.infer.self_check import checked_verifier
 from medusa_kit.infer.tree_cache import TreeCache
@@ -57,23 +53,13 @@ class NativeVerifier(Verifier):
         super().__init__(base, attention, f"C++ ({native.summary})")
         self.native = native
 
-    def with_prefix(self, prefix: PrefixLayer | None) -> "Self":
-        """A frozen layer runs in C++, too. A packed copy of one in training would go stale."""
-        verifier = super().with_prefix(prefix)
-        if prefix is None or verifier is self:
-            return verifier
-        if not any(one.requires_grad for one in prefix.parameters()):
-            with suppress(Unsupported):
-                verifier.native = self.without_prefix.native.with_prefix(prefix)
-        return verifier
-
     def with_activations(self, activations: str) -> "Self":
         """One that multiplies quantised weights by numbers of this precision, over the same base.
         Raises Unsupported where none would be."""
-        verifier = self.without_prefix.copied()
+        verifier = self.copied()
         verifier.native = verifier.native.with_activations(activations)
         verifier.steps_run_by = f"C++ ({verifier.native.summary})"
-        return verifier.with_prefix(self.prefix)
+        return verifier
 
     @property
     def activations(self) -> str:
@@ -125,13 +111,7 @@ class NativeVerifier(Verifier):
             return super()._scores(cache, step, tokens_BN, keep_M, prompt)
         positions_BN = self._positions(step)
         with self.lock():
-            if self.prefix is None or self.native.prefix is not None:
-                return self.native.forward(cache, tokens_BN, positions_BN, step, keep_M)
-            scores = self.native.forward(cache, tokens_BN, positions_BN, step)
-            hidden = with_outputs(self.prefix, scores.hidden_BMD, positions_BN, cache, step)
-        kept = slice(None) if keep_M is None else keep_M
-        assert scores.ranked_BMR is not None
-        return NodeScores(hidden[:, kept], scores.logits_BMV[:, kept], scores.ranked_BMR[:, kept])
+            return self.native.forward(cache, tokens_BN, positions_BN, step, keep_M)
 
     @no_gradients
     def score_trees(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> RaggedScores:
@@ -197,17 +177,7 @@ class NativeVerifier(Verifier):
         positions_N = torch.tensor([min(length + depth, last) for length, depth in pairs])
         watched = Watched(self.watched) if self.watched else None
         with self.lock():
-            if self.prefix is None or self.native.prefix is not None:
-                hidden, *others = self.native.score(
-                    cache, nodes, positions_N, rows, keep_M, watched
-                )
-            else:
-                hidden, *others = self.native.score(
-                    cache, nodes, positions_N, rows, watched=watched
-                )
-                hidden = self._outputs_beside(hidden, cache, nodes, positions_N, rows)
-                kept = slice(None) if keep_M is None else keep_M
-                hidden, *others = (part[kept] for part in (hidden, *others))
+            hidden, *others = self.native.score(cache, nodes, positions_N, rows, keep_M, watched)
         if watched is None:
             return RaggedScores(hidden, *others)
         outputs_NX = watched.outputs_NLD.flatten(1)
@@ -215,23 +185,6 @@ class NativeVerifier(Verifier):
             whole.append(outputs_NX)
         outputs_MX = outputs_NX if keep_M is None else outputs_NX[keep_M]
         return RaggedScores(torch.cat([hidden, outputs_MX], dim=-1), *others)
-
-    def _outputs_beside(
-        self,
-        hidden_ND: Tensor,
-        cache: TreeCache,
-        nodes: Nodes,
-        positions_N: Tensor,
-        rows: Sequence[int],
-    ) -> Tensor:
-        """The prefix layer's outputs, beside the hidden states that it reads."""
-        assert self.prefix is not None
-        with cache.using(rows, nodes.counts):
-            _, depths_BN, sees_BNN = nodes.padded()
-            step = self._step(cache, depths_BN, sees_BNN, causal_prompt=False)
-            step.at_N = nodes.in_padded()
-            hidden_1ND, positions_1N = hidden_ND[None], positions_N[None]
-            return with_outputs(self.prefix, hidden_1ND, positions_1N, cache, step)[0]
 
 
 class _Window:

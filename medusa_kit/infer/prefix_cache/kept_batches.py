@@ -28,16 +28,13 @@ WORTH_KEEPING = 8  # tokens that a batch must hold of the prompts; fewer are rea
 MOST_PLACES = 2  # times the rows asked for, in a batch whose rows are made longer
 
 
-Known = tuple[State, int] | None  # what is known of a model's state
-
-
 class KeptBatches:
     """The batches of one base model. `most_bytes`: of keys and values in batches that wait.
     `reuse_prefixes`: off, batches are kept for the forwards captured over their caches alone."""
 
     def __init__(self, most_bytes: int = KEPT_BYTES, reuse_prefixes: bool = True) -> None:
         self.most_bytes, self.reuse_prefixes = most_bytes, reuse_prefixes
-        self._idle: list[tuple[Batch, Known]] = []  # the one used last comes last
+        self._idle: list[tuple[Batch, State]] = []  # the one used last comes last
         self._lock = SharedLock()
 
     @classmethod
@@ -80,7 +77,7 @@ class KeptBatches:
     def _take(
         self,
         verifier: Verifier,
-        state: Known,
+        state: State,
         prompts: Sequence[Sequence[int]],
         max_rows: int,
         num_slots: int,
@@ -123,7 +120,7 @@ class KeptBatches:
             best.grow(slots, places)
         return best
 
-    def _give_back(self, batch: Batch, state: Known) -> None:
+    def _give_back(self, batch: Batch, state: State) -> None:
         """`state`: the model's when the request began."""
         batch.clear()
         if state is None or batch.cache.num_bytes > self.most_bytes:

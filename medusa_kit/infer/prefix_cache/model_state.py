@@ -49,17 +49,9 @@ class ModelState:
 State = ModelState | int | None  # of a model; None: nothing can be said
 
 
-def state_of(verifier: Verifier) -> tuple[State, int] | None:
-    """What is equal as long as keys and values hold that a verifier has computed, a prefix layer's
-    included; None: nothing can be said."""
-    state, prefix = _state_of_base(verifier), verifier.prefix
-    weights = (
-        [] if prefix is None else [one for one in prefix.parameters() if not one.is_inference()]
-    )
-    return None if state is None else (state, sum(one._version for one in weights))
-
-
-def _state_of_base(verifier: Verifier) -> State:
+def state_of(verifier: Verifier) -> State:
+    """What is equal as long as keys and values hold that a verifier has computed; None: nothing
+    can be said."""
     if verifier.reads_packed_weights:
         return verifier.base.weights_version()
     model = verifier.base.model

@@ -2,8 +2,8 @@
 
 cache_dir/index.json           which base, tokenizer and format; the shards and their rows
 cache_dir/shard-XXXX.safetensors   hidden_PD [P, D] (and likeliest_PS, chances_PS, or others_P1,
-                               others_PD), the positions trained on (for heads with a prefix
-                               layer: all tokens), one row of text after the other
+                               others_PD), the positions trained on, one row of text
+                               after the other
 
 A row is identified by a digest of its tokens and positions, so equal rows are stored once, and a
 cache that was interrupted or belongs to another run is completed. A shard's own header lists its
@@ -41,7 +41,6 @@ from medusa_kit.train.features.features import (
     Positions,
     batches,
     by_length,
-    counted,
     run,
     targets_of,
 )
@@ -95,14 +94,6 @@ class CachedPositions:
             return SoftHidden(hidden.to(self._dtype))
         return SoftHidden(hidden.to(self._dtype), others[0][..., 0], others[1].to(self._dtype))
 
-    def picked(self, rows_P: Tensor) -> Positions:
-        if "likeliest_PS" in self._shards[0]:
-            soft = [self._gather(name, rows_P) for name in ("likeliest_PS", "chances_PS")]
-        else:
-            soft = [torch.empty(len(rows_P), 0)] * 2
-        hidden_PD = self._gather("hidden_PD", rows_P).to(self._dtype)
-        return Positions.without_runners_up(hidden_PD, self.ahead_PJ[rows_P], *soft)
-
     def _gather(self, name: str, rows_P: Tensor) -> Tensor:
         first = self._shards[0][name]
         result = torch.empty(len(rows_P), first.shape[1], dtype=first.dtype)
@@ -155,8 +146,6 @@ def cache_folder(recipe: TrainRecipe) -> Path:
 def row_digest(item: HeadTargets) -> str:
     digest = hashlib.sha256(np.asarray(item.input_ids, dtype=np.int32).tobytes())
     digest.update(np.asarray(item.positions_P, dtype=np.int64).tobytes())
-    if len(item.trained_P) < len(item.positions_P):  # the base's guesses are kept at these only
-        digest.update(np.asarray(item.trained_P, dtype=np.int64).tobytes())
     return digest.hexdigest()[:32]
 
 
@@ -176,7 +165,7 @@ def _identity(base: BaseModel, recipe: TrainRecipe, options: FeatureOptions) -> 
         "hidden_size": base.info.hidden_size,
         "dtype": recipe.train.cache_dtype,
         "likeliest": options.soft_top,
-        WHOLE_ROWS: recipe.heads.prefix_layers > 0,
+        WHOLE_ROWS: False,
         RUNNERS_UP: options.runners_up,
     }
 
@@ -211,7 +200,10 @@ def _open(folder: Path, identity: dict[str, Any]) -> None:
 
 def _outdated(there: dict[str, Any], identity: dict[str, Any]) -> dict[str, str]:
     """What may differ because the cache is an old one, each with the reason in words."""
-    reasons = {ENCODING: "was made when text was encoded otherwise, or does not say how it was"}
+    reasons = {
+        ENCODING: "was made when text was encoded otherwise, or does not say how it was",
+        WHOLE_ROWS: "is of all tokens, for heads with a prefix layer, which are no more",
+    }
     if compare(there.get(FINGERPRINT), identity[FINGERPRINT]) is Match.OLD:
         reasons[FINGERPRINT] = (
             "has an old fingerprint of its base, which does not show whether it is this base's"
@@ -243,10 +235,9 @@ def _quote(
     each = options.states * state + 8 * options.soft_top
     new = sum(len(item.positions_P) for item in missing)
     total = sum(len(item.positions_P) for item in items)
-    trained = sum(len(item.trained_P) for item in items)
     free = shutil.disk_usage(folder).free
     console.note(
-        f"hidden states on disk: {new:,} of {counted(total, trained)} are missing, "
+        f"hidden states on disk: {new:,} of {total:,} training tokens are missing, "
         f"{new * each / 1e9:.3f} GB into {folder} ({free / 1e9:.1f} GB free)"
     )
     if new * each + SPARE_BYTES > free:

@@ -78,9 +78,6 @@ class Positions(NamedTuple):
         """(hidden_PD, ahead_PJ, soft targets) of these rows."""
         return self.hidden_PD[rows_P], self.ahead_PJ[rows_P], self.soft(rows_P)
 
-    def picked(self, rows_P: Tensor) -> "Positions":
-        return Positions(*(tensor[rows_P] for tensor in self))
-
     def cut(self, top: int) -> "Positions":
         """With only the `top` likeliest tokens of each; they are held in falling order."""
         likeliest_PS, chances_PS = self.likeliest_PS[:, :top], self.chances_PS[:, :top]
@@ -156,19 +153,8 @@ def run(base: BaseModel, group: Sequence[HeadTargets], options: FeatureOptions) 
     else:
         hidden_PD = Rows.of(group, base.device, options.packing).hidden_PD(base)
         others = [ahead_PJ[:, :0], hidden_PD[:, :0]]
-    trained_P = ahead_PJ[:, 0] >= 0
-    guesses = likeliest(base, hidden_PD[trained_P], options.soft_top)
-    parts = (_spread(part, trained_P) for part in guesses)
-    return Positions(hidden_PD, ahead_PJ, *parts, *others)
-
-
-def _spread(part_PS: Tensor, places_P: Tensor) -> Tensor:
-    """Zeros, with these rows at the places that are True."""
-    if len(part_PS) == len(places_P):
-        return part_PS
-    whole_PS = part_PS.new_zeros(len(places_P), part_PS.shape[1])
-    whole_PS[places_P] = part_PS
-    return whole_PS
+    guesses = likeliest(base, hidden_PD, options.soft_top)
+    return Positions(hidden_PD, ahead_PJ, *guesses, *others)
 
 
 def collect_features(
@@ -179,7 +165,7 @@ def collect_features(
 ) -> Positions:
     """Run the base once over all items, longest first; processes share the work."""
     total = sum(len(item.positions_P) for item in items)
-    place = _storage(base, total, sum(len(item.trained_P) for item in items), options)
+    place = _storage(base, total, options)
     store: Positions | None = None
     done = 0
     rank, world = distributed.rank(), distributed.world()
@@ -218,9 +204,7 @@ def check_packing(base: BaseModel, items: Sequence[HeadTargets]) -> None:
         )
 
 
-def _storage(
-    base: BaseModel, num_positions: int, num_trained: int, options: FeatureOptions
-) -> dict[str, Any]:
+def _storage(base: BaseModel, num_positions: int, options: FeatureOptions) -> dict[str, Any]:
     """Tensor options of the store: on the GPU where it fits, else pinned. Prints its size."""
     num_bytes = num_positions * base.info.hidden_size * base.dtype.itemsize * options.states
     place: dict[str, Any] = {"device": base.device}
@@ -230,14 +214,7 @@ def _storage(
             place = {"device": "cpu", "pin_memory": True}
     where = "host" if torch.device(place["device"]).type == "cpu" else "GPU"
     console.note(
-        f"{counted(num_positions, num_trained)}: {num_bytes / 1e9:.3f} GB of hidden states in "
-        f"{where} memory"
+        f"{num_positions:,} training tokens: {num_bytes / 1e9:.3f} GB of hidden states in {where} "
+        "memory"
     )
     return place
-
-
-def counted(num_positions: int, num_trained: int) -> str:
-    """For notes: what hidden states are kept of."""
-    if num_positions == num_trained:
-        return f"{num_positions:,} training tokens"
-    return f"{num_positions:,} tokens of whole rows ({num_trained:,} training tokens)"

@@ -97,10 +97,9 @@ def _text(recipe: TrainRecipe) -> Text:
     length = min(ROW_TOKENS, recipe.data.max_length)
     answer = length - length * PROMPT_TOKENS // ROW_TOKENS
     positions = length if recipe.data.train_on == "all" else answer
-    kept = length if recipe.heads.prefix_layers else positions
     rows = 1_000_000 // positions
     held_out = round(rows * recipe.data.eval_fraction) * answer
-    return Text(rows * positions, rows * length, rows * kept, held_out)
+    return Text(rows * positions, rows * length, held_out)
 
 
 def _working(recipe: TrainRecipe, base: BaseModel) -> float:

@@ -20,15 +20,12 @@ class Text:
 
     positions: int  # trained in an epoch
     tokens: int  # read for hidden states
-    kept: int  # positions whose hidden states are kept
     held_out: int  # positions kept of rows that are held out
 
     def scaled(self, positions: int) -> "Text":
         """More or less of the same."""
         factor = positions / self.positions
-        return Text(
-            positions, *(round(n * factor) for n in (self.tokens, self.kept, self.held_out))
-        )
+        return Text(positions, *(round(n * factor) for n in (self.tokens, self.held_out)))
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,7 @@ class Forecast:
         if not self.stored:
             return 0.0
         size = DTYPES[self.recipe.train.cache_dtype].itemsize if self.on_disk else self._itemsize
-        return float(text.kept) * (self._numbers * size + self._soft)
+        return float(text.positions) * (self._numbers * size + self._soft)
 
     def in_memory(self, text: Text) -> float:
         """Bytes of hidden states that are not on disk: those of held-out rows never are."""
@@ -114,7 +111,7 @@ class Forecast:
         if not self.stored:
             return 0.0
         each = self._numbers * self._itemsize
-        return float(text.kept) * (each + self._soft) + float(text.held_out) * each
+        return float(text.positions) * (each + self._soft) + float(text.held_out) * each
 
     def memory(self, text: Text) -> float:
         """The peak, files that are mapped included."""

@@ -39,7 +39,6 @@ class Trial:
     tokens: int
     positions: int
     held_out: int  # positions kept of these
-    kept: int
 
 
 def invented_rows(base: BaseModel, recipe: TrainRecipe) -> list[HeadTargets]:
@@ -81,12 +80,10 @@ def try_out(
         prepared, read = time.monotonic() - began, sum(len(item.input_ids) for item in few)
     loss, position = _update(run, recipe)
     _score(run)
-    kept = few if recipe.heads.prefix_layers == 0 else [item.whole_row() for item in few]
     return Trial(
         run, Speed(prepared / max(1, read), position), peak_bytes(base.device), loss,
         sum(len(item.input_ids) for item in few), sum(len(item.positions_P) for item in few),
         sum(len(item.positions_P) for item in run.held_out),
-        sum(len(item.positions_P) for item in kept),
     )  # fmt: skip
 
 

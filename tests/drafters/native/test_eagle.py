@@ -165,11 +165,10 @@ def test_the_layers_of_its_authors(tmp_path: Path, seen: Seen) -> None:
     check(seen, named, engine.base.model, 5)
 
 
-@pytest.mark.parametrize("layers", [0, 1])
-def test_beside_heads(folder: Path, layers: int) -> None:
-    """Heads read hidden states, with a prefix layer's output or without, whatever is behind."""
+def test_beside_heads(folder: Path) -> None:
+    """Heads read hidden states, whatever is behind."""
     base = small_base("qwen3")
-    heads = random_heads(base, prefix_layers=layers)
+    heads = random_heads(base)
     engine = build_engine(base, heads=heads, tree=BUSHY, draft_model=str(folder))
     plain = tokens_of(engine.generate(PROMPTS, drafter="none", max_new_tokens=TOKENS))
     sources = {"sources": ["medusa", "draft-model"], "num_nodes": 40}

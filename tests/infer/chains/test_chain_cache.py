@@ -7,7 +7,7 @@ import torch
 from support.models.hybrids import tiny_hybrid, tiny_hybrid_base
 from support.small_engines import random_prompt
 
-from medusa_kit.errors import ConfigError, ContextLengthError
+from medusa_kit.errors import ContextLengthError
 from medusa_kit.infer.chains.cache import ChainCache
 from medusa_kit.infer.chains.choice import verifier_for
 from medusa_kit.infer.chains.verifier import ChainVerifier
@@ -150,9 +150,3 @@ def test_nodes_off_the_path_are_not_scored(verifier: ChainVerifier) -> None:
     assert not scores.logits_NV[[1, 3]].any()
     cache.commit([[0, 2]])
     assert cache.unread[0] == [3, 5]
-
-
-def test_prefix_layers_are_refused(verifier: ChainVerifier) -> None:
-    assert verifier.with_prefix(None) is verifier
-    with pytest.raises(ConfigError, match="prefix layer"):
-        verifier.with_prefix(object())  # type: ignore[arg-type]

@@ -34,8 +34,7 @@ GROWN = DynamicTree(24, (1.3, 0.8, 1.6), 6, 4)
 
 
 def state_of(heads, rows):
-    layers = 1 + heads.config.prefix_layers
-    hidden, paths = inputs(heads.base, rows, layers=layers)
+    hidden, paths = inputs(heads.base, rows)
     return State([[1]] * rows, paths[:, 0].clamp_min(0).tolist(), hidden, [])
 
 
@@ -51,10 +50,9 @@ def drafted(heads, tree, state):
     return draft.tokens_BN.tolist(), [topology.parents for topology in draft.topologies]
 
 
-@pytest.mark.parametrize("prefix_layers", [0, 1])
 @pytest.mark.parametrize("num_blocks", [1, 2])
-def test_trees_are_those_of_torchs_own_network(prefix_layers, num_blocks, many_threads):
-    heads = trained(base_of("llama"), "recurrent", "reduced", num_blocks, prefix_layers)
+def test_trees_are_those_of_torchs_own_network(num_blocks, many_threads):
+    heads = trained(base_of("llama"), "recurrent", "reduced", num_blocks)
     for tree in (CandidateTree.chain(3), BUSHY, WHOLE, GROWN):
         for rows in (1, 5):
             state = state_of(heads, rows)
@@ -77,8 +75,8 @@ def test_nodes_of_a_depth_go_on_from_different_states():
 @pytest.mark.parametrize("digits", [1, 3])
 def test_scores_have_the_same_bits_alone_and_among_others(digits, monkeypatch, many_threads):
     monkeypatch.setattr(int8_weights, "DRAFT_DIGITS", digits)
-    heads = with_kernels(trained(base_of("llama"), "recurrent", "shared", prefix_layers=1))
-    given, paths = inputs(heads.base, 13, layers=2)
+    heads = with_kernels(trained(base_of("llama"), "recurrent", "shared"))
+    given, paths = inputs(heads.base, 13)
     ids, scores = scored_guesses_after(heads, 2, given, paths, 5, 0.7)
     for threads in (1, 2):
         torch.set_num_threads(threads)

@@ -103,11 +103,6 @@ def test_other_families_and_heads(family: str, kind: str, device: Device) -> Non
     assert told(engine.generate(PROMPTS[:2], max_new_tokens=TOKENS)) == plain(family)[:2]
 
 
-def test_heads_with_a_prefix_layer(device: Device, expected: list[list[int]]) -> None:
-    engine = on_device("llama", "rooted", prefix_layers=1)
-    assert told(engine.generate(PROMPTS, max_new_tokens=TOKENS)) == expected
-
-
 @pytest.mark.parametrize("drafter", ["none", "medusa", "auto"])
 def test_what_was_read_before_changes_no_token(engine: Engine, drafter: str) -> None:
     text, asked = random_prompt(9, 5), {"max_new_tokens": 6, "drafter": drafter}

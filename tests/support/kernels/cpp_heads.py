@@ -26,14 +26,12 @@ def base_of(family):
     return wrap_model(AutoModelForCausalLM.from_config(config).eval(), None, family)
 
 
-def trained(base, kind, projection, num_blocks=2, prefix_layers=0, mlp_size=160):
+def trained(base, kind, projection, num_blocks=2, mlp_size=160):
     """Heads without the kernels. Their weights are those of eight bits already, so that torch
     computes with the same ones. `mlp_size`: of recurrent heads."""
     some = torch.arange(1, base.info.vocab_size, 2) if projection == "reduced" else None
     size = mlp_size if kind == "recurrent" else None
-    heads = MedusaHeads.for_base(
-        base, NUM_HEADS, num_blocks, projection, some, kind, prefix_layers, size
-    )
+    heads = MedusaHeads.for_base(base, NUM_HEADS, num_blocks, projection, some, kind, size)
     generator = torch.Generator().manual_seed(1)
     for parameter in heads.parameters():
         parameter.data.add_(0.2 * torch.randn(parameter.shape, generator=generator))
@@ -52,9 +50,8 @@ def own_layers(heads):
     ]
 
 
-def inputs(base, rows, path_length=NUM_HEADS, layers=1):
-    """`layers`: 2 for a hidden state and a prefix layer's output."""
+def inputs(base, rows, path_length=NUM_HEADS):
     generator = torch.Generator().manual_seed(rows)
-    hidden = torch.randn(rows, layers * base.info.hidden_size, generator=generator)
+    hidden = torch.randn(rows, base.info.hidden_size, generator=generator)
     paths = torch.randint(-1, base.info.vocab_size, (rows, path_length), generator=generator)
     return hidden, paths

@@ -166,9 +166,8 @@ def test_a_shard_with_a_flipped_bit_is_named_and_made_again(
     items, options = prepare(counting_rows(3), 4), FeatureOptions(30, soft_top=4)
     monkeypatch.setattr(feature_cache, "SHARD_BYTES", 1)
     rows_P = torch.arange(60)
-    expected = [
-        part.clone() for part in cached_positions(base, items, recipe, options).picked(rows_P)
-    ]
+    hidden, ahead, soft = cached_positions(base, items, recipe, options).rows(rows_P)
+    expected = [part.clone() for part in (hidden, ahead, *soft)]
     broken = shards(recipe)[1]
     contents = broken.read_bytes()
     with safe_open(broken, "pt") as stream:
@@ -184,7 +183,8 @@ def test_a_shard_with_a_flipped_bit_is_named_and_made_again(
     assert broken.name in said
     assert "computed again" in said
     assert "20 of 60 training tokens are missing" in said
-    for ours, theirs in zip(found.picked(rows_P), expected, strict=True):
+    hidden, ahead, soft = found.rows(rows_P)
+    for ours, theirs in zip((hidden, ahead, *soft), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -260,27 +260,17 @@ def test_checksums_are_compared_once_a_run_and_where_a_row_is_used(
     assert len(compared) == 2
 
 
-@pytest.mark.parametrize("layers", [0, 1])
-def test_a_cache_of_the_other_sort_is_refused_before_anything_is_computed_or_removed(
-    tiny_base, counting_rows, recipe_with_cache, monkeypatch, layers
-):
-    """Also with --fresh: what the older run left is still there."""
-    base, rows = tiny_base(), counting_rows()
-    recipe = recipe_with_cache(epochs=1)
-    other = recipe.model_copy(
-        update={"heads": recipe.heads.model_copy(update={"prefix_layers": 1})}
-    )
-    if layers:
-        recipe, other = other, recipe
-    report = train_heads(base, rows, recipe)
-    before = {path: path.read_bytes() for path in report.heads_folder.parent.rglob("*.*")}
-    monkeypatch.setattr(type(base), "hidden_states", None)
-    monkeypatch.setattr(type(base), "traced_hidden_states", None)
-    with pytest.raises(IncompatibleBaseError, match="whole_rows"):
-        train_heads(base, rows, other, fresh=True)
-    assert before.keys() >= {RunFolder(recipe).path / name for name in ("run.json", "recipe.yaml")}
-    for path, contents in before.items():
-        assert path.read_bytes() == contents
+def test_a_cache_of_whole_rows_is_made_again(tiny_base, counting_rows, recipe_with_cache, capsys):
+    """Versions up to 0.1 kept all tokens for heads with a prefix layer."""
+    base, recipe, items = tiny_base(), recipe_with_cache(), prepare(counting_rows(3), 4)
+    cached_positions(base, items, recipe, FeatureOptions(100))
+    index = feature_cache.cache_folder(recipe) / "index.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "whole_rows": True}))
+    capsys.readouterr()
+    cached_positions(base, items, recipe, FeatureOptions(100))
+    said = capsys.readouterr().err
+    assert "for heads with a prefix layer" in said
+    assert "60 of 60 training tokens are missing" in said
 
 
 def test_a_cache_of_another_base_or_format_is_refused(tiny_base, counting_rows, recipe_with_cache):

@@ -3,27 +3,23 @@ import torch
 
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.train import distributed
-from medusa_kit.train.batching import Cutting, LiveFeed, StoredFeed, StoredRowFeed, partition
+from medusa_kit.train.batching import Cutting, LiveFeed, StoredFeed, partition
 from medusa_kit.train.data import head_targets, prepare
 from medusa_kit.train.features.features import (
     FeatureOptions,
     batches,
-    by_length,
     check_packing,
     collect_features,
     cuts,
 )
 from medusa_kit.train.features.rows import Rows
 
-KINDS = ["memory", "live", "whole rows"]
+KINDS = ["memory", "live"]
 
 
 def make_feed(kind, base, items, cutting, options):
     if kind == "live":
         return LiveFeed(base, items, cutting, options)
-    if kind == "whole rows":
-        rows = by_length([item.whole_row() for item in items])
-        return StoredRowFeed(collect_features(base, rows, options), rows, cutting)
     return StoredFeed(collect_features(base, items, options), cutting)
 
 
@@ -31,7 +27,7 @@ def everything(feed, seed=5, first=0):
     """Hidden states and targets of an epoch, one entry an update."""
     return [
         (
-            torch.cat([batch.trained(batch.hidden_PD) for batch in update.batches]),
+            torch.cat([batch.hidden_PD for batch in update.batches]),
             torch.cat([batch.ahead_PJ for batch in update.batches]),
         )
         for update in feed.epoch(seed, first)
@@ -109,7 +105,7 @@ def test_an_update_is_the_same_however_it_is_cut(
         for index, update in enumerate(feed.epoch(5)):
             assert len(update.batches) == accumulation
             targets = torch.cat([batch.ahead_PJ for batch in update.batches])
-            hidden = torch.cat([batch.trained(batch.hidden_PD) for batch in update.batches])
+            hidden = torch.cat([batch.hidden_PD for batch in update.batches])
             found[index].append((hidden[targets[:, 0] >= 0], update.ahead_PJ))
         monkeypatch.undo()
     for (hidden_PD, ahead_PJ), parts in zip(expected, found, strict=True):
@@ -151,7 +147,7 @@ def test_soft_targets_are_what_the_base_says_where_the_target_stands(
     checked = 0
     for batch in [batch for update in feed.epoch(seed=1) for batch in update.batches]:
         for p in range(batch.num_positions):
-            hidden_D = batch.trained(batch.hidden_PD)[p]
+            hidden_D = batch.hidden_PD[p]
             index = int((hidden_ED - hidden_D).abs().sum(1).argmin())
             _, ahead_J, chances_TV, t = expected[index]
             assert torch.equal(batch.ahead_PJ[p], ahead_J)

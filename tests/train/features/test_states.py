@@ -71,7 +71,7 @@ def test_targets_that_kernels_read_past_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("section", "name", "value"),
-    [("train", "packing", True), ("train", "runners_up", True), ("heads", "prefix_layers", 1)],
+    [("train", "packing", True), ("train", "runners_up", True)],
 )
 def test_what_needs_attention_alone_is_refused_by_name(
     make_recipe: Any, section: str, name: str, value: Any

@@ -254,14 +254,13 @@ def test_a_base_that_says_what_its_original_says_has_nothing_to_learn(tiny_base)
     assert gradient_PD.abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("prefix_layers", [0, 1])
 @pytest.mark.parametrize("reduced", [None, 20])
 def test_the_whole_distribution_from_hidden_states_is_that_of_all_likeliest_tokens(
-    tiny_base, counting_rows, make_recipe, tmp_path, prefix_layers, reduced
+    tiny_base, counting_rows, make_recipe, tmp_path, reduced
 ):
     """Wherever hidden states are kept, and for part of the target."""
     base, found = tiny_base(), {}
-    heads = {"kind": "hydra", "prefix_layers": prefix_layers}
+    heads = {"kind": "hydra"}
     if reduced is not None:
         heads |= {"projection": "reduced", "reduced_size": reduced}
     kept = {"soft_top": base.info.vocab_size}
