@@ -35,7 +35,7 @@ class HeadsSection(Section):
     removed: ClassVar[Mapping[str, Removed]] = {
         "prefix_layers": Removed(
             "a layer over the whole prefix made decoding slower",
-            "leave it out; kind 'recurrent' guesses best",
+            "leave it out; kind 'recurrent' has the best acceptance",
             kept=(0,),
         ),
     }
