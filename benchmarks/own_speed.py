@@ -36,12 +36,12 @@ class OwnSpeed:
         """Seconds of steps that score a chain of so many tokens, after one that is not counted."""
         verifier = self.engine.verifier
         cache = verifier.new_cache(1, depth + nodes)
-        verifier.prefill(cache, [self.ids(depth)])
+        verifier.read_prompts(cache, [0], [self.ids(depth)])
         taken = []
         for _ in range(1 + repeats):
             start = time.perf_counter()
             chain = Nodes.chains([self.ids(nodes)], self.engine.base.device)
-            verifier.score_trees(cache, chain, [0]).likeliest().tolist()
+            verifier.score(cache, chain, [0]).likeliest().tolist()
             taken.append(time.perf_counter() - start)
         return taken[1:]
 

@@ -40,7 +40,7 @@ def pieces_of(verifier, cache, tokens):
     for first in range(0, len(tokens), MAX_ROWS):
         piece = tokens[first : first + MAX_ROWS]
         nodes = Nodes.chains([piece], verifier.base.device)
-        yield verifier.score_trees(cache, nodes, [0]).logits_NV
+        yield verifier.score(cache, nodes, [0]).logits_NV
         cache.commit([range(len(piece))], [0])
 
 
@@ -87,7 +87,7 @@ def compare(verifiers, found, prompt, answer):
     read = [(one, cache, prompt[:-1]) for one, cache in zip(verifiers, caches, strict=True)]
     for verifier, cache, before in read:
         if before:
-            verifier.prefill(cache, [before])
+            verifier.read_prompts(cache, [0], [before])
     text = [prompt[-1], *answer[:-1]]
     pieces = [pieces_of(one, cache, text) for one, cache, _ in read]
     for exact_NV, *others in zip(*pieces, strict=True):

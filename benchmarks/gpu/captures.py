@@ -22,7 +22,7 @@ def captures(shape: Shape, bench: Workbench) -> dict[str, Any]:
         raise Cannot(f"steps are run by {verifier.steps_run_by}")
     rows = bench.size(ROWS, 4)
     cache = verifier.new_cache(rows, bench.size(SLOTS, 300))
-    verifier.prefill(cache, [[0]])  # allocates the cache
+    verifier.read_prompts(cache, [0], [[0]])  # allocates the cache
     cache.lengths = [0] * rows
     before = _reserved(bench)
     loose = verifier.num_loose

@@ -230,7 +230,7 @@ class OwnScores:
     def logits(self, ids: Sequence[int]) -> Tensor:
         """logits_V after the last token."""
         cache = self._verifier.new_cache(1, len(ids))
-        return self._verifier.prefill(cache, [list(ids)])[1][0]
+        return self._verifier.read_prompts(cache, [0], [list(ids)])[1][0]
 
 
 def _differences(missed: Sequence[Sequence[Choice]], tolerance: float) -> list[Difference]:

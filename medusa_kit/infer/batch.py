@@ -32,7 +32,7 @@ from medusa_kit.infer.prefix_cache.prefixes import WORTH_A_COPY, HeldPrefixes, S
 from medusa_kit.infer.request import Emitted, FailAlone, Row, together_or_alone
 from medusa_kit.infer.schedule import Piece, Schedule
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import RaggedScores
+from medusa_kit.infer.tree_step import NodeScores
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 
@@ -247,7 +247,7 @@ class Batch:
     def _first_token(self, row: Row, hidden_1D: Tensor, logits_V: Tensor) -> Emitted:
         root = row.chooser.choose(logits_V, row.prompt_ids)
         if row.counts_near_ties:
-            scores = RaggedScores(hidden_1D, logits_V[None])
+            scores = NodeScores(hidden_1D, logits_V[None])
             row.near_ties += int(scores.near_ties(row.rounding_tolerance))
         emitted = row.take([root])
         if (count := row.wanted.num_likeliest) is not None:
@@ -352,7 +352,7 @@ class Batch:
         def score(first: int, last: int) -> list[ScoredRow]:
             some = nodes.of_rows(first, last)
             scores = self._with_room(
-                lambda: self.verifier.score_trees(self.cache, some, places[first:last])
+                lambda: self.verifier.score(self.cache, some, places[first:last])
             )
             watched = self.verifier.watched_size
             return by_row(some, scores, rows[first:last], ranks, watched)

@@ -106,14 +106,6 @@ class Draft:
         rows = zip(self.tokens_BN, counts, strict=True)
         return torch.cat([tokens_N[:count] for tokens_N, count in rows])
 
-    @property
-    def depths_BN(self) -> Tensor:
-        return torch.stack([topology.depths_N for topology in self.topologies])
-
-    @property
-    def sees_BNN(self) -> Tensor:
-        return torch.stack([topology.sees_NN for topology in self.topologies])
-
 
 @dataclass
 class State:

@@ -18,7 +18,7 @@ from medusa_kit.infer.node_choice.choice import Offer, chosen_counts
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.read_back import read_back
 from medusa_kit.infer.request import Emitted, FailAlone, Row
-from medusa_kit.infer.tree_step import Nodes, RaggedScores
+from medusa_kit.infer.tree_step import Nodes, NodeScores
 from medusa_kit.transfer import to_device
 
 T = TypeVar("T")
@@ -195,7 +195,7 @@ def _all_or_none(values: Sequence[T | None]) -> list[T] | None:
 
 
 def by_row(
-    nodes: Nodes, scores: RaggedScores, rows: Sequence[Row], ranks: int = 0, watched: int = 0
+    nodes: Nodes, scores: NodeScores, rows: Sequence[Row], ranks: int = 0, watched: int = 0
 ) -> list[ScoredRow]:
     """The scores of each row. `ranks`: how many of the likeliest tokens drafters read. `watched`:
     numbers of watched layers behind each hidden state."""

@@ -252,7 +252,7 @@ def score_random_trees(
     prompts = [random_ids(base, length, generator) for length in PROMPT_LENGTHS]
     shapes = (CHAINS if verifier.chains_only else TREES)[-(rounds or len(CHAINS)) :]
     cache = verifier.new_cache(len(prompts), max(PROMPT_LENGTHS) + len(shapes) * len(PARENTS))
-    verifier.prefill(cache, prompts)
+    verifier.read_prompts(cache, range(len(prompts)), prompts)
     scored, paths = list[Tensor](), list[list[int]]()
     for shape in shapes:
         last = shape is shapes[-1]
@@ -260,7 +260,7 @@ def score_random_trees(
         trees = [random_ids(base, len(PARENTS), generator) for _ in prompts]
         nodes = flat_nodes([Draft(torch.tensor(trees, device=base.device), topologies)])
         with _split_finely(verifier, last):
-            scored.append(verifier.score_trees(cache, nodes, range(len(prompts))).logits_NV)
+            scored.append(verifier.score(cache, nodes, range(len(prompts))).logits_NV)
         for prompt, tree, topology in zip(prompts, trees, topologies, strict=True):
             paths += [_path(node, prompt, tree, topology) for node in range(topology.num_used)]
         kept = [nodes for _, nodes in shape]

@@ -4,7 +4,7 @@ The step is attached to the attention modules while the model runs, so that the 
 finds it whatever keywords a model family drops.
 
 Shapes: B batch, N nodes with root, L cache slots in sight (longest row + N), D hidden,
-V vocabulary, R likeliest tokens; M repeats of the mask, or in scores the nodes kept.
+V vocabulary, R likeliest tokens; M repeats of the mask.
 """
 
 import threading
@@ -220,24 +220,11 @@ def _chain(length: int, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class NodeScores:
-    """The output of one forward over a tree, for M of its nodes.
+    """The output of one forward over trees, for the nodes of one row after another.
 
-    `ranked_BMR`: the R likeliest tokens after each node, likeliest first, where the forward found
+    `ranked_NR`: the R likeliest tokens after each node, likeliest first, where the forward found
     them as a by-product.
     """
-
-    hidden_BMD: Tensor
-    logits_BMV: Tensor
-    ranked_BMR: Tensor | None = None
-
-    def likeliest(self) -> Tensor:
-        """The likeliest token after each node [B, M]."""
-        return self.logits_BMV.argmax(-1) if self.ranked_BMR is None else self.ranked_BMR[..., 0]
-
-
-@dataclass(frozen=True)
-class RaggedScores:
-    """The same for rows with different numbers of nodes, one row after another."""
 
     hidden_ND: Tensor
     logits_NV: Tensor

@@ -22,7 +22,7 @@ from medusa_kit.infer.attention.sdpa import without_cudnn
 from medusa_kit.infer.attention.watched_layers import watching
 from medusa_kit.infer.draft import Draft
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores, StepHolder, TreeStep
+from medusa_kit.infer.tree_step import Nodes, NodeScores, StepHolder, TreeStep
 from medusa_kit.locks import lock_of
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.transfer import to_device
@@ -164,44 +164,12 @@ class Verifier:
         """Free memory that can be had again; whether there was any."""
         return False
 
-    @no_gradients
-    def forward(
-        self,
-        cache: TreeCache,
-        tokens_BN: Tensor,
-        depths_BN: Tensor,
-        sees_BNN: Tensor,
-        *,
-        causal_prompt: bool = False,
-        prompt: bool = False,
-        keep_M: Tensor | None = None,
-    ) -> NodeScores:
-        """Score every node. The nodes are written to the cache, but not committed.
-
-        `prompt`: the nodes are a piece of each row's prompt, so there are many.
-        `keep_M`: the nodes whose hidden states and logits are needed, all unless given.
-        """
-        cache.check_room(tokens_BN.shape[1])
-        step = self._step(cache, depths_BN, sees_BNN, causal_prompt)
-        return self._scores(cache, step, tokens_BN, keep_M, prompt)
-
     def _step(
         self, cache: TreeCache, depths_BN: Tensor, sees_BNN: Tensor, causal_prompt: bool
     ) -> TreeStep:
         lengths_B, attend = cache.device_lengths(depths_BN.device), self.attention.attend
         lengths = tuple(cache.lengths_in_use)
         return TreeStep(lengths, depths_BN, sees_BNN, causal_prompt, attend, lengths_B=lengths_B)
-
-    def _scores(
-        self,
-        cache: TreeCache,
-        step: TreeStep,
-        tokens_BN: Tensor,
-        keep_M: Tensor | None,
-        prompt: bool,
-    ) -> NodeScores:
-        forward = self.base.hidden_and_logits
-        return NodeScores(*self._run_model(forward, cache, step, tokens_BN, keep_M))
 
     def _positions(self, step: TreeStep) -> Tensor:
         """positions_BN. Nodes past the context's last position, which are never accepted, get that
@@ -248,10 +216,10 @@ class Verifier:
         return hidden_BND[:, keep_M] if of_all and keep_M is not None else hidden_BND, logits_BMV
 
     @no_gradients
-    def score_trees(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> RaggedScores:
+    def score(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> NodeScores:
         """Score trees after these rows of the cache, which may have different numbers of nodes.
         The nodes are in the cache, not committed."""
-        return self._ragged(cache, nodes, rows)
+        return self._score(cache, nodes, rows)
 
     @no_gradients
     def read_prompts(
@@ -263,13 +231,37 @@ class Verifier:
     ) -> tuple[Tensor, Tensor]:
         """Commit a piece of each row's prompt; (hidden_BD, logits_BV) at the last token of each.
         `seen`: gets the base's hidden_TD at all tokens of each row's piece, where torch runs it,
-        and the outputs of watched layers behind them, which C++ gives alone."""
-        order, ends = list[int](), list[RaggedScores]()
+        and the outputs of watched layers behind them, which C++ gives alone. Longer pieces than
+        `prompt_chunk` take several forwards."""
+        size = self.prompt_chunk(len(rows))
+        if max(map(len, pieces)) <= size:
+            return self._read_pieces(cache, rows, pieces, seen)
+        ends = list[tuple[Tensor, Tensor]]()
+        for row, piece in zip(rows, pieces, strict=True):
+            parts = list[Tensor]()
+            for start in range(0, len(piece), size):
+                found: dict[int, Tensor] | None = None if seen is None else {}
+                end = self._read_pieces(cache, [row], [piece[start : start + size]], found)
+                parts += (found or {}).values()
+            if seen is not None and parts:
+                seen[row] = torch.cat(parts)
+            ends.append(end)
+        hidden, logits = zip(*ends, strict=True)
+        return torch.cat(hidden), torch.cat(logits)
+
+    def _read_pieces(
+        self,
+        cache: TreeCache,
+        rows: Sequence[int],
+        pieces: Sequence[Sequence[int]],
+        seen: dict[int, Tensor] | None,
+    ) -> tuple[Tensor, Tensor]:
+        order, ends = list[int](), list[NodeScores]()
         whole: list[Tensor] | None = None if seen is None else []
         for some in _of_one_size([cache.lengths[row] for row in rows], pieces):
             own, chains = [rows[index] for index in some], [pieces[index] for index in some]
             nodes = Nodes.chains(chains, self.base.device)
-            ends.append(self._ragged(cache, nodes, own, prompt=True, whole=whole))
+            ends.append(self._score(cache, nodes, own, prompt=True, whole=whole))
             if seen is not None and whole is not None:
                 seen.update(zip(own, _of_rows(whole.pop(), nodes.counts), strict=True))
             order += some
@@ -288,58 +280,38 @@ class Verifier:
             return [0] * len(counts)
         return [max(counts) - count for count in counts]
 
-    def _ragged(
+    def _score(
         self,
         cache: TreeCache,
         nodes: Nodes,
         rows: Sequence[int],
         prompt: bool = False,
         whole: list[Tensor] | None = None,
-    ) -> RaggedScores:
+    ) -> NodeScores:
         """Scores of all nodes, or at the last of each row of a prompt. Rows with different numbers
         of nodes go through the model as one row, so that attention alone is padded, unless the
-        model needs them padded. `whole`: as in `_run_model`, which then runs in any case."""
-        forward = self.base.hidden_and_logits
+        model needs them padded. `whole`: as in `_run_model`."""
         fresh = prompt and not any(cache.lengths[row] for row in rows)
         even = min(nodes.counts) == max(nodes.counts)
-        if even or self.pads:
-            last_1 = to_device([nodes.counts[0] - 1], self.base.device) if prompt and even else None
-            with cache.using(rows):
-                if whole is None:
-                    scores = self.forward(
-                        cache, *nodes.padded(), causal_prompt=fresh, prompt=prompt, keep_M=last_1
-                    )
-                else:
-                    tokens_BN, depths_BN, sees_BNN = nodes.padded()
-                    cache.check_room(tokens_BN.shape[1])
-                    step = self._step(cache, depths_BN, sees_BNN, fresh)
-                    read = self._run_model(forward, cache, step, tokens_BN, last_1, whole)
-                    scores = NodeScores(*read)
-            hidden, logits = scores.hidden_BMD.flatten(0, 1), scores.logits_BMV.flatten(0, 1)
-            if even:
-                return RaggedScores(hidden, logits)
-            at = nodes.in_padded(last_only=prompt)
-            return RaggedScores(hidden[at], logits[at])
-        tokens_1N, ends_M = nodes.tokens_N[None], None
-        if prompt:
-            ends_M = to_device([end - 1 for end in accumulate(nodes.counts)], self.base.device)
-        with cache.using(rows, nodes.counts):
+        joined = not even and not self.pads
+        tokens, depths_BN, sees_BNN = nodes.padded()
+        keep_M = None
+        if joined:
+            tokens = nodes.tokens_N[None]
+        if prompt and (even or joined):
+            ends = accumulate(nodes.counts[:1] if even else nodes.counts)
+            keep_M = to_device([end - 1 for end in ends], self.base.device)
+        with cache.using(rows, nodes.counts if joined else None):
             cache.check_room(max(nodes.counts))
-            _, depths_BN, sees_BNN = nodes.padded()
             step = self._step(cache, depths_BN, sees_BNN, fresh)
-            step.at_N = nodes.in_padded()
-            hidden, logits = self._run_model(forward, cache, step, tokens_1N, ends_M, whole)
-        return RaggedScores(hidden[0], logits[0])
-
-    def prefill(self, cache: TreeCache, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Commit whole prompts; (hidden_BD, logits_BV) at each row's last token."""
-        size, ends = self.prompt_chunk(1), list[tuple[Tensor, Tensor]]()
-        for row, prompt in enumerate(prompts):
-            for start in range(0, len(prompt), size):
-                read = self.read_prompts(cache, [row], [prompt[start : start + size]])
-            ends.append(read)
-        hidden, logits = zip(*ends, strict=True)
-        return torch.cat(hidden), torch.cat(logits)
+            step.at_N = nodes.in_padded() if joined else None
+            forward = self.base.hidden_and_logits
+            found = self._run_model(forward, cache, step, tokens, keep_M, whole)
+        hidden, logits = (part.flatten(0, 1) for part in found)
+        if even or joined:
+            return NodeScores(hidden, logits)
+        at = nodes.in_padded(last_only=prompt)
+        return NodeScores(hidden[at], logits[at])
 
 
 def _of_rows(hidden_BND: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:

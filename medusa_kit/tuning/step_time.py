@@ -83,7 +83,7 @@ class _Place:
         self.engine = engine
         prompts = _random_prompts(engine, prefix_length, batch_size)
         self.cache: TreeCache = engine.verifier.new_cache(batch_size, prefix_length + max_nodes)
-        hidden_BD, logits_BV = engine.verifier.prefill(self.cache, prompts)
+        hidden_BD, logits_BV = engine.verifier.read_prompts(self.cache, range(batch_size), prompts)
         self.state = State(prompts, logits_BV.argmax(-1).tolist(), hidden_BD)
         self.unread = list[int]()
 
@@ -111,7 +111,7 @@ class _Place:
         if isinstance(self.cache, ChainCache):
             self.cache.unread = [list(self.unread) for _ in self.cache.unread]
         nodes = flat_nodes([draft])
-        scores = self.engine.verifier.score_trees(self.cache, nodes, range(len(nodes.counts)))
+        scores = self.engine.verifier.score(self.cache, nodes, range(len(nodes.counts)))
         flat = scores.likeliest().tolist()
         ends = list(accumulate(nodes.counts))
         likeliest_BN = [flat[end - n : end] for end, n in zip(ends, nodes.counts, strict=True)]

@@ -141,7 +141,7 @@ def test_what_cannot_be_answered_is_left_out(
     failing = conversation.stream(QUESTIONS[1], max_new_tokens=60)
     next(failing)
     with monkeypatch.context() as patch:
-        patch.setattr(engine.verifier, "score_trees", _fails)
+        patch.setattr(engine.verifier, "score", _fails)
         with pytest.raises(DataError):
             list(failing)
     assert contents(conversation) == before

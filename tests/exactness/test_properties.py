@@ -23,10 +23,11 @@ from medusa_kit.infer.draft import (
     State,
     StatelessDrafter,
     Topology,
+    flat_nodes,
     path_to,
 )
 from medusa_kit.infer.request import make_row
-from medusa_kit.infer.tree_step import TreeStep
+from medusa_kit.infer.tree_step import Nodes, TreeStep
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -107,26 +108,27 @@ def test_after_commits_the_cache_is_that_of_a_fresh_prompt(
     lengths = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=3), "lengths")
     texts = [[draw.randrange(96) for _ in range(length)] for length in lengths]
     cache = verifier.new_cache(len(texts), 64)
-    verifier.prefill(cache, texts)
+    verifier.read_prompts(cache, range(len(texts)), texts)
     for _ in range(data.draw(st.integers(1, 3), "steps")):
         trees = data.draw(forests(len(texts)), "trees")
         tokens = [[draw.randrange(96) for _ in tree] for tree in trees]
-        step = step_of(cache.lengths, trees)
-        verifier.forward(cache, torch.tensor(tokens), step.depths_BN, step.sees_BNN)
+        topologies = [Topology.from_parents(tree, CPU) for tree in trees]
+        nodes = flat_nodes([Draft(torch.tensor(tokens), topologies)])
+        verifier.score(cache, nodes, range(len(texts)))
         kept = [kept_path(data, tree) for tree in trees]
         cache.commit(kept)
         for text, row, nodes in zip(texts, tokens, kept, strict=True):
             text += [row[node] for node in nodes]
     assert cache.lengths == [len(text) for text in texts]
     fresh = verifier.new_cache(len(texts), 64)
-    verifier.prefill(fresh, texts)
+    verifier.read_prompts(fresh, range(len(texts)), texts)
     for ours, theirs in zip(cache.layers, fresh.layers, strict=True):
         for row, text in enumerate(texts):
             for kind in ("keys", "values"):
                 a, b = (getattr(layer, kind)[row, :, : len(text)] for layer in (ours, theirs))
                 torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
-    root, seen = torch.zeros(len(texts), 1, dtype=torch.int64), torch.ones(len(texts), 1, 1) > 0
-    logits = [verifier.forward(c, root, root, seen).logits_BMV for c in (cache, fresh)]
+    roots = Nodes.chains([[0]] * len(texts), CPU)
+    logits = [verifier.score(c, roots, range(len(texts))).logits_NV for c in (cache, fresh)]
     torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
 
 

@@ -135,7 +135,7 @@ def test_a_row_that_fails_leaves_alone(part: str, drawn: bool) -> None:
 @pytest.mark.parametrize(
     "error", [Fault("forward"), *OUT_OF_MEMORY], ids=lambda e: type(e).__name__
 )
-@pytest.mark.parametrize("method", ["score_trees", "read_prompts"])
+@pytest.mark.parametrize("method", ["score", "read_prompts"])
 @pytest.mark.parametrize("when", ["before its work", "after it"])
 def test_a_forward_that_fails_together_is_run_for_each_row(
     family: str, method: str, when: str, error: Exception, monkeypatch: pytest.MonkeyPatch
@@ -170,7 +170,7 @@ def test_a_forward_that_fails_together_is_run_for_each_row(
 @pytest.mark.parametrize(
     "error", [Fault("forward"), *OUT_OF_MEMORY], ids=lambda e: type(e).__name__
 )
-@pytest.mark.parametrize("method", ["score_trees", "read_prompts"])
+@pytest.mark.parametrize("method", ["score", "read_prompts"])
 def test_a_row_that_cannot_be_run_alone_fails_alone(
     family: str, method: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,14 +234,14 @@ def test_a_call_of_its_own_says_what_memory_lacks(
         raise error
 
     rows = [row_for(engine, n, LONGEST) for n in (5, 9)]
-    monkeypatch.setattr(engine.verifier, "score_trees", full)
+    monkeypatch.setattr(engine.verifier, "score", full)
     with pytest.raises(DeviceMemoryError, match="no room for 2"):
         list(decode(engine.verifier, drafters(engine)["heads"], rows))
 
 
-SITES = ["score_trees", "read_prompts", "commit", "copy_first", "join", "propose", "observe",
+SITES = ["score", "read_prompts", "commit", "copy_first", "join", "propose", "observe",
          "select_rows"]  # fmt: skip
-DONE_FIRST = ("score_trees", "read_prompts", "copy_first", "join", "select_rows")
+DONE_FIRST = ("score", "read_prompts", "copy_first", "join", "select_rows")
 
 
 @contextmanager

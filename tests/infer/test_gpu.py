@@ -236,11 +236,11 @@ def test_a_captured_forward_waits_for_nothing() -> None:
     verifier = captured_engine("llama").verifier
     cache, nodes = verifier.new_cache(2, 300), Nodes.chains([[5, 6, 7], [8]], torch.device("cuda"))
     with torch.inference_mode():
-        verifier.prefill(cache, PROMPTS[:2])
-        first = verifier.score_trees(cache, nodes, range(2))
+        verifier.read_prompts(cache, range(2), PROMPTS[:2])
+        first = verifier.score(cache, nodes, range(2))
         torch.cuda.set_sync_debug_mode("error")
         try:
-            again = verifier.score_trees(cache, nodes, range(2))
+            again = verifier.score(cache, nodes, range(2))
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert torch.equal(first.logits_NV, again.logits_NV)

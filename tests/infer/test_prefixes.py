@@ -17,7 +17,7 @@ from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
 from medusa_kit.infer.prefix_cache.prefixes import HeldPrefixes, Start, common_length
-from medusa_kit.infer.tree_step import RaggedScores
+from medusa_kit.infer.tree_step import NodeScores
 
 in_cpp = pytest.mark.skipif(
     kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
@@ -341,8 +341,8 @@ def test_near_ties_of_ranked_tokens_are_those_of_all_logits() -> None:
     torch.manual_seed(0)
     logits_NV = torch.randn(64, 40)
     logits_NV[3, 7] = logits_NV[3].max()  # two equal ones
-    scores = RaggedScores(logits_NV, logits_NV, logits_NV.topk(8).indices)
-    whole = RaggedScores(logits_NV, logits_NV)
+    scores = NodeScores(logits_NV, logits_NV, logits_NV.topk(8).indices)
+    whole = NodeScores(logits_NV, logits_NV)
     for tolerance in (1e-6, 0.3, 10.0):
         expected = whole.near_ties(tolerance).tolist()
         assert scores.ranked_near_ties(tolerance) == expected

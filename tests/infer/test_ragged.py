@@ -44,12 +44,12 @@ def test_rows_of_different_sizes_are_scored_as_each_alone(family: str) -> None:
     assert cache.lengths == [9, 0, 14, 4]
     alone = [verifier.new_cache(1, 40) for _ in rows]
     for own, prompt in zip(alone, (PROMPTS[1], PROMPTS[0], PROMPTS[2]), strict=True):
-        verifier.prefill(own, [prompt])
+        verifier.read_prompts(own, [0], [prompt])
     for trees, kept in ((TREES, [[0], [0, 2, 5], [0, 1]]), (TREES[::-1], [[0, 1], [0], [0]])):
-        scores = verifier.score_trees(cache, nodes_of(trees, [1, 2, 3]), rows)
+        scores = verifier.score(cache, nodes_of(trees, [1, 2, 3]), rows)
         first = 0
         for seed, (own, tree) in enumerate(zip(alone, trees, strict=True), start=1):
-            expected = verifier.score_trees(own, nodes_of([tree], [seed]), [0])
+            expected = verifier.score(own, nodes_of([tree], [seed]), [0])
             part = slice(first, first := first + len(tree))
             spread = expected.logits_NV.std()
             assert (scores.logits_NV[part] - expected.logits_NV).abs().max() < 1e-4 * spread
@@ -72,7 +72,7 @@ def test_pieces_of_prompts_are_read_as_each_alone(family: str) -> None:
     for index, (row, piece) in enumerate(zip(rows, more, strict=True)):
         own = verifier.new_cache(1, 40)
         text = before.get(row, []) + piece
-        expected = verifier.prefill(own, [text])
+        expected = verifier.read_prompts(own, [0], [text])
         assert cache.lengths[row] == len(text)
         torch.testing.assert_close(logits_BV[index], expected[1][0], rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(hidden_BD[index], expected[0][0], rtol=1e-3, atol=1e-4)

@@ -99,7 +99,7 @@ def test_bits_are_those_of_one_token_a_call(
             assert torch.equal(logits_after(verifier, text)[-1], end_V)
         sizes = (MAX_ROWS, 1, 90, 4, 170)
         trees = [random_tree(draw, size, vocab) for size in sizes]
-        logits_NV = verifier.score_trees(filled, nodes_of(trees), range(len(texts))).logits_NV
+        logits_NV = verifier.score(filled, nodes_of(trees), range(len(texts))).logits_NV
         for text, (tokens, parents), found_NV in zip(
             texts, trees, logits_NV.split(sizes), strict=True
         ):

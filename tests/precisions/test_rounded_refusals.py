@@ -154,7 +154,7 @@ def test_trees_that_one_call_does_not_take() -> None:
     cache = engine.verifier.new_cache(1, 2 * MAX_ROWS)
     many = Nodes.chains([[5] * (MAX_ROWS + 1)], engine.base.device)
     with pytest.raises(ConfigError, match="at most 256"):
-        engine.verifier.score_trees(cache, many, [0])
+        engine.verifier.score(cache, many, [0])
     with pytest.raises(ConfigError, match="at most 256"):
         engine.verifier.read_prompts(cache, [0], [[5] * (MAX_ROWS + 1)])
     most = {"drafter": "suffix", "drafter_options": {"num_nodes": MAX_ROWS}, "max_new_tokens": 3}

@@ -105,7 +105,7 @@ def test_a_server_that_lost_its_device_says_so_and_ends(monkeypatch: pytest.Monk
                 return http.get(path) if body is None else http.post(path, json=body)
 
         assert ask("/health").status_code == 200
-        monkeypatch.setattr(type(engine.verifier), "score_trees", broken)
+        monkeypatch.setattr(type(engine.verifier), "score", broken)
         monkeypatch.setattr(type(engine.verifier), "read_prompts", broken)
         asked = {"model": live.model, "prompt": "a", "max_tokens": 9}
         assert ask("/v1/completions", asked).status_code == 500

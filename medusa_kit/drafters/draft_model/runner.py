@@ -1,6 +1,6 @@
 """Runs a draft model over rows of text with a verifier and cache of its own, which follow ours.
 
-Shapes: B batch, N nodes with root, T tokens, D hidden, V vocabulary.
+Shapes: B batch, N nodes with root, D hidden, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.draft import ROOT, UNUSED, Draft, shared_topology
+from medusa_kit.infer.draft import ROOT, Draft, flat_nodes, shared_topology
 from medusa_kit.infer.prefix_cache.prefixes import common_length
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
-from medusa_kit.no_gradients import no_gradients
 from medusa_kit.transfer import to_device
 
 FOLDED = 4  # up to so many unread tokens are read together with the next tree
@@ -54,19 +53,17 @@ class DraftRunner:
         if max(map(len, self._unread)) > FOLDED:
             self._read_on()
 
-    @no_gradients
-    def verify(self, draft: Draft) -> tuple[list[Tensor], list[Tensor]]:
+    def verify(self, draft: Draft) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """(hidden_ND, logits_NV) of each row's tree; its node 0 is the row's root."""
-        whole = self._with_unread(draft)
-        cache = self._room_for(whole.tokens_BN.shape[1])
-        scores = self.verifier.forward(cache, whole.tokens_BN, whole.depths_BN, whole.sees_BNN)
+        nodes = flat_nodes(self._with_unread(draft))
+        cache = self._room_for(max(nodes.counts))
+        scores = self.verifier.score(cache, nodes, range(len(nodes.counts)))
         self.num_forwards += 1
-        N, starts = draft.tokens_BN.shape[1], [len(unread) for unread in self._unread]
-        own = [slice(start, start + N) for start in starts]
-        return (
-            [scores.hidden_BMD[row, nodes] for row, nodes in enumerate(own)],
-            [scores.logits_BMV[row, nodes] for row, nodes in enumerate(own)],
+        hidden, logits = (
+            [one[len(unread) :] for one, unread in zip(rows, self._unread, strict=True)]
+            for rows in (part.split(nodes.counts) for part in (scores.hidden_ND, scores.logits_NV))
         )
+        return hidden, logits
 
     def commit(self, draft: Draft, paths: Sequence[Sequence[int] | None]) -> None:
         """Keep each row's root and these nodes after it; None: nothing new for that row."""
@@ -89,42 +86,28 @@ class DraftRunner:
             self._cache.select_rows(rows)
 
     def _read_on(self) -> None:
-        """Commit all unread tokens, in pieces."""
-        B, device = len(self._read), self.device
-        size = self.verifier.prompt_chunk(B)
-        for start in range(0, max(map(len, self._unread)), size):
-            chunks = [unread[start : start + size] for unread in self._unread]
-            T = max(map(len, chunks))
-            cache = self._room_for(T)
-            sees_TT = torch.ones(T, T, dtype=torch.bool, device=device).tril()
-            self.verifier.forward(
-                cache,
-                to_device([chunk + [0] * (T - len(chunk)) for chunk in chunks], device),
-                torch.arange(T, device=device).expand(B, T),
-                sees_TT.expand(B, T, T),
-                causal_prompt=not any(cache.lengths),
-                keep_M=to_device([0], device),
-            )
-            cache.commit([range(len(chunk)) for chunk in chunks])
+        """Commit all unread tokens."""
+        rows = [row for row, unread in enumerate(self._unread) if unread]
+        pieces = [self._unread[row] for row in rows]
+        self.verifier.read_prompts(self._room_for(max(map(len, pieces))), rows, pieces)
         for read, unread in zip(self._read, self._unread, strict=True):
             read += unread
             unread.clear()
 
-    def _with_unread(self, draft: Draft) -> Draft:
-        """The tree after the tokens that are still unread, as one larger tree."""
-        most = max(map(len, self._unread))
-        if not most:
-            return draft
-        tokens, topologies = [], []
-        for row, nodes in enumerate(draft.tokens_BN.tolist()):
-            unread = self._unread[row]
-            start, rest = len(unread), most - len(unread)
-            shifted = [p + start if p >= 0 else p for p in draft.topologies[row].parents]
+    def _with_unread(self, draft: Draft) -> list[Draft]:
+        """The trees after the tokens that are still unread, each as one larger tree."""
+        if not any(self._unread):
+            return [draft]
+        trees = list[Draft]()
+        rows = zip(self._unread, draft.tokens_BN.tolist(), draft.topologies, strict=True)
+        for unread, tokens, topology in rows:
+            start = len(unread)
+            shifted = [p + start if p >= 0 else p for p in topology.used_parents]
             shifted[0] = start - 1  # equals ROOT where nothing is unread
-            tokens.append([*unread, *nodes, *[0] * rest])
-            parents = (*range(ROOT, start - 1), *shifted, *[UNUSED] * rest)
-            topologies.append(shared_topology(parents, self.device))
-        return Draft(to_device(tokens, self.device), topologies)
+            own = to_device([[*unread, *tokens[: topology.num_used]]], self.device)
+            shape = shared_topology((*range(ROOT, start - 1), *shifted), self.device)
+            trees.append(Draft(own, [shape]))
+        return trees
 
     def _room_for(self, num_nodes: int) -> TreeCache:
         """The cache, with room for `num_nodes` more slots."""

@@ -17,7 +17,7 @@ from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.chains.cache import ChainCache
 from medusa_kit.infer.draft import ROOT, UNUSED, Draft, shared_topology
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
-from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores
+from medusa_kit.infer.tree_step import Nodes, NodeScores
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.transfer import to_device
@@ -65,28 +65,7 @@ class ChainVerifier(Verifier):
         return Draft(draft.tokens_BN, topologies, draft.distributions)
 
     @no_gradients
-    def forward(
-        self,
-        cache: TreeCache,
-        tokens_BN: Tensor,
-        depths_BN: Tensor,
-        sees_BNN: Tensor,
-        *,
-        causal_prompt: bool = False,
-        prompt: bool = False,
-        keep_M: Tensor | None = None,
-    ) -> NodeScores:
-        """Scores of a chain for each row of the cache."""
-        B, N = tokens_BN.shape
-        nodes = Nodes(tokens_BN.flatten(), depths_BN.flatten(), sees_BNN.flatten(), [N] * B)
-        scores = self.score_trees(cache, nodes, range(B))
-        hidden_BND, logits_BNV = scores.hidden_ND.view(B, N, -1), scores.logits_NV.view(B, N, -1)
-        if keep_M is None:
-            return NodeScores(hidden_BND, logits_BNV)
-        return NodeScores(hidden_BND[:, keep_M], logits_BNV[:, keep_M])
-
-    @no_gradients
-    def score_trees(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> RaggedScores:
+    def score(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> NodeScores:
         """Nodes that do not follow the root are not scored: zeros stand for them."""
         assert isinstance(cache, ChainCache)
         late = [row for row in rows if len(cache.unread[row]) > MOST_UNREAD]
@@ -96,20 +75,19 @@ class ChainVerifier(Verifier):
         chains, places = _chains(nodes)
         hidden, logits = self._read(cache, rows, chains, max(map(len, chains)))
         if len(places) == len(nodes.tokens_N):
-            return RaggedScores(torch.cat(hidden), torch.cat(logits))
+            return NodeScores(torch.cat(hidden), torch.cat(logits))
         at_M = to_device(places, self.base.device)
-        return RaggedScores(
+        return NodeScores(
             _spread(torch.cat(hidden), at_M, len(nodes.tokens_N)),
             _spread(torch.cat(logits), at_M, len(nodes.tokens_N)),
         )
 
-    @no_gradients
-    def read_prompts(
+    def _read_pieces(
         self,
         cache: TreeCache,
         rows: Sequence[int],
         pieces: Sequence[Sequence[int]],
-        seen: dict[int, Tensor] | None = None,
+        seen: dict[int, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(cache, ChainCache)
         texts = {row: list(piece) for row, piece in zip(rows, pieces, strict=True)}

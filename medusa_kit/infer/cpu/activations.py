@@ -147,9 +147,9 @@ def _read_plainly(verifier: Verifier, paths: Sequence[Sequence[int]]) -> Tensor:
     scores = list[Tensor]()
     for path in paths:
         cache = verifier.new_cache(1, len(path))
-        verifier.prefill(cache, [path[:-1]])
+        verifier.read_prompts(cache, [0], [path[:-1]])
         last = Nodes.chains([path[-1:]], verifier.base.device)
-        scores.append(verifier.score_trees(cache, last, [0]).logits_NV)
+        scores.append(verifier.score(cache, last, [0]).logits_NV)
     return torch.cat(scores)
 
 

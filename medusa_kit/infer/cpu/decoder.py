@@ -3,7 +3,7 @@
 Prompts are trees without branches, so they run here too, in pieces. The model itself is unchanged
 and can take over any forward, since both write the same cache.
 
-Shapes: B batch, N nodes with root, M of them kept, D hidden, L watched layers, V vocabulary, E head
+Shapes: N nodes with root, M of them kept, D hidden, L watched layers, V vocabulary, E head
 dim, T rotary tables, P positions, R likeliest tokens.
 """
 
@@ -31,7 +31,7 @@ from medusa_kit.infer.packed.model import DESCRIBED, MATRICES, NORMS, PackedMode
 from medusa_kit.infer.packed.packing import Blocks, PackedMatrix, Rows
 from medusa_kit.infer.packed.packing_up import Packing, model_of, row_pieces
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import Nodes, NodeScores, TreeStep
+from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.settings.engine import FLOAT32, INT8, INT16
 
 RANKED = 8  # likeliest tokens returned for each node: a by-product of finding the argmax
@@ -104,31 +104,6 @@ class NativeDecoder:
         """How many tokens of each of `num_rows` prompts a call takes, or two calls for too many
         prompts."""
         return max(kernels.MAX_ROWS // num_rows, 1)
-
-    def forward(
-        self,
-        cache: TreeCache,
-        tokens_BN: Tensor,
-        positions_BN: Tensor,
-        step: TreeStep,
-        keep_M: Tensor | None = None,
-    ) -> NodeScores:
-        """Scores of the nodes `keep_M` (all) of every row, where rows have equally many nodes; as
-        many rows a call as it takes."""
-        B, N = tokens_BN.shape
-        nodes_M = torch.arange(N) if keep_M is None else keep_M
-        rows, each = list(cache.rows_in_use), max(kernels.MAX_ROWS // N, 1)
-        calls = list[tuple[Tensor, Tensor, Tensor]]()
-        for first in range(0, B, each):
-            some = slice(first, min(first + each, B))
-            count = some.stop - first
-            kept_M = (torch.arange(0, count * N, N)[:, None] + nodes_M).flatten()
-            depths_N, sees = step.depths_BN[some].flatten(), step.sees_BNN[some].flatten()
-            nodes = Nodes(tokens_BN[some].flatten(), depths_N, sees, [N] * count)
-            positions_N = positions_BN[some].flatten()
-            calls.append(self.score(cache, nodes, positions_N, rows[some], kept_M))
-        parts = calls[0] if len(calls) == 1 else [torch.cat(p) for p in zip(*calls, strict=True)]
-        return NodeScores(*(part.view(B, len(nodes_M), -1) for part in parts))
 
     def score(
         self,

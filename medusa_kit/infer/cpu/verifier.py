@@ -19,7 +19,7 @@ from medusa_kit.infer.cpu.decoder import NativeDecoder, Watched
 from medusa_kit.infer.cpu.kernels import MAX_ROWS
 from medusa_kit.infer.self_check import checked_verifier
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores, StepHolder, TreeStep
+from medusa_kit.infer.tree_step import Nodes, NodeScores, StepHolder
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.engine import FLOAT32
@@ -98,47 +98,31 @@ class NativeVerifier(Verifier):
     def prompt_chunk(self, num_rows: int) -> int:
         return self.native.prompt_chunk(num_rows)
 
-    def _scores(
-        self,
-        cache: TreeCache,
-        step: TreeStep,
-        tokens_BN: Tensor,
-        keep_M: Tensor | None,
-        prompt: bool,
-    ) -> NodeScores:
-        # What watches layers decodes by `score_trees` and `read_prompts` alone.
-        if self.watched or not self._takes(cache, tokens_BN.shape[1]):
-            return super()._scores(cache, step, tokens_BN, keep_M, prompt)
-        positions_BN = self._positions(step)
-        with self.lock():
-            return self.native.forward(cache, tokens_BN, positions_BN, step, keep_M)
-
     @no_gradients
-    def score_trees(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> RaggedScores:
+    def score(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> NodeScores:
         """None padded; more nodes than one call takes go in several, whole rows in each."""
         if not self._takes(cache, max(nodes.counts)):
-            return super().score_trees(cache, nodes, rows)
+            return super().score(cache, nodes, rows)
         parts = [self._call(cache, part, some) for part, some in _calls(nodes, rows)]
         if len(parts) == 1:
             return parts[0]
         hidden = torch.cat([part.hidden_ND for part in parts])
         logits = torch.cat([part.logits_NV for part in parts])
         ranked = [part.ranked_NR for part in parts if part.ranked_NR is not None]
-        return RaggedScores(hidden, logits, torch.cat(ranked))
+        return NodeScores(hidden, logits, torch.cat(ranked))
 
-    @no_gradients
-    def read_prompts(
+    def _read_pieces(
         self,
         cache: TreeCache,
         rows: Sequence[int],
         pieces: Sequence[Sequence[int]],
-        seen: dict[int, Tensor] | None = None,
+        seen: dict[int, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         """All rows in one call, where they fit in one."""
         nodes = Nodes.chains(pieces, self.base.device)
         if not self._takes(cache, max(nodes.counts)):
-            return super().read_prompts(cache, rows, pieces, seen)
-        ends = list[RaggedScores]()
+            return super()._read_pieces(cache, rows, pieces, seen)
+        ends = list[NodeScores]()
         for part, some in _calls(nodes, rows):
             ends_M = torch.tensor(list(accumulate(part.counts))) - 1
             whole = list[Tensor]()
@@ -167,7 +151,7 @@ class NativeVerifier(Verifier):
         rows: Sequence[int],
         keep_M: Tensor | None = None,
         whole: list[Tensor] | None = None,
-    ) -> RaggedScores:
+    ) -> NodeScores:
         """`whole`: gets the outputs of watched layers at all nodes."""
         lengths = [cache.lengths[row] for row in rows]
         cache.check_room_for(lengths, nodes.counts)
@@ -179,12 +163,12 @@ class NativeVerifier(Verifier):
         with self.lock():
             hidden, *others = self.native.score(cache, nodes, positions_N, rows, keep_M, watched)
         if watched is None:
-            return RaggedScores(hidden, *others)
+            return NodeScores(hidden, *others)
         outputs_NX = watched.outputs_NLD.flatten(1)
         if whole is not None:
             whole.append(outputs_NX)
         outputs_MX = outputs_NX if keep_M is None else outputs_NX[keep_M]
-        return RaggedScores(torch.cat([hidden, outputs_MX], dim=-1), *others)
+        return NodeScores(torch.cat([hidden, outputs_MX], dim=-1), *others)
 
 
 class _Window:

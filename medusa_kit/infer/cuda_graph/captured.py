@@ -22,7 +22,7 @@ from medusa_kit.infer.cuda_graph.cache import FixedCache, Target
 from medusa_kit.infer.cuda_graph.step import FixedStep
 from medusa_kit.infer.host_tree import WORD, Numbers
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import Nodes, RaggedScores, TreeStep
+from medusa_kit.infer.tree_step import Nodes, NodeScores, TreeStep
 from medusa_kit.infer.verifier import Forward
 from medusa_kit.transfer import to_device
 
@@ -149,7 +149,7 @@ class CapturedForward:
             self._model.attention.attend,
         )
 
-    def replay(self, num_nodes: int) -> RaggedScores:
+    def replay(self, num_nodes: int) -> NodeScores:
         """Scores of the first `num_nodes` nodes. They are copies: the next replay of any forward
         overwrites what this one has computed."""
         if self.graph is None:
@@ -158,7 +158,7 @@ class CapturedForward:
             self.graph.replay()
         assert self._outputs is not None
         hidden, logits, likeliest = (part[:num_nodes].clone() for part in self._outputs)
-        return RaggedScores(hidden, logits, likeliest_N=likeliest)
+        return NodeScores(hidden, logits, likeliest_N=likeliest)
 
     def _numbers(self, nodes: Nodes, rows: Sequence[int]) -> Numbers:
         """What the device is told: lengths, then each node's place, depth and ancestors."""

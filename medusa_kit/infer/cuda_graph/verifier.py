@@ -1,6 +1,6 @@
 """A verifier whose forwards over trees are captured and replayed, over the batch's own KV cache.
 
-Everything that decodes goes through `score_trees`, so greedy and sampled requests, all drafters,
+Everything that decodes goes through `score`, so greedy and sampled requests, all drafters,
 grammars and draft models run captured. What fits no captured forward runs as in the base class:
 prompts, more nodes than MOST_NODES, the last tokens before the cache's end.
 
@@ -35,7 +35,7 @@ from medusa_kit.infer.cuda_graph.compiled import check_compiled
 from medusa_kit.infer.cuda_graph.guard import NoHostReads
 from medusa_kit.infer.memory import cache_bytes_per_token
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import Nodes, RaggedScores, TreeStep
+from medusa_kit.infer.tree_step import Nodes, NodeScores, TreeStep
 from medusa_kit.infer.verifier import Forward, Verifier
 from medusa_kit.no_gradients import no_gradients
 
@@ -106,7 +106,7 @@ class CapturedVerifier(Verifier):
         """What is captured or compiled is checked each time."""
 
     @no_gradients
-    def score_trees(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> RaggedScores:
+    def score(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> NodeScores:
         shape = self._shape(cache, nodes, rows)
         if shape is not None:
             with self.lock():  # graphs share their memory: what one computed is read before another
@@ -121,7 +121,7 @@ class CapturedVerifier(Verifier):
         elif nodes.trees:
             self._name_steps(self._why_loose(nodes))
         self.num_loose += 1
-        return super().score_trees(cache, nodes, rows)
+        return super().score(cache, nodes, rows)
 
     def run_step(
         self, forward: Forward, cache: TreeCache, step: TreeStep, tokens_BN: Tensor
@@ -159,7 +159,7 @@ class CapturedVerifier(Verifier):
             for counts in steps:
                 nodes = Nodes.chains([[0] * count for count in counts], self.base.device)
                 with suppress(torch.OutOfMemoryError):  # smaller ones may fit
-                    self.score_trees(cache, nodes, range(len(counts)))
+                    self.score(cache, nodes, range(len(counts)))
                 self._wait = 0
                 bar.advance()
 

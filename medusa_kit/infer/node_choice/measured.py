@@ -149,7 +149,7 @@ def measured(verifier: Verifier, clock: Callable[[], float]) -> dict[int, list[f
             for _ in range(IN_A_ROW if turn else 1):
                 start = clock()
                 chain = Nodes.chains([[0] * size], verifier.base.device)
-                verifier.score_trees(cache, chain, [0]).likeliest().tolist()
+                verifier.score(cache, chain, [0]).likeliest().tolist()
                 taken.append(clock() - start)
                 if sum(taken[:-1]) > SETTLED:
                     break

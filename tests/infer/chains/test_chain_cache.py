@@ -27,13 +27,13 @@ def verifier(request: pytest.FixtureRequest) -> ChainVerifier:
 
 def started(verifier: ChainVerifier, *prompts: list[int], slots: int = 64) -> ChainCache:
     cache = verifier.new_cache(len(prompts), slots)
-    verifier.prefill(cache, prompts)
+    verifier.read_prompts(cache, range(len(prompts)), prompts)
     return cache
 
 
 def score(verifier: ChainVerifier, cache: ChainCache, *chains: list[int]) -> torch.Tensor:
     nodes = Nodes.chains(chains, CPU)
-    return verifier.score_trees(cache, nodes, range(len(chains))).logits_NV
+    return verifier.score(cache, nodes, range(len(chains))).logits_NV
 
 
 def whole(verifier: ChainVerifier, text: list[int]) -> torch.Tensor:
@@ -107,7 +107,7 @@ def test_a_row_goes_on_from_states_that_were_kept(verifier: ChainVerifier) -> No
 def test_states_count_as_memory(verifier: ChainVerifier) -> None:
     cache = verifier.new_cache(2, 64)
     empty = cache.num_bytes
-    verifier.prefill(cache, [PROMPT, PROMPT])
+    verifier.read_prompts(cache, range(2), [PROMPT, PROMPT])
     one = sum(t.nbytes for layer in cache._states[0] or () for t in layer if t is not None)
     assert one > 0
     assert cache.num_bytes >= empty + 2 * one
@@ -145,7 +145,7 @@ def test_nodes_off_the_path_are_not_scored(verifier: ChainVerifier) -> None:
     cache = started(verifier, PROMPT)
     topology = Topology.from_parents([-1, -2, 0, -2, 2], CPU)
     nodes = Nodes(torch.tensor([3, 4, 5, 6, 7]), topology.used_depths, topology.used_sees, [5])
-    scores = verifier.score_trees(cache, nodes, [0])
+    scores = verifier.score(cache, nodes, [0])
     assert near(scores.logits_NV[[0, 2, 4]], whole(verifier, [*PROMPT, 3, 5, 7])[-3:])
     assert not scores.logits_NV[[1, 3]].any()
     cache.commit([[0, 2]])

@@ -29,7 +29,7 @@ from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.int8_weights import int8_blocks, with_weights
 from medusa_kit.infer.cpu.linear import NativeLinear
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.draft import Topology
+from medusa_kit.infer.draft import Draft, Topology, flat_nodes
 from medusa_kit.infer.packed.packing import pack
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.tuning.calibrate import calibrate
@@ -99,16 +99,10 @@ def test_a_step_in_c_equals_torch_on_the_rounded_model() -> None:
     topology, found = Topology.from_parents(BRANCHING, torch.device("cpu")), []
     for verifier in (Verifier(base), native):
         cache = verifier.new_cache(2, 32)
-        verifier.prefill(cache, prompts)
-        found.append(
-            verifier.forward(
-                cache,
-                torch.tensor([tokens] * 2),
-                topology.depths_N.expand(2, 8),
-                topology.sees_NN.expand(2, 8, 8),
-            )
-        )
-    for part in ("hidden_BMD", "logits_BMV"):
+        verifier.read_prompts(cache, range(len(prompts)), prompts)
+        nodes = flat_nodes([Draft(torch.tensor([tokens] * 2), [topology] * 2)])
+        found.append(verifier.score(cache, nodes, range(2)))
+    for part in ("hidden_ND", "logits_NV"):
         torchs, ours = (getattr(scores, part) for scores in found)
         assert torch.allclose(ours, torchs, atol=2e-5 * float(torchs.abs().max()), rtol=0)
 

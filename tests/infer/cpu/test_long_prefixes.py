@@ -63,7 +63,7 @@ def native_of(base: BaseModel) -> NativeVerifier:
 def read(verifier: Verifier, text: Sequence[int]) -> TreeCache:
     cache = verifier.new_cache(1, SLOTS)
     if text:
-        verifier.prefill(cache, [text])
+        verifier.read_prompts(cache, [0], [text])
     return cache
 
 
@@ -72,7 +72,7 @@ def tree_logits(
 ) -> Tensor:
     """logits_NV, not committed."""
     draft = Draft(torch.tensor([tokens]), [Topology.from_parents(parents, CPU)])
-    return verifier.score_trees(cache, flat_nodes([draft]), [0]).logits_NV
+    return verifier.score(cache, flat_nodes([draft]), [0]).logits_NV
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -95,7 +95,7 @@ def test_a_path_across_the_end_of_a_range_has_the_bits_of_its_text(shape, length
     alone = tree_logits(own, read(own, prompt), range(-1, len(PATH) - 1), text)
     assert torch.equal(alone, among_others[list(PATH)])
     for place, node in enumerate(PATH):
-        _, logits = own.prefill(own.new_cache(1, SLOTS), [prompt + text[: place + 1]])
+        _, logits = own.read_prompts(own.new_cache(1, SLOTS), [0], [prompt + text[: place + 1]])
         assert torch.equal(logits[0], among_others[node])
 
 
@@ -120,11 +120,11 @@ def test_a_row_has_the_same_bits_beside_longer_and_shorter_ones(many_threads):
     own = verifier_of("three heads")
     prompts = [random_prompt(length, seed=length) for length in (3, RANGE + 9, 2 * RANGE + 2)]
     together = own.new_cache(3, SLOTS)
-    own.prefill(together, prompts)
+    own.read_prompts(together, range(3), prompts)
     tree = [Topology.from_parents(BRANCHING, CPU)] * 3
     tokens = [random_prompt(len(BRANCHING), seed=8)] * 3
     nodes = flat_nodes([Draft(torch.tensor(tokens), tree)])
-    scores = own.score_trees(together, nodes, range(3)).logits_NV.split(len(BRANCHING))
+    scores = own.score(together, nodes, range(3)).logits_NV.split(len(BRANCHING))
     for prompt, expected in zip(prompts, scores, strict=True):
         alone = tree_logits(own, read(own, prompt), BRANCHING, tokens[0])
         assert torch.equal(alone, expected)
@@ -149,7 +149,7 @@ def test_a_cache_in_float16_is_near_and_has_the_same_bits_in_any_tree(shape, man
     assert cache.block.dtype == torch.float16
     assert 2 * cache.block.nbytes == exact_cache.block_of(0, 0).nbytes
     text = [tokens[node] for node in PATH]
-    _, last = half.prefill(half.new_cache(1, SLOTS), [prompt + text])
+    _, last = half.read_prompts(half.new_cache(1, SLOTS), [0], [prompt + text])
     assert torch.equal(last[0], logits[PATH[-1]])
     steps = read(half, prompt)
     for token, node in zip(text, PATH, strict=True):

@@ -5,6 +5,7 @@ import ctypes
 import itertools
 import os
 import platform
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.describe import Unsupported, describe
 from medusa_kit.infer.cpu.linear import NativeLinear, install_native_linears
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.draft import Topology
+from medusa_kit.infer.draft import Draft, Topology, flat_nodes
 from medusa_kit.infer.packed.gguf_blocks import READERS, blocks_of, read_scales
 from medusa_kit.infer.packed.packing import Blocks, pack
 from medusa_kit.infer.verifier import Verifier
@@ -176,7 +177,7 @@ def prefilled(base, prompts):
     """By torch."""
     verifier = Verifier(base)
     cache = verifier.new_cache(len(prompts), 64)
-    verifier.prefill(cache, prompts)
+    verifier.read_prompts(cache, range(len(prompts)), prompts)
     return cache
 
 
@@ -184,13 +185,15 @@ def forward(verifier, prompts, parents, tokens, cache=None):
     cache = cache or prefilled(verifier.base, prompts)
     topology = Topology.from_parents(parents, torch.device("cpu"))
     B, N = len(prompts), len(parents)
-    scores = verifier.forward(
-        cache,
-        torch.tensor([tokens] * B),
-        topology.depths_N.expand(B, N),
-        topology.sees_NN.expand(B, N, N),
-    )
-    return scores, cache
+    nodes = flat_nodes([Draft(torch.tensor([tokens] * B), [topology] * B)])
+    scores = verifier.score(cache, nodes, range(B))
+    ranked = scores.ranked_NR
+    by_rows = SimpleNamespace(
+        hidden_BND=scores.hidden_ND.view(B, N, -1), logits_BNV=scores.logits_NV.view(B, N, -1),
+        ranked_BNR=None if ranked is None else ranked.view(B, N, -1),
+        likeliest_BN=scores.likeliest().view(B, N),
+    )  # fmt: skip
+    return by_rows, cache
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -202,16 +205,16 @@ def test_a_step_equals_the_models_own(name, many_threads):
     with torch.inference_mode():
         torchs, cache = forward(Verifier(base), prompts, BRANCHING, tokens)
         own, own_cache = forward(native, prompts, BRANCHING, tokens)
-    for name in ("logits_BMV", "hidden_BMD"):
+    for name in ("logits_BNV", "hidden_BND"):
         expected = getattr(torchs, name)
         atol = 2e-5 * float(expected.abs().max())
         assert torch.allclose(getattr(own, name), expected, atol=atol, rtol=0)
     assert torch.allclose(own_cache.block, cache.block, atol=1e-4)
-    own_logits = own.logits_BMV
-    assert torch.equal(own.likeliest(), own_logits.argmax(-1))
+    own_logits = own.logits_BNV
+    assert torch.equal(own.likeliest_BN, own_logits.argmax(-1))
     ranked = own_logits.sort(dim=-1, descending=True, stable=True).indices
     if not base.scale_logits.cap:  # under a cap different logits become equal
-        assert torch.equal(own.ranked_BMR, ranked[..., :8])
+        assert torch.equal(own.ranked_BNR, ranked[..., :8])
 
 
 @pytest.mark.parametrize("head_dim", [32, 48])
@@ -225,9 +228,9 @@ def test_heads_of_other_sizes(head_dim, many_threads):
         torchs, _ = forward(Verifier(base), prompts, BRANCHING, tokens)
         own, _ = forward(native, prompts, BRANCHING, tokens)
         alone, _ = forward(native, prompts[1:], BRANCHING[:3], tokens[:3])
-    atol = 2e-5 * float(torchs.logits_BMV.abs().max())
-    assert torch.allclose(own.logits_BMV, torchs.logits_BMV, atol=atol, rtol=0)
-    assert torch.equal(own.logits_BMV[1:, :3], alone.logits_BMV)
+    atol = 2e-5 * float(torchs.logits_BNV.abs().max())
+    assert torch.allclose(own.logits_BNV, torchs.logits_BNV, atol=atol, rtol=0)
+    assert torch.equal(own.logits_BNV[1:, :3], alone.logits_BNV)
 
 
 def test_of_equal_logits_the_lower_column_ranks_first(many_threads):
@@ -240,12 +243,12 @@ def test_of_equal_logits_the_lower_column_ranks_first(many_threads):
     tokens = random_prompt(len(BRANCHING), seed=1)
     with torch.inference_mode():
         own, _ = forward(native, [random_prompt(4, seed=4)], BRANCHING, tokens)
-        expected = own.logits_BMV.sort(dim=-1, descending=True, stable=True).indices
-        assert torch.equal(own.ranked_BMR, expected[..., :8])
+        expected = own.logits_BNV.sort(dim=-1, descending=True, stable=True).indices
+        assert torch.equal(own.ranked_BNR, expected[..., :8])
         native.native.packed.final_norm.fill_(torch.nan)
         own, _ = forward(native, [random_prompt(4, seed=4)], BRANCHING, tokens)
-    assert own.logits_BMV.isnan().all()
-    assert (own.ranked_BMR == torch.arange(8)).all()
+    assert own.logits_BNV.isnan().all()
+    assert (own.ranked_BNR == torch.arange(8)).all()
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
@@ -260,13 +263,13 @@ def test_a_node_has_the_same_bits_in_any_tree_and_batch(name, many_threads):
         singles = [prefilled(base, [prompt]) for prompt in prompts]
         for row, single in enumerate(singles):
             single.block.copy_(cache.block[:, :, row : row + 1])
-        logits = forward(native, prompts, BRANCHING, tokens, cache)[0].logits_BMV
+        logits = forward(native, prompts, BRANCHING, tokens, cache)[0].logits_BNV
         for node, path in ((7, [0, 7]), (6, [0, 2, 4, 6]), (3, [0, 1, 3])):
             chain = tuple(range(-1, len(path) - 1))
             alone = [tokens[i] for i in path]
             for row, prompt in enumerate(prompts):
                 scores, _ = forward(native, [prompt], chain, alone, singles[row])
-                own = scores.logits_BMV
+                own = scores.logits_BNV
                 assert torch.equal(own[0, -1], logits[row, node])
 
 
@@ -346,11 +349,11 @@ def test_steps_on_a_busy_machine_have_the_same_bits(many_threads):
     threads = torch.get_num_threads()
     with torch.inference_mode():
         cache = prefilled(base, prompts)
-        expected = forward(native, prompts, BRANCHING, tokens, cache)[0].logits_BMV
+        expected = forward(native, prompts, BRANCHING, tokens, cache)[0].logits_BNV
         try:
             torch.set_num_threads(4 * (os.cpu_count() or 1))  # far more than there are cores
             for _ in range(30):
-                logits = forward(native, prompts, BRANCHING, tokens, cache)[0].logits_BMV
+                logits = forward(native, prompts, BRANCHING, tokens, cache)[0].logits_BNV
                 assert torch.equal(logits, expected)
         finally:
             torch.set_num_threads(threads)
@@ -364,12 +367,12 @@ def test_prompts_in_pieces(name, monkeypatch, many_threads):
     native = NativeVerifier(base, native_decoder(base))
     prompts = [random_prompt(length, seed=length) for length in (3, 40, 25)]
     with torch.inference_mode():
-        expected = Verifier(base).prefill(native.new_cache(3, 48), prompts)
+        expected = Verifier(base).read_prompts(native.new_cache(3, 48), range(3), prompts)
         monkeypatch.setattr(kernels, "MAX_ROWS", 21)  # seven tokens of each at a time
-        together = native.prefill(native.new_cache(3, 48), prompts)
+        together = native.read_prompts(native.new_cache(3, 48), range(3), prompts)
         for ours, theirs in zip(together, expected, strict=True):
             assert torch.allclose(ours, theirs, atol=2e-5 * float(theirs.abs().max()), rtol=0)
         for row, prompt in enumerate(prompts):
-            hidden, logits = native.prefill(native.new_cache(1, 48), [prompt])
+            hidden, logits = native.read_prompts(native.new_cache(1, 48), [0], [prompt])
             assert torch.equal(hidden[0], together[0][row])
             assert torch.equal(logits[0], together[1][row])

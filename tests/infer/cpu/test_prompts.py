@@ -77,7 +77,7 @@ def test_a_prompt_has_the_bits_that_its_tokens_have_as_nodes(window, many_thread
         in_pieces = verifier.read_prompts(pieces, [0], [prompt[start:end]])
     for token in prompt:
         nodes = Nodes.chains([[token]], torch.device("cpu"))
-        scores = verifier.score_trees(steps, nodes, [0])
+        scores = verifier.score(steps, nodes, [0])
         steps.commit([[0]], [0])
     for own in (in_pieces, (scores.hidden_ND, scores.logits_NV)):
         assert torch.equal(own[0], expected[0])

@@ -39,7 +39,7 @@ def one_step(verifier: CapturedVerifier, counts: list[int]) -> Any:
     cache = verifier.new_cache(len(counts), 64)
     verifier.read_prompts(cache, rows, [PROMPT] * len(counts))
     nodes = Nodes.chains([[5] * count for count in counts], verifier.base.device)
-    return verifier.score_trees(cache, nodes, rows)
+    return verifier.score(cache, nodes, rows)
 
 
 def compiling_engine(family: str, **changes: Any) -> Engine:

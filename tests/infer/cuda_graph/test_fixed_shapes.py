@@ -241,7 +241,7 @@ def test_what_is_captured_at_the_start_is_what_requests_need(num_rows: int) -> N
 def test_what_memory_is_too_small_for_is_left_out_at_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    verifier, run = verifier_of(fixed_engine()), Verifier.score_trees
+    verifier, run = verifier_of(fixed_engine()), Verifier.score
     whole = CapturedForward.__init__
 
     def too_large(self: CapturedForward, *args: Any) -> None:
@@ -255,7 +255,7 @@ def test_what_memory_is_too_small_for_is_left_out_at_the_start(
         return run(self, cache, nodes, rows)
 
     monkeypatch.setattr(CapturedForward, "__init__", too_large)
-    monkeypatch.setattr(Verifier, "score_trees", loose)
+    monkeypatch.setattr(Verifier, "score", loose)
     cache = verifier.new_cache(2, 200)
     verifier.prepare(cache, 2)
     assert isinstance(cache, FixedCache)
@@ -270,11 +270,11 @@ def test_more_room_takes_other_memory_and_other_forwards() -> None:
     assert isinstance(cache, FixedCache)
     nodes = Nodes.chains([[3, 4], [5]], verifier.base.device)
     verifier.read_prompts(cache, [0, 1], PROMPTS[:2])
-    before = verifier.score_trees(cache, nodes, [0, 1])
+    before = verifier.score(cache, nodes, [0, 1])
     assert len(cache.forwards) == 1
     cache.grow(2 * cache.num_slots)
     assert not cache.forwards
-    after = verifier.score_trees(cache, nodes, [0, 1])
+    after = verifier.score(cache, nodes, [0, 1])
     assert torch.allclose(before.logits_NV, after.logits_NV, atol=1e-6)
 
 
@@ -286,7 +286,7 @@ def test_nodes_left_over_touch_nothing_that_is_committed() -> None:
     block = cache.block
     assert block is not None
     held = [block[:, :, row, :, : cache.lengths[row]].clone() for row in range(3)]
-    verifier.score_trees(cache, Nodes.chains([[1] * 5, [2] * 6], verifier.base.device), [2, 0])
+    verifier.score(cache, Nodes.chains([[1] * 5, [2] * 6], verifier.base.device), [2, 0])
     for row, before in enumerate(held):
         assert torch.equal(block[:, :, row, :, : cache.lengths[row]], before), row
     assert not block[:, :, 1, :, cache.lengths[1] :].any()

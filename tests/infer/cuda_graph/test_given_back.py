@@ -77,7 +77,7 @@ def test_a_cache_of_any_verifier() -> None:
     verifier = Verifier(tiny_base("llama"))
     with no_garbage_found():
         cache = verifier.new_cache(1, 16)
-        verifier.prefill(cache, [PROMPTS[0]])
+        verifier.read_prompts(cache, [0], [PROMPTS[0]])
         keys = weakref.ref(cache.layers[0].keys)
         del cache
         assert keys() is None

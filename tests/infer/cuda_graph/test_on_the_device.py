@@ -141,10 +141,10 @@ def test_a_row_alone_is_not_padded_in_attention(cuda_stand_in: Device) -> None:
     verifier, operations = verifier_of(engine_there()), []
     for num_rows in (1, 2):
         cache = verifier.new_cache(num_rows, 64)
-        verifier.prefill(cache, [PROMPTS[0]] * num_rows)
+        verifier.read_prompts(cache, range(num_rows), [PROMPTS[0]] * num_rows)
         nodes = Nodes.chains([[5, 6, 7, 8]], verifier.base.device)
         with cuda_stand_in.counted() as counts, torch.inference_mode():
-            verifier.score_trees(cache, nodes, [0])
+            verifier.score(cache, nodes, [0])
         operations += counts.operations_per_replay
     alone, beside_another = operations
     assert beside_another - alone >= 2 * verifier.base.info.num_layers
@@ -184,9 +184,9 @@ def test_streams_of_several_threads_take_turns(cuda_stand_in: Device) -> None:
     scored, nodes = [], Nodes.chains([[5, 6]], verifier.base.device)
     for _ in range(2):
         cache = verifier.new_cache(1, 64)
-        verifier.prefill(cache, [PROMPTS[0]])
+        verifier.read_prompts(cache, [0], [PROMPTS[0]])
         with torch.cuda.stream(torch.cuda.Stream()), torch.inference_mode():
-            scored += [verifier.score_trees(cache, nodes, [0]) for _ in range(2)]
+            scored += [verifier.score(cache, nodes, [0]) for _ in range(2)]
     assert cuda_stand_in.counts.replays >= 4
     first, *others = [one.logits_NV.cpu() for one in scored]
     assert all(torch.equal(first, other) for other in others)

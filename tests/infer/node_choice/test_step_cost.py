@@ -144,7 +144,7 @@ def test_small_steps_are_not_timed_behind_large_ones(
     """On a machine that takes half as long again for 8 ms after a step of more nodes."""
     monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path))
     verifier = build_engine(tiny_base("llama")).verifier
-    now, large_until, last, compute = 0.0, 0.0, 0, verifier.score_trees
+    now, large_until, last, compute = 0.0, 0.0, 0, verifier.score
 
     def step(cache, trees, rows):
         nonlocal now, large_until, last
@@ -154,7 +154,7 @@ def test_small_steps_are_not_timed_behind_large_ones(
         last = size
         return compute(cache, trees, rows)
 
-    monkeypatch.setattr(verifier, "score_trees", step)
+    monkeypatch.setattr(verifier, "score", step)
     cost = MeasuredSteps(verifier, lambda: now).cost
     assert [cost.seconds(n) for n in SIZES] == pytest.approx([0.002 + 0.001 * n for n in SIZES])
 

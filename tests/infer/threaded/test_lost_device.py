@@ -38,14 +38,14 @@ def test_an_error_is_told_from_a_lost_device(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("lost", [False, True])
 def test_the_thread_ends_with_its_device(monkeypatch: pytest.MonkeyPatch, lost: bool) -> None:
     engine = engine_for("gpt2")
-    score, broken = engine.verifier.score_trees, [True]
+    score, broken = engine.verifier.score, [True]
 
     def scored(*given: Any, **more: Any) -> Any:
         if broken[0]:
             raise RuntimeError(str(ASSERTED))
         return score(*given, **more)
 
-    monkeypatch.setattr(engine.verifier, "score_trees", scored)
+    monkeypatch.setattr(engine.verifier, "score", scored)
     accelerator(monkeypatch, works=not lost)
     monkeypatch.setattr(memory, "device_memory_error", None)
     drafter = drafters(engine)["none"]

@@ -138,6 +138,6 @@ def plainly(verifier: Verifier, prompt: Sequence[int], tokens: int) -> list[int]
 def next_logits(verifier: Verifier, cache: Any, token: int) -> Tensor:
     """logits_V after one more token of a cache of one row."""
     one = Nodes(torch.tensor([token]), torch.tensor([0]), torch.tensor([True]), [1])
-    logits_V = verifier.score_trees(cache, one, [0]).logits_NV[0].clone()
+    logits_V = verifier.score(cache, one, [0]).logits_NV[0].clone()
     cache.commit([range(1)], [0])
     return logits_V
