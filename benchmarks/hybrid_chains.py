@@ -87,11 +87,12 @@ def main() -> None:
     asked = parser.parse_args()
     engine = random_engine(asked.family)
     prompt = [random.Random(1).randrange(VOCAB) for _ in range(64)]
-    truth = answered(engine, prompt, asked.tokens + asked.chain, engine._drafter("none")).token_ids
+    plain = engine.drafter_for("none")
+    truth = answered(engine, prompt, asked.tokens + asked.chain, plain).token_ids
     ratios, speeds, lengths = list[float](), {"plain": list[float](), "chains": list[float]()}, []
     for seed in range(asked.rounds):
         drafter = RightNowAndThen(truth, len(prompt), asked.chain, asked.right, seed)
-        for name, one in (("plain", engine._drafter("none")), ("chains", drafter)):
+        for name, one in (("plain", engine.drafter_for("none")), ("chains", drafter)):
             row = answered(engine, prompt, asked.tokens, one)
             assert row.token_ids == truth[: asked.tokens], "another answer than plain decoding's"
             speeds[name].append((asked.tokens - 1) / (row.seconds - row.first_seconds))

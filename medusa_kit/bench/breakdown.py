@@ -1,10 +1,6 @@
 """Where a decoding step's time goes, compared with the time to read the weights once.
 
-The real loop decodes real prompts with stopwatches around its parts. Their time is exclusive: a
-part does not include the parts that it calls. The same answers are decoded once more without
-stopwatches, to show their cost. On CUDA a stopwatch waits for the device, which prevents overlap.
-
-A captured forward (infer/cuda_graph/) is one part, since the host does nothing between its kernels.
+Requests are decoded as `generate` decodes them, and each step says what it took (infer/timing.py).
 On CUDA torch's profiler gives the time of each kernel (`kernels`).
 
 Shapes: D in, O out.
@@ -13,8 +9,7 @@ Shapes: D in, O out.
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -24,28 +19,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from medusa_kit.base.quantization import stored_bytes
 from medusa_kit.bench.methods import ONE_NODE
-from medusa_kit.drafters import draft_with
-from medusa_kit.drafters.heads import dynamic
-from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.cuda_graph.captured import CapturedForward
-from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
-from medusa_kit.infer.decode import decode
-from medusa_kit.infer.draft import Drafter
-from medusa_kit.infer.group import Group
-from medusa_kit.infer.request import Row, make_row
-from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
+from medusa_kit.infer.request import make_row
+from medusa_kit.infer.timing import StepTiming
 from medusa_kit.settings.sampling import SamplingParams
 
-# In the order of a step. "C++ step" and "captured forward" include all of the model and the prefix
-# layer of heads.
-HEADS, TREE, NATIVE, CAPTURED, LINEAR, ATTENTION, MODEL, ACCEPT, CACHE, PYTHON = PARTS = (
-    "heads", "tree", "C++ step", "captured forward", "linear layers", "attention",
-    "rest of the model", "accept", "cache", "Python",
-)  # fmt: skip
-WHOLE = (HEADS, CAPTURED)  # parts that include whatever they call
+DRAFTING, FORWARD, ACCEPT, REST = PARTS = ("drafting", "forward", "accept", "rest")
+ATTENTION, LINEAR = "attention", "linear layers"
 # Kinds of kernels by parts of their names, in lower case; the first match counts.
 KERNELS = {
     ATTENTION: ("flash", "fmha", "attention", "attend", "split_kernel", "merge_kernel"),
@@ -60,12 +41,11 @@ FLOOR_BUFFER = 1 << 31  # bytes: of larger weights only a part is read and the t
 class Breakdown:
     """Medians over the steps of a method, in seconds; parts need not add up to a step."""
 
-    num_nodes: int
-    num_steps: int
+    num_nodes: float  # of a request, on average
+    num_steps: int  # in which all requests took part
     steps_run_by: str
-    parts: dict[str, float]  # those of PARTS that took any time
-    step_seconds: float  # with stopwatches
-    undisturbed_seconds: float  # without
+    parts: dict[str, float]  # by PARTS
+    step_seconds: float
     weight_bytes: int  # that the base model's part of a step reads
     floor_seconds: float  # to read that many bytes once
     kernels: dict[str, float] = field(default_factory=dict)  # means over steps on CUDA
@@ -108,31 +88,33 @@ def step_breakdown(
     floor_seconds: float,
 ) -> Breakdown | None:
     """Steps of this engine, with its heads (`drafts`) or of one node."""
+    room = engine.base.info.context_length - max(map(len, batch))
+    drafter = engine.drafter_for(
+        "medusa" if drafts else "none", batch_size=len(batch), sampling=sampling
+    )
 
-    def rows() -> list[Row]:
-        room = engine.base.info.context_length - max(map(len, batch))
+    def steps() -> Iterator[StepTiming]:
         tokens = min(max_new_tokens, room)
-        return [make_row(engine.verifier, prompt, sampling, tokens) for prompt in batch]
+        rows = [make_row(engine.verifier, prompt, sampling, tokens) for prompt in batch]
+        last = None
+        for _ in engine.decode_rows(drafter, rows, len(rows)):
+            timing = rows[0].timing
+            if timing not in (None, last) and timing.num_requests == len(rows):
+                yield timing
+            last = timing
 
-    drafter = _drafter(engine, len(batch), drafts)
-    asked = rows()
-    undisturbed = [seconds for seconds, _ in _steps(engine, drafter, asked, None)]
-    watch = Stopwatch(engine.base.device)
-    with watched(engine, drafter, watch):
-        steps = list(_steps(engine, drafter, rows(), watch))
-    if not steps:
+    timings = list(steps())
+    if not timings:
         return None
     kernels: dict[str, float] = {}
     if engine.base.device.type == "cuda":
-        kernels = _profiled(_steps(engine, drafter, rows(), None))
-    medians = {part: statistics.median(spent[part] for _, spent in steps) for part in PARTS}
+        kernels = _profiled(steps())
     return Breakdown(
-        num_nodes=drafter.num_nodes,
-        num_steps=len(steps),
-        steps_run_by=asked[0].steps_run_by,
-        parts={part: seconds for part, seconds in medians.items() if seconds > 0},
-        step_seconds=statistics.median(seconds for seconds, _ in steps),
-        undisturbed_seconds=statistics.median(undisturbed),
+        num_nodes=statistics.mean(one.num_nodes for one in timings) / len(batch),
+        num_steps=len(timings),
+        steps_run_by=engine.steps_run_by,
+        parts={part: statistics.median(getattr(one, part) for one in timings) for part in PARTS},
+        step_seconds=statistics.median(one.seconds for one in timings),
         weight_bytes=_weight_bytes(engine),
         floor_seconds=floor_seconds,
         kernels=kernels,
@@ -166,111 +148,6 @@ def read_floor(num_bytes: int, device: torch.device, repeats: int = 9) -> float:
         held.sum().item()
         times.append(time.perf_counter() - start)
     return statistics.median(times[1:]) * num_bytes / (4 * held.numel())
-
-
-class Stopwatch:
-    """Seconds spent in each part, without the parts that it called."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._running: list[str] = []
-        self._since = 0.0
-        self.spent: dict[str, float] = defaultdict(float)
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        self._count()
-        self._running.append(name)
-        try:
-            yield
-        finally:
-            self._count()
-            self._running.pop()
-
-    def timed(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if not set(WHOLE).isdisjoint(self._running):  # heads may read the base's own layers
-                return function(*args, **kwargs)
-            with self.part(part):
-                return function(*args, **kwargs)
-
-        return wrapper
-
-    def _count(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        now = time.perf_counter()
-        if self._running:
-            self.spent[self._running[-1]] += now - self._since
-        self._since = now
-
-
-@contextmanager
-def watched(engine: Engine, drafter: Drafter, watch: Stopwatch) -> Iterator[None]:
-    """A context with stopwatches around the parts of a step."""
-    verifier = engine.verifier
-    places: list[tuple[Any, str, str]] = [
-        (drafter, "propose", TREE),
-        (dynamic, "scored_guesses", HEADS),
-        (dynamic, "scored_guesses_after", HEADS),
-        (verifier.base, "hidden_and_logits", MODEL),
-        (verifier.attention, "attend", ATTENTION),
-        (TreeCacheLayer, "update", CACHE),
-        (TreeCache, "commit", CACHE),
-        (Group, "accept", ACCEPT),
-        (CapturedVerifier, "_forward_of", CAPTURED),  # finds it, or captures it; no wait in there
-        (CapturedForward, "replay", CAPTURED),
-    ]
-    if engine.heads is not None:
-        places += [(engine.heads, name, HEADS) for name in ("candidates", "candidates_after")]
-        if engine.heads.guesser is not None:
-            places += [(engine.heads.guesser, name, HEADS) for name in ("fill", "grow")]
-    if isinstance(verifier, NativeVerifier):
-        places.append((verifier.native, "score", NATIVE))
-    places += [(layer, "forward", LINEAR) for layer in _linear_layers(verifier.base.model)]
-    with ExitStack() as stack:
-        for owner, name, part in places:
-            stack.enter_context(_replaced(owner, name, watch.timed(getattr(owner, name), part)))
-        yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    own = name in vars(owner)
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
-
-
-def _steps(
-    engine: Engine, drafter: Drafter, rows: list[Row], watch: Stopwatch | None
-) -> Iterator[tuple[float, dict[str, float]]]:
-    """Seconds of each step in which all rows took part, in all and by part."""
-    emitted = decode(engine.verifier, drafter, rows)
-    next(emitted)  # the prompt's
-    watch = watch or Stopwatch(engine.base.device)
-    while all(row.finish_reason is None for row in rows):
-        watch.spent.clear()
-        start = time.perf_counter()
-        with watch.part(PYTHON):
-            next(emitted)
-        seconds = time.perf_counter() - start
-        yield seconds, defaultdict(float, watch.spent)
-
-
-def _drafter(engine: Engine, batch_size: int, drafts: bool) -> Drafter:
-    if not drafts:
-        return PlainDrafter(engine.base.device)
-    assert engine.heads is not None
-    tree = engine.tree_for(batch_size)
-    pack_for_rows(engine.base, tree.num_nodes * batch_size)  # as the engine does
-    return draft_with(engine.heads, tree)
 
 
 def _weight_bytes(engine: Engine) -> int:

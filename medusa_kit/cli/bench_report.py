@@ -136,10 +136,8 @@ def breakdown_table(breakdowns: dict[str, Any], title: str) -> Any:
 
     found = list(breakdowns.values())
     kinds = [kind for kind in (*KERNELS, OTHER) if any(kind in one.kernels for one in found)]
-    used = [part for part in PARTS if any(part in one.parts for one in found)]
     rows: list[tuple[Any, ...]] = [
-        (part, *(f"{one.parts[part] * 1e3:.2f}" if part in one.parts else "–" for one in found))
-        for part in used
+        (part, *(f"{one.parts[part] * 1e3:.2f}" for one in found)) for part in PARTS
     ]
     rows += [
         (f"kernels: {kind}", *(f"{one.kernels[kind] * 1e3:.2f}" if kind in one.kernels else "–"
@@ -148,10 +146,9 @@ def breakdown_table(breakdowns: dict[str, Any], title: str) -> Any:
     ]  # fmt: skip
     rows += [
         ("step", *(f"{one.step_seconds * 1e3:.2f}" for one in found)),
-        ("step without stopwatches", *(f"{one.undisturbed_seconds * 1e3:.2f}" for one in found)),
         ("reading the weights once", *(f"{one.floor_seconds * 1e3:.2f}" for one in found)),
         ("weights, MB", *(f"{one.weight_bytes / 1e6:,.1f}" for one in found)),
-        ("nodes", *(one.num_nodes for one in found)),
+        ("nodes of a request", *(f"{one.num_nodes:.2f}" for one in found)),
         ("steps", *(one.num_steps for one in found)),
     ]
     return console.table(title, ("part", *breakdowns), rows)

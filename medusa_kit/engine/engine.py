@@ -148,8 +148,8 @@ class Engine:
         stops = _as_stops(stop)
         rows = [self._row(one, params, max_new_tokens, stops) for one in prompts]
         batch_size = min(batch_size, len(rows))
-        built = self._drafter(drafter, drafter_options, batch_size, params)
-        for _ in self._decode(built, rows, batch_size):
+        built = self.drafter_for(drafter, drafter_options, batch_size, params)
+        for _ in self.decode_rows(built, rows, batch_size):
             pass
         results = [self._result(row, built.name, notes_of(built)) for row in rows]
         return results[0] if single else results
@@ -169,9 +169,9 @@ class Engine:
         The object's `result` is there at the end.
         """
         row, stops, params = self._request("stream", prompt, max_new_tokens, stop, sampling)
-        built = self._drafter(drafter, drafter_options, 1, params)
+        built = self.drafter_for(drafter, drafter_options, 1, params)
         return Streaming(
-            lambda: self._decode(built, [row], 1),
+            lambda: self.decode_rows(built, [row], 1),
             row,
             TextStream(self.base.tokenizer, stops),
             lambda: self._result(row, built.name, notes_of(built)),
@@ -282,10 +282,12 @@ class Engine:
         steps = self.steps if self.pays and hasattr(drafter, "offer") else None
         return None if steps is None else steps.cost
 
-    def _decode(self, drafter: Drafter, rows: Sequence[Row], max_rows: int) -> Iterator[Emitted]:
+    def decode_rows(
+        self, drafter: Drafter, rows: Sequence[Row], max_rows: int
+    ) -> Iterator[Emitted]:
         return decode(self.verifier, drafter, rows, max_rows, self.batches, self._cost(drafter))
 
-    def _drafter(
+    def drafter_for(
         self,
         name: str | None,
         options: Mapping[str, Any] | None = None,

@@ -51,7 +51,7 @@ class Requests(Protocol):
         self, name: str | None, options: Mapping[str, Any] | None
     ) -> tuple[str, Mapping[str, Any] | None]: ...
 
-    def _drafter(
+    def drafter_for(
         self,
         name: str | None,
         options: Mapping[str, Any] | None = None,
@@ -238,7 +238,7 @@ class SharedBatch:
         with self._building:
             drafter: Drafter | None = self._drafters.get(key)
             if drafter is None:
-                drafter = requests._drafter(name, options, self._max_rows, ANY_SAMPLING)
+                drafter = requests.drafter_for(name, options, self._max_rows, ANY_SAMPLING)
                 self._drafters[key] = drafter
             return drafter
 

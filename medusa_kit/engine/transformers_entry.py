@@ -96,7 +96,7 @@ class CustomGenerate:
         new_tokens = generation_config.max_length - input_ids.shape[1]
         rows = _rows(engine, prompts, generation_config, new_tokens)
         name = self.drafter or ("medusa" if engine.heads is not None else WITHOUT_HEADS)
-        drafter = engine._drafter(name, self.options, len(rows), rows[0].chooser.params)
+        drafter = engine.drafter_for(name, self.options, len(rows), rows[0].chooser.params)
         with kept.tree_attention(engine.base.model):
             if token_streamer is not None:
                 token_streamer.put(input_ids.cpu())

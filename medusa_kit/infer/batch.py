@@ -31,6 +31,7 @@ from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.prefix_cache.prefixes import WORTH_A_COPY, HeldPrefixes, Start
 from medusa_kit.infer.request import Emitted, FailAlone, Row, together_or_alone
 from medusa_kit.infer.schedule import Piece, Schedule
+from medusa_kit.infer.timing import Clock, Laps, StepTiming
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import NodeScores
 from medusa_kit.infer.verifier import Verifier
@@ -62,8 +63,9 @@ class Batch:
         num_slots: int = 0,
         max_pause: float | None = None,
         reuse_prefixes: bool = True,
+        clock: Clock = time.perf_counter,
     ) -> None:
-        self.verifier, self._reuse = verifier, reuse_prefixes
+        self.verifier, self._reuse, self._clock = verifier, reuse_prefixes, clock
         self.cache: TreeCache = verifier.new_cache(max_rows, num_slots)
         self.held = HeldPrefixes(max_rows)
         self._schedule: Schedule[Row] = Schedule(max_rows, max_pause)
@@ -74,6 +76,7 @@ class Batch:
         self._groups: dict[int, Group] = {}  # rows that run, by their drafter
         self.left: list[Row] = []  # rows that have left since the last step began
         self.num_steps = self.num_nodes = 0  # forwards over trees; nodes in the last one
+        self.timing: StepTiming | None = None  # of the newest step, if it verified trees
 
     @property
     def num_rows(self) -> int:
@@ -157,7 +160,7 @@ class Batch:
     def step(self) -> Emitted:
         """Read what is due of prompts, then verify a tree for each row that runs. Rows whose first
         token this step chose are verified by the next one where none ran before."""
-        self.left = []
+        self.left, self.timing = [], None
         self.let_go()
         ran = bool(self._groups)
         emitted = self._read_prompts()
@@ -305,12 +308,12 @@ class Batch:
         running = [
             self._schedule.place_of(row) for one in self._groups.values() for row in one.rows
         ]
-        unread = self.cache.num_unread(running)
+        laps, unread = Laps(self._clock), self.cache.num_unread(running)
         drafted = [
             (group, self.verifier.fitted(draft))
             for group, draft in drafts_of(list(self._groups.values()), self.cost, unread)
         ]
-        start = time.perf_counter()
+        drafting = laps.lap()
         rows = [row for group, _ in drafted for row in group.rows]
         places = [self._schedule.place_of(row) for row in rows]
         emitted: Emitted = []
@@ -318,6 +321,7 @@ class Batch:
             scored = self._score([draft for _, draft in drafted], rows, places)
             if len(scored) < len(rows):  # some failed; the others propose anew in the next step
                 return []
+            forward = laps.lap()
             kept, steps, first = list[list[int]](), list(), 0
             for group, draft in drafted:
                 own = scored[first : first + len(group.rows)]
@@ -331,11 +335,15 @@ class Batch:
                 row.steps_run_by = self.verifier.steps_run_by
             for row, padding in zip(rows, self.verifier.num_padding(counts), strict=True):
                 row.num_padding += padding
+            accept, num_nodes = laps.lap(), self.num_nodes + unread
             if self.cost is not None:
-                self.cost.record(self.num_nodes + unread, time.perf_counter() - start)
+                self.cost.record(num_nodes, forward + accept)
             for group, step, own in steps:
                 with FailAlone(*group.rows):
                     emitted += group.go_on(step, own, len(rows))
+            self.timing = StepTiming(drafting, forward, accept, laps.lap(), num_nodes, len(rows))
+            for row in rows:
+                row.timing = self.timing
         return emitted
 
     def _score(

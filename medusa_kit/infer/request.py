@@ -14,6 +14,7 @@ from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.details import NOTHING, TokenScore, VerifiedTree, Wanted
 from medusa_kit.infer.detokenize import Place, StopStrings
+from medusa_kit.infer.timing import StepTiming
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -45,6 +46,7 @@ class Row:
     wanted: Wanted = NOTHING
     scores: list[TokenScore] | None = None  # of the newest step's tokens, where they are wanted
     tree: VerifiedTree | None = None  # of the newest step, where it is wanted
+    timing: StepTiming | None = None  # of the newest step that verified its tree
     steps_run_by: str = "torch"
     attention: AttentionChoice | None = None  # of its steps, once there are any
     rounding_tolerance: float = 0.0  # a smaller margin between the likeliest tokens is a near-tie

@@ -1,11 +1,13 @@
 """The search phase: as many held-out answers and tree sizes as fit into its time."""
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from medusa_kit import console
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.repeated_steps import RepeatedSteps
 from medusa_kit.quick.answers import read_answers
 from medusa_kit.quick.session import Session
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -68,10 +70,9 @@ def run_search(session: Session) -> dict[str, Any]:
 def plain_step(engine: Engine, prompt_ids: Sequence[int], tokens: int = 9) -> float:
     """Seconds of a step of plain decoding."""
     prompt = list(prompt_ids)[-engine.base.info.context_length // 2 :]
-    engine.generate(prompt, max_new_tokens=2, drafter="none")
-    stats = engine.generate(prompt, max_new_tokens=tokens, drafter="none").stats
-    seconds = stats.seconds - stats.first_token_seconds
-    return max(float(seconds), 1e-6) / max(1, stats.new_tokens - 1)
+    steps = RepeatedSteps(engine.verifier, [prompt])
+    timings = steps.settled(engine.drafter_for("none"), tokens)
+    return statistics.median(timing.seconds for timing in timings)
 
 
 def _sizes(engine: Engine, step: float, seconds: float) -> tuple[tuple[int, ...], bool]:

@@ -1,17 +1,13 @@
-"""How long a whole step takes on this machine for N nodes: draft, verify, accept, commit.
+"""How long a whole step of the decoding loop takes on this machine for N nodes.
 
 Timings jitter, so each size is measured next to one-node steps, and its ratio to those counts.
 A machine may be slow for a tenth of a second, so where nothing is packed anew for a size, all sizes
 take turns in several rounds, and the median over these counts.
-Since a prompt takes as long as many steps, steps are repeated from the same prefix.
-
-Shapes: B batch, N nodes with root.
 """
 
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -20,20 +16,16 @@ from medusa_kit import console
 from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.accept.rules import accept
-from medusa_kit.infer.chains.cache import ChainCache
 from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
-from medusa_kit.infer.draft import Drafter, State, flat_nodes, path_to
-from medusa_kit.infer.node_choice.measured import IN_A_ROW, SETTLED
-from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.no_gradients import no_gradients
+from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.repeated_steps import RepeatedSteps
+from medusa_kit.infer.timing import Clock
 from medusa_kit.tree.plan import Tree
 
 PREFIX_LENGTHS = (64, 384)
 REPEATS, ROUNDS = 7, 9
 
 
-@no_gradients
 def measure_step_times(
     engine: Engine,
     trees: Mapping[Any, Tree],
@@ -41,6 +33,7 @@ def measure_step_times(
     repeats: int = REPEATS,
     batch_size: int = 1,
     num_unread: int = 0,
+    clock: Clock = time.perf_counter,
 ) -> dict[Any, float]:
     """Seconds of a step for each tree, under its own key, averaged over the prefix lengths.
 
@@ -51,8 +44,10 @@ def measure_step_times(
     context = engine.base.info.context_length
     prefix_lengths = [min(length, context // 2) for length in prefix_lengths]
     plain = PlainDrafter(engine.base.device)
-    most = max(tree.num_nodes for tree in trees.values()) + num_unread
-    places = [_Place(engine, length, most, batch_size) for length in prefix_lengths]
+    steps = [
+        RepeatedSteps(engine.verifier, _random_prompts(engine, length, batch_size), clock)
+        for length in prefix_lengths
+    ]
     rounds = ROUNDS if engine.verifier.reads_packed_weights else 1
     ratios: dict[Any, list[float]] = {key: [] for key in trees}
     plain_times: list[float] = []
@@ -66,8 +61,8 @@ def measure_step_times(
                 pack_for_rows(engine.base, trees[key].num_nodes * batch_size)
                 count = -(-repeats // rounds)
                 unread = num_unread if trees[key].num_nodes > 1 else 0
-                pairs = [(place.median(drafter, count, unread), place.median(plain, count))
-                         for place in places]  # fmt: skip
+                pairs = [(_median(one, drafter, count, unread), _median(one, plain, count))
+                         for one in steps]  # fmt: skip
                 ratios[key].append(statistics.mean(ours / one for ours, one in pairs))
                 plain_times += [one for _, one in pairs]
                 bar.advance()
@@ -76,56 +71,9 @@ def measure_step_times(
     return {**found, 1: one_node}
 
 
-class _Place:
-    """A prefix from which steps of the loop are repeated."""
-
-    def __init__(self, engine: Engine, prefix_length: int, max_nodes: int, batch_size: int) -> None:
-        self.engine = engine
-        prompts = _random_prompts(engine, prefix_length, batch_size)
-        self.cache: TreeCache = engine.verifier.new_cache(batch_size, prefix_length + max_nodes)
-        hidden_BD, logits_BV = engine.verifier.read_prompts(self.cache, range(batch_size), prompts)
-        self.state = State(prompts, logits_BV.argmax(-1).tolist(), hidden_BD)
-        self.unread = list[int]()
-
-    def median(self, drafter: Drafter, repeats: int, num_unread: int = 0) -> float:
-        """Seconds of steps in a row, as in decoding, behind some that do not count: for some
-        milliseconds after a large step a small one takes longer."""
-        self.unread = self.state.tokens[0][:num_unread]
-        self._step(drafter)  # packs, warms up
-        settled = 0.0
-        for _ in range(IN_A_ROW):
-            settled += self._timed(drafter)
-            if settled > SETTLED:
-                break
-        return statistics.median(self._timed(drafter) for _ in range(max(repeats, 2)))
-
-    def _timed(self, drafter: Drafter) -> float:
-        start = time.perf_counter()
-        self._step(drafter)
-        if self.engine.base.device.type == "cuda":
-            torch.cuda.synchronize(self.engine.base.device)
-        return time.perf_counter() - start
-
-    def _step(self, drafter: Drafter) -> None:
-        draft = drafter.propose(self.state)
-        if isinstance(self.cache, ChainCache):
-            self.cache.unread = [list(self.unread) for _ in self.cache.unread]
-        nodes = flat_nodes([draft])
-        scores = self.engine.verifier.score(self.cache, nodes, range(len(nodes.counts)))
-        flat = scores.likeliest().tolist()
-        ends = list(accumulate(nodes.counts))
-        likeliest_BN = [flat[end - n : end] for end, n in zip(ends, nodes.counts, strict=True)]
-        tokens_BN = draft.tokens_BN.tolist()
-        paths = []
-        for topology, tokens, likeliest in zip(
-            draft.topologies, tokens_BN, likeliest_BN, strict=True
-        ):
-            accept(tokens, topology.parents, likeliest.__getitem__, len(tokens))
-            # Commit the costly case, the deepest path, and go back to the prefix.
-            paths.append(path_to(int(topology.depths_N.argmax()), topology.parents))
-        before = list(self.cache.lengths)
-        self.cache.commit(paths)
-        self.cache.lengths = before  # a state is left where it is: times do not depend on it
+def _median(steps: RepeatedSteps, drafter: Drafter, repeats: int, num_unread: int = 0) -> float:
+    timings = steps.settled(drafter, max(repeats, 2), num_unread)
+    return statistics.median(timing.seconds for timing in timings)
 
 
 def _random_prompts(engine: Engine, length: int, count: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Where a step's time goes: the parts; afterwards the engine is as before."""
+"""Where a step's time goes: the parts of the steps that requests take."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,32 +13,21 @@ from support.tiny_models import tiny_model
 from medusa_kit.base.model import wrap_model
 from medusa_kit.bench import breakdown
 from medusa_kit.bench.breakdown import (
-    ACCEPT,
     ATTENTION,
-    CACHE,
-    CAPTURED,
-    HEADS,
     LINEAR,
-    MODEL,
-    NATIVE,
     OTHER,
-    PYTHON,
-    TREE,
-    Stopwatch,
+    PARTS,
     break_down,
     kernel_seconds,
     read_floor,
 )
 from medusa_kit.cli.bench_report import breakdown_table
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cpu.kernels import load_library
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
-from medusa_kit.tree.dynamic import DynamicTree
+from medusa_kit.infer.node_choice.cost import StepCost
 
 PROMPTS = [[3, 4, 5], [6, 7]]
-MODEL_PARTS = {LINEAR, ATTENTION, MODEL}
 
 
 def through_torch(**kinds: Any) -> Engine:
@@ -48,75 +37,43 @@ def through_torch(**kinds: Any) -> Engine:
     return Engine(engine.verifier, engine.check, heads, BUSHY)
 
 
-def test_time_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    own_time(monkeypatch, breakdown, perf_counter=lambda: now)
-
-    def passes(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    watch = Stopwatch(torch.device("cpu"))
-    inner = watch.timed(lambda: passes(4.0), LINEAR)
-    heads = watch.timed(lambda: (passes(8.0), inner()), HEADS)
-    with watch.part(PYTHON):
-        passes(1.0)
-        with watch.part(MODEL):
-            passes(2.0)
-            inner()
-        heads()
-        passes(16.0)
-    assert watch.spent == {PYTHON: 17.0, MODEL: 2.0, LINEAR: 4.0, HEADS: 12.0}
-
-
 @pytest.mark.parametrize("kind", ["medusa", "hydra"])
-def test_parts_of_steps_through_torch(kind: str) -> None:
-    """The base alone is what a step of one node takes, whatever heads there are."""
+def test_steps_of_the_base_alone_and_with_heads(kind: str) -> None:
     engine = through_torch(kind=kind)
     found = break_down({"heads": engine}, PROMPTS, 8)
     assert list(found) == ["medusa-kit, plain decoding", "heads"]
     one, ours = found.values()
-    always = {TREE, ACCEPT, CACHE, PYTHON, *MODEL_PARTS}
-    assert (set(one.parts), set(ours.parts)) == (always, always | {HEADS})
+    for part in (one, ours):
+        assert list(part.parts) == list(PARTS)
+        assert all(seconds > 0 for seconds in (*part.parts.values(), part.step_seconds))
+        assert part.parts["forward"] < part.step_seconds
     assert (one.num_nodes, ours.num_nodes) == (1, BUSHY.num_nodes)
     assert one.num_steps == 7, "the first token is the prompt's"
     linears = [m for m in engine.base.model.modules() if isinstance(m, torch.nn.Linear)]
     assert one.weight_bytes == 4 * sum(linear.weight.numel() for linear in linears)
-    assert all(value > 0 for value in (ours.step_seconds, ours.undisturbed_seconds))
     assert one.floor_seconds == ours.floor_seconds > 0
 
 
-def test_parts_of_steps_in_cpp() -> None:
+def test_nodes_are_those_that_decoding_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nodes are verified as they pay, and none does."""
+    base = endless_base(24)
+    engine = build_engine(base, heads=random_heads(base), tree=BUSHY, guesses="paying")
+    assert engine.steps is not None
+    engine.steps._cost = StepCost(measured={1: 1.0, 2: 3.0, 32: 100.0})
+    found = break_down({"heads": engine}, PROMPTS[:1], 12)["heads"]
+    stats = engine.generate(PROMPTS[0], max_new_tokens=12, drafter="medusa").stats
+    assert found.num_nodes < 2
+    assert found.num_nodes == pytest.approx(stats.nodes_per_step, abs=0.5)
+
+
+def test_weights_that_steps_in_cpp_read() -> None:
     if load_library() is None:
         pytest.skip("no C++ kernels on this machine")
     model = tiny_model("llama", hidden_size=64, intermediate_size=64, head_dim=16)
     engine = engine_with_heads(wrap_model(model, None, "wide-tiny"))
     assert isinstance(engine.verifier, NativeVerifier), engine.verifier.steps_run_by
     (one, ours) = break_down({"heads": engine}, PROMPTS, 8).values()
-    assert NATIVE in one.parts
-    assert set(ours.parts) == {HEADS, TREE, NATIVE, ACCEPT, CACHE, PYTHON}
-    assert ours.weight_bytes == engine.verifier.native.weight_bytes
-
-
-def test_parts_of_a_tree_grown_at_each_step() -> None:
-    engine = through_torch()
-    engine.use_tree(DynamicTree(6, (1.0, 1.0), 3, 3))
-    assert break_down({"heads": engine}, PROMPTS, 8)["heads"].parts[HEADS] > 0
-
-
-def test_a_captured_forward_is_one_part() -> None:
-    """Nothing inside it appears, of static and grown trees, and the report says what ran."""
-    base = endless_base(14)
-    engine = build_engine(base, heads=random_heads(base), tree=BUSHY, fixed_shapes="always")
-    prompts = [[token % 14 for token in prompt] for prompt in PROMPTS]
-    one, ours = break_down({"heads": engine}, prompts, 8).values()
-    engine.use_tree(DynamicTree(6, (1.0, 1.0), 3, 3))
-    grown = break_down({"heads": engine}, prompts, 8)["heads"]
-    around = {TREE, CAPTURED, ACCEPT, CACHE, PYTHON}
-    for found, parts in ((one, around), (ours, {HEADS, *around}), (grown, {HEADS, *around})):
-        assert set(found.parts) == parts
-        assert found.steps_run_by == engine.steps_run_by == "torch, fixed shapes (sdpa)"
-        assert found.kernels == {}, "there is no CUDA here"
+    assert ours.weight_bytes == one.weight_bytes == engine.verifier.native.weight_bytes
 
 
 def test_kernels_of_a_profile_by_kind() -> None:
@@ -131,19 +88,6 @@ def test_kernels_of_a_profile_by_kind() -> None:
     assert "kernels: linear layers" in map(str, table.columns[0].cells)
 
 
-def test_afterwards_nothing_is_watched() -> None:
-    engine = through_torch()
-    before = (TreeCache.commit, TreeCacheLayer.update, AttentionChoice.attend)
-    said = engine.generate(PROMPTS, max_new_tokens=8)
-    break_down({"heads": engine}, PROMPTS, 8)
-    assert before == (TreeCache.commit, TreeCacheLayer.update, AttentionChoice.attend)
-    owners = [engine.verifier.attention, engine.base, engine.heads,
-              *engine.base.model.modules()]  # fmt: skip
-    assert not [o for o in owners if {"forward", "attend", "hidden_and_logits"} & set(vars(o))]
-    again = engine.generate(PROMPTS, max_new_tokens=8)
-    assert [r.token_ids for r in again] == [r.token_ids for r in said]
-
-
 def test_an_answer_without_a_step_has_no_breakdown() -> None:
     assert break_down({"heads": through_torch()}, PROMPTS, 1) == {}
 
@@ -153,12 +97,3 @@ def test_the_floor_of_more_bytes_than_the_buffer_is_scaled(monkeypatch: pytest.M
     own_time(monkeypatch, breakdown, perf_counter=lambda: float(next(ticks)))
     monkeypatch.setattr("medusa_kit.bench.breakdown.FLOOR_BUFFER", 64)
     assert read_floor(256, torch.device("cpu"), repeats=3) == 4.0
-
-
-def test_a_stopwatch_waits_for_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for the current device."""
-    waited: list[Any] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(device))
-    with Stopwatch(torch.device("cuda", 1)).part(MODEL):
-        pass
-    assert waited == [torch.device("cuda", 1)] * 2

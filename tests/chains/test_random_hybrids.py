@@ -100,7 +100,7 @@ def run_case(family: str, seed: int, num_requests: int) -> dict[str, int]:
             row, _, _ = engine._request("test", prompt, tokens, stop, sampling)
             wanted = truths[tuple(prompt)] = expected(engine, prompt, tokens, options)
             name = draw.choice(DRAFTERS)
-            own = engine._drafter(name, None, NUM_ROWS, ANY_SAMPLING)
+            own = engine.drafter_for(name, None, NUM_ROWS, ANY_SAMPLING)
             batch.add(row, draw.choice([knowing, own]))
             told = f"{family}, seed {seed}: {name}, {options}, {prompt}"
             running.append((row, wanted, draw.choice([None, None, draw.randrange(8)]), told))

@@ -353,4 +353,4 @@ def test_rows_of_different_size_are_filled_with_unused_nodes() -> None:
     draft = draft_of([small, large], CPU)
     assert draft.tokens_BN.tolist() == [[1, 1, 1], [2, 3, 4]]
     assert draft.topologies[0].parents == (-1, -2, -2)
-    assert draft.depths_BN.tolist() == [[0, 0, 0], [0, 1, 2]]
+    assert [one.depths_N.tolist() for one in draft.topologies] == [[0, 0, 0], [0, 1, 2]]

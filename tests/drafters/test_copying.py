@@ -113,13 +113,13 @@ def test_decoding_is_exact_and_copies(kind: str) -> None:
     prompts = [[1, 5, 9, 2, 7] * 4, [3, 4], [8, 1, 8, 1, 1]]
     settings = [SamplingParams(), SamplingParams(0.9, seed=3), SamplingParams()]
     plain = [
-        decode_all(engine, engine._drafter("none"), [prompt], 60, [params])[0]
+        decode_all(engine, engine.drafter_for("none"), [prompt], 60, [params])[0]
         for prompt, params in zip(prompts, settings, strict=True)
     ]
     steps = {}
     for doubts in ((), DOUBTS):
         engine.use_tree(DynamicTree(6, (1.0, 1.0, 1.0), 5, 3, doubts))
-        rows = decode_all(engine, engine._drafter(None, batch_size=3), prompts, 60, settings)
+        rows = decode_all(engine, engine.drafter_for(None, batch_size=3), prompts, 60, settings)
         assert [row.token_ids for row in rows] == [row.token_ids for row in plain]
         steps[doubts] = [sum(row.depth_counts.values()) for row in rows]
     assert steps[DOUBTS][0] + steps[DOUBTS][2] < steps[()][0] + steps[()][2]

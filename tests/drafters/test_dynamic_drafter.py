@@ -126,12 +126,12 @@ def test_trees_that_do_not_fit_are_refused(heads: MedusaHeads, engine: Engine) -
 def test_decoding_is_exact_greedy_and_sampled(engine: Engine) -> None:
     """Alone and together; some guesses hold, on every depth."""
     prompts = [random_prompt(length, length, VOCAB) for length in (2, 19, 7)]
-    plain = [decode_all(engine, engine._drafter("none"), [prompt], TOKENS, [params])[0]
+    plain = [decode_all(engine, engine.drafter_for("none"), [prompt], TOKENS, [params])[0]
              for prompt, params in zip(prompts, SAMPLED, strict=True)]  # fmt: skip
     for num_nodes in (2, 6, 24):
         tree = DynamicTree(num_nodes, SCALES, RANKS, 3)
         engine.use_tree(tree)
-        drafter = engine._drafter(None, batch_size=3)
+        drafter = engine.drafter_for(None, batch_size=3)
         rows = decode_all(engine, drafter, prompts, TOKENS, SAMPLED)
         assert [row.token_ids for row in rows] == [row.token_ids for row in plain]
         assert drafter.num_nodes == num_nodes
@@ -181,7 +181,7 @@ def test_the_engine_takes_the_tree_of_its_batch_size(engine: Engine) -> None:
     plan = TreePlan((PlannedTree(1, CandidateTree.chain(2), grown),
                      PlannedTree(3, CandidateTree.chain(1))))  # fmt: skip
     engine.use_tree(plan)
-    assert [engine._drafter(None, batch_size=size).num_nodes for size in (1, 2, 3, 8)] == [
+    assert [engine.drafter_for(None, batch_size=size).num_nodes for size in (1, 2, 3, 8)] == [
         6,
         6,
         2,
@@ -189,4 +189,4 @@ def test_the_engine_takes_the_tree_of_its_batch_size(engine: Engine) -> None:
     ]
     assert engine.tree == grown
     engine.use_tree(CandidateTree.chain(3))
-    assert engine._drafter(None, batch_size=3).num_nodes == 4
+    assert engine.drafter_for(None, batch_size=3).num_nodes == 4

@@ -117,7 +117,7 @@ def test_adapters_take_turns(root: Path, engine: Engine) -> None:
     with HeadsStore(engine, root) as store:
         for name, count in (("base", 3), ("first", 1), ("second", 2)):
             own = engine if name == "base" else store.get(name).engine
-            drafters.append(own._drafter("none"))
+            drafters.append(own.drafter_for("none"))
             for number in range(count):
                 row = own._request("add", random_prompt(4, number), 6, None, {})[0]
                 row.stop_ids = frozenset()

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.clocks import own_time
 from support.rank_tables import random_statistics
 from support.small_engines import build_engine, endless_base, engine_with_heads, random_heads
 from support.text.other_encodings import base_that_reads
@@ -20,7 +19,6 @@ from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 from medusa_kit.tree.replay import node_shares, replay, replay_dynamic
 from medusa_kit.tree.statistics import MISSING, RankStatistics
-from medusa_kit.tuning import step_time
 from medusa_kit.tuning import tree_search as module
 from medusa_kit.tuning.calibrate import calibrate
 from medusa_kit.tuning.step_time import measure_step_times
@@ -226,8 +224,7 @@ def test_what_is_timed_is_what_decodes(monkeypatch: pytest.MonkeyPatch, batch_si
              "grown": DynamicTree(6, (1.0, 1.0, 1.0), num_ranks=6)}  # fmt: skip
     engine = build_engine(base, heads=random_heads(base), tree=trees[4], fixed_shapes="always")
     monkeypatch.setattr(CapturedForward, "replay", counted)
-    own_time(monkeypatch, step_time, perf_counter=lambda: now)
-    seconds = measure_step_times(engine, trees, (8, 50), 3, batch_size)
+    seconds = measure_step_times(engine, trees, (8, 50), 3, batch_size, clock=lambda: float(now))
     assert seconds == pytest.approx({1: 1.0, 4: 4.0, "grown": 6.0})
     assert isinstance(engine.verifier, CapturedVerifier)
     assert (engine.verifier.num_loose, ran % len(trees)) == (0, 0)

@@ -6,7 +6,7 @@ A file in the cache folder holds them, named by all that they depend on.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,17 @@ from medusa_kit.base.processor import processor_name
 from medusa_kit.base.remembered.checks import code_digest
 from medusa_kit.base.remembered.folder import cache_folder
 from medusa_kit.files import atomic_write, parse_json
+from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology
 from medusa_kit.infer.node_choice.cost import SIZES, StepCost
-from medusa_kit.infer.tree_step import Nodes
+from medusa_kit.infer.repeated_steps import IN_A_ROW, SETTLED, RepeatedSteps
+from medusa_kit.infer.timing import Clock
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import SharedLock
-from medusa_kit.no_gradients import no_gradients
+from medusa_kit.transfer import to_device
 from medusa_kit.version import __version__
 
 PREFIX = 32  # tokens before the measured nodes
 REPEATS = 8  # turns: where another program computes beside, few of them see the machine alone
-# Most steps of a size in a row, and the seconds after which times are steady before that.
-IN_A_ROW, SETTLED = 4, 0.01
 LONGEST = 0.5  # seconds of one step from which on no larger ones are measured
 LEAST_GROWTH = 0.05  # by which a step of the most nodes takes longer than one of a single node
 # Of the steps of a size, so many are as fast as the fastest where the machine is alone, within this
@@ -40,7 +40,7 @@ class MeasuredSteps:
     """The cost of a verifier's steps, measured when it is first asked for. Engines around the same
     verifier share it."""
 
-    def __init__(self, verifier: Verifier, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, verifier: Verifier, clock: Clock = time.perf_counter) -> None:
         self._verifier, self._clock = verifier, clock
         self._cost: StepCost | None = None
         self._lock = SharedLock()
@@ -131,31 +131,42 @@ def _was_alone(times: Mapping[int, Sequence[float]]) -> bool:
     return all(fast(taken) >= AS_FAST for taken in times.values())
 
 
-@no_gradients
-def measured(verifier: Verifier, clock: Callable[[], float]) -> dict[int, list[float]]:
-    """The seconds that steps took by their nodes, up to the largest size that the context holds and
-    that is not too slow. Sizes take turns, so that all see the same machine; the least of several
-    is what it takes where nothing else runs. For some milliseconds after a large step a small one
-    takes up to two thirds longer, so sizes fall and have several steps in a row."""
+class _Chains(StatelessDrafter):
+    """Drafts a chain of one token, whatever the text is."""
+
+    name = "chains"
+
+    def __init__(self, num_nodes: int, device: torch.device) -> None:
+        self.num_nodes, self._device = num_nodes, device
+        self._topology = Topology.from_parents(range(-1, num_nodes - 1), device)
+
+    def propose(self, state: State) -> Draft:
+        tokens = [[root, *[0] * (self.num_nodes - 1)] for root in state.roots_B]
+        return Draft(to_device(tokens, self._device), [self._topology] * len(tokens))
+
+
+def measured(verifier: Verifier, clock: Clock) -> dict[int, list[float]]:
+    """The seconds that steps took by their nodes, without drafting, up to the largest size that the
+    context holds and that is not too slow. Sizes take turns, so that all see the same machine; the
+    least of several is what it takes where nothing else runs. Sizes fall, and have several steps in
+    a row, since a small step takes longer behind a large one."""
     context = verifier.base.info.context_length
     prefix = min(PREFIX, context // 2)
-    sizes = [size for size in SIZES if prefix + size <= context]
-    cache = verifier.new_cache(1, prefix + sizes[-1])
-    verifier.read_prompts(cache, [0], [[0] * prefix])
+    sizes = [size for size in SIZES if prefix + size < context]
+    steps = RepeatedSteps(verifier, [[0] * prefix], clock)
+    drafters = {size: _Chains(size, verifier.base.device) for size in sizes}
     times: dict[int, list[float]] = {}
-    for turn in range(1 + REPEATS):
-        for size in reversed(sizes) if turn else sizes:
-            taken = []
-            for _ in range(IN_A_ROW if turn else 1):
-                start = clock()
-                chain = Nodes.chains([[0] * size], verifier.base.device)
-                verifier.score(cache, chain, [0]).likeliest().tolist()
-                taken.append(clock() - start)
+    for size in sizes:  # warms up
+        first = next(steps.timings(drafters[size], 1))
+        if first.verifying > LONGEST and size > 1:
+            sizes = sizes[: sizes.index(size) + 1]
+            break
+    for _ in range(REPEATS):
+        for size in reversed(sizes):
+            taken = list[float]()
+            for timing in steps.timings(drafters[size], IN_A_ROW):
+                taken.append(timing.verifying)
                 if sum(taken[:-1]) > SETTLED:
                     break
-            if turn:  # the first one warms up
-                times.setdefault(size, []).extend(taken)
-            elif taken[0] > LONGEST and size > 1:
-                sizes = sizes[: sizes.index(size) + 1]
-                break
+            times.setdefault(size, []).extend(taken)
     return times

@@ -166,7 +166,7 @@ def test_without_llguidance_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> 
 
 def two_rows(engine: Engine, drafter: str, patterns: tuple[str, str]) -> list[Row]:
     """Decoded from the same step on, with one drafter."""
-    built = engine._drafter(drafter, {}, 2)
+    built = engine.drafter_for(drafter, {}, 2)
     batch = Batch(engine.verifier, 2)
     rows = [
         make_row(engine.verifier, PROMPT, SamplingParams(grammar=Grammar.regex(pattern)), 9)
