@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from medusa_kit.errors import ConfigError
@@ -47,6 +48,7 @@ RECIPE = "output_dir: out\nbase: {model: debug-tiny}\ndata: {sources: [rows.json
 @pytest.mark.parametrize(
     ("override", "advice"),
     [
+        ("heads.prefix_layers=1", "leave it out"),
         ("train.fused_loss=liger", "leave it out"),
         ("train.fused_loss=cut_cross_entropy", "leave it out"),
         ("train.head_weights=learned", "leave it out"),
@@ -56,10 +58,11 @@ RECIPE = "output_dir: out\nbase: {model: debug-tiny}\ndata: {sources: [rows.json
 def test_a_recipe_is_told_what_became_of_its_key(tmp_path, override, advice):
     path = tmp_path / "recipe.yaml"
     path.write_text(RECIPE)
-    key, _, value = override.rpartition(".")[2].partition("=")
+    name, _, value = override.partition("=")
+    key = name.rpartition(".")[2]
     with pytest.raises(ConfigError) as caught:
         load_recipe(path, [override])
-    assert f"{key} = {value!r} is no longer there" in caught.value.message
+    assert f"{key} = {yaml.safe_load(value)!r} is no longer there" in caught.value.message
     assert caught.value.hint.startswith(advice)
 
 
@@ -67,5 +70,7 @@ def test_a_recipe_is_told_what_became_of_its_key(tmp_path, override, advice):
 def test_a_recipe_kept_by_an_earlier_version_is_read(tmp_path, fused_loss):
     path = tmp_path / "recipe.yaml"
     path.write_text(RECIPE)
-    earlier = [f"train.fused_loss={fused_loss}", "train.head_weights=decay"]
+    earlier = [
+        "heads.prefix_layers=0", f"train.fused_loss={fused_loss}", "train.head_weights=decay"
+    ]  # fmt: skip
     assert load_recipe(path, earlier) == load_recipe(path)
