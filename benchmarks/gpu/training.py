@@ -54,7 +54,7 @@ def training(shape: Shape, bench: Workbench) -> dict[str, Any]:
 def _updates(engine: TrainingEngine, updates: Sequence[Update], recipe: TrainRecipe) -> None:
     """Runs updates as the training loop does."""
     for update in updates:
-        terms = engine.module.terms(update.ahead_PJ, 1 / recipe.train.accumulation)
+        terms = engine.module.terms(update.ahead_PJ)
         for batch in update.batches:
             engine.backward(engine.forward(batch, terms).loss)
         engine.update(recipe.train.learning_rate)

@@ -23,10 +23,6 @@ class LogitScale:
         return cls(1.0 if factor is None else factor, 1.0 if divisor is None else divisor, cap)
 
     def __call__(self, logits: Tensor) -> Tensor:
-        scaled = self.before_cap(logits)
+        scaled = logits if self.factor == 1 else logits * self.factor
+        scaled = scaled if self.divisor == 1 else scaled / self.divisor
         return scaled if self.cap is None else torch.tanh(scaled / self.cap) * self.cap
-
-    def before_cap(self, x: Tensor) -> Tensor:
-        """`x` scaled, not capped. `x`: logits, or the input of a linear projection to them."""
-        x = x if self.factor == 1 else x * self.factor
-        return x if self.divisor == 1 else x / self.divisor

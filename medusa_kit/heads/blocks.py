@@ -120,11 +120,6 @@ def rms(x_XD: Tensor) -> Tensor:
     return wide_XD.square().mean(-1, keepdim=True).sqrt().to(x_XD.dtype)
 
 
-def linear_of(module: Any) -> tuple[Tensor, Tensor | None] | None:
-    """(weight, bias) of a plain Linear, None for anything else."""
-    return (module.weight, module.bias) if type(module) is nn.Linear else None
-
-
 def mlp_size_of(base: BaseModel) -> int:
     """Units of the MLP in a layer of the base; where its config does not name them, the usual."""
     size = getattr(base.config.get_text_config(), "intermediate_size", None)

@@ -37,7 +37,6 @@ from medusa_kit.heads.blocks import (
     RecurrentNetwork,
     Walk,
     copy_of_embedding,
-    linear_of,
     mlp_size_of,
     residual_blocks,
     rms,
@@ -225,13 +224,6 @@ class MedusaHeads(nn.Module):
             return self.base.head_logits(z_XD)
         weight_RD, bias_R = self._reduced_rows(z_XD.dtype)
         return self.base.scale_logits(F.linear(z_XD, weight_RD, bias_R))
-
-    def linear(self, k: int) -> tuple[Tensor, Tensor | None] | None:
-        """(weight_RD, bias_R) of head k's projection, in its own dtype; None if it is not plain."""
-        if self.config.projection == "reduced":
-            return self._reduced_rows(self.base.dtype)
-        own = self.config.projection == "own"
-        return linear_of(self.projections[k] if own else self.base.output_embedding)
 
     def forward(
         self, hidden_XD: Tensor, first: int | None = None, roots_X: Tensor | None = None

@@ -18,7 +18,6 @@ from medusa_kit.infer.cpu.activations import with_activations
 from medusa_kit.infer.cpu.cache_dtype import store_cache_as
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.describe import Unsupported
-from medusa_kit.infer.cpu.fused_norm import install_fused_norms
 from medusa_kit.infer.cpu.kernels import OFF_SWITCH
 from medusa_kit.infer.cpu.linear import install_native_linears
 from medusa_kit.infer.cpu.mkl_linear import (
@@ -73,8 +72,6 @@ def _prepare(
 ) -> Backends:
     if isinstance(base, PackedBase) and attention == "auto" and fixed_shapes != "always":
         return _light_backends(base)
-    if not keep_layers:
-        install_fused_norms(base.model)
     plain, check = checked_verifier(base, attention)
     captured, check, obstacle = use_fixed_shapes(plain, check, fixed_shapes, compiled)
     if captured is not None:

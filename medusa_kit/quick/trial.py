@@ -70,7 +70,7 @@ def _update_rate(run: Run, recipe: TrainRecipe, base: BaseModel, clock: Clock) -
     rates = []
     for update in itertools.islice(epochs, WARM_UPS + UPDATES):
         began = clock()
-        terms = run.module.terms(update.ahead_PJ, 1.0)
+        terms = run.module.terms(update.ahead_PJ)
         for batch in update.batches:
             engine.backward(engine.forward(batch, terms).loss)
         engine.update(recipe.train.learning_rate)

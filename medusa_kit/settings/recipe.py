@@ -130,6 +130,23 @@ class DataSection(Section):
 class TrainSection(Section):
     """The optimisation. Positions, not rows, make a batch."""
 
+    removed: ClassVar[Mapping[str, Removed]] = {
+        "fused_loss": Removed(
+            "no gain by a library was ever measured, and none computes the default loss, 'soft'",
+            "leave it out; every loss is computed by chunks of chunk_positions",
+            kept=("auto", "never"),
+        ),
+        "head_weights": Removed(
+            "learned weights gave fewer tokens a step than head_decay, or at most as many",
+            "leave it out; head k weighs head_decay ** k",
+            kept=("decay",),
+        ),
+        "loss": Removed(
+            "'lk', by the same overlap, gave fewer tokens a step than 'soft' at every tree size",
+            "use 'soft', the default, or 'lk'",
+            values=("tv",),
+        ),
+    }
     # Heads of an earlier run to go on from, a folder (looked up as sources are) or Hub id.
     # Recurrent ones may be fewer.
     heads_from: str | None = None
@@ -142,8 +159,7 @@ class TrainSection(Section):
     warmup_ratio: float = Field(default=0.05, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
     head_decay: float = Field(default=0.8, gt=0, le=1)  # head k (from 1) weighs head_decay ** k
-    head_weights: Literal["decay", "learned"] = "decay"  # learned: from there on, by uncertainty
-    loss: Literal["cross_entropy", "soft", "tv", "lk"] = "soft"  # see train/loss/loss.py
+    loss: Literal["cross_entropy", "soft", "lk"] = "soft"  # see train/loss/loss.py
     # Share of the base's distribution in the target; not with cross_entropy. 0.5 for soft, else 1.
     soft_share: float | None = Field(default=None, gt=0, le=1)
     # Likeliest tokens of the base kept for it (32; with Medusa-2 joint.distill_top), or all of the
@@ -159,8 +175,6 @@ class TrainSection(Section):
     # Of the heads' matrix products; weights, losses and the optimiser stay in float32.
     precision: Literal["float32", "bfloat16"] = "float32"
     chunk_positions: int = Field(default=1024, ge=1)  # rows of logits that exist at once
-    # Cross-entropy by a library, where it has hard targets; auto: on CUDA, where one is installed.
-    fused_loss: Literal["auto", "never", "liger", "cut_cross_entropy"] = "auto"
     # Hidden states of the frozen base: computed once and kept in memory or on disk, or every epoch.
     # Medusa-2 moves the base, so there they are always live.
     features: Literal["memory", "disk", "live"] | None = None
@@ -180,7 +194,7 @@ class TrainSection(Section):
                 if getattr(self, name) is not None:
                     raise ValueError(
                         f"loss {self.loss!r} with {name} {getattr(self, name)}; {name} goes with "
-                        "the losses 'soft', 'tv' and 'lk', and only with them"
+                        "the losses 'soft' and 'lk', and only with them"
                     )
         if self.soft_top == "all" and self.loss != "soft":
             raise ValueError(f"loss {self.loss!r} with soft_top 'all'; that goes with loss 'soft'")

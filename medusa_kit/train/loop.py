@@ -216,8 +216,7 @@ class TrainingLoop:
         """Those of all micro-batches, added up in the weights; returns the losses' sums."""
         joint = self.recipe.joint_options
         weight = heads_weight(joint, self.step, self.num_updates)
-        share = 1 / (self.recipe.train.accumulation * distributed.world())
-        terms = self.engine.module.terms(update.ahead_PJ, share, weight)
+        terms = self.engine.module.terms(update.ahead_PJ, weight)
         parts: list[HeadsLoss] = []
         for batch in update.batches:
             result = self.engine.forward(batch, terms)

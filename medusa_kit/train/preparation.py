@@ -46,7 +46,6 @@ from medusa_kit.train.features.features import (
     run_batches,
 )
 from medusa_kit.train.features.runners_up import check_runners_up
-from medusa_kit.train.loss import fused as fused_loss
 from medusa_kit.train.loss.loss import LossOptions
 from medusa_kit.train.stages import Medusa1, Medusa2, needs_original, original_top
 from medusa_kit.train.states import check_states
@@ -135,7 +134,7 @@ def prepare_run(
     else:
         held_features = collect_features(base, held_out, plain, "held-out features")
         feed = _medusa1_feed(base, training, recipe, cutting, options)
-        module = Medusa1(heads, LossOptions.of(train, fused_loss.choose(recipe, heads)))
+        module = Medusa1(heads, LossOptions.of(train))
     num_positions = sum(len(item.positions_P) for item in training)
     return Run(module, feed, held_out, held_features, plain, train.chunk_positions, num_positions)
 
@@ -192,7 +191,6 @@ def _joint(
                 hint="joint.gradient_checkpointing=false",
             )
         _checkpoint_activations(base.model)
-    loss = replace(loss, fused=fused_loss.choose(recipe, heads))
     module = Medusa2(Medusa1(heads, loss), base, joint)
     module.train()
     moving = sum(p.numel() for p in base.model.parameters() if p.requires_grad)

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from medusa_kit.base import adapters
 from medusa_kit.base.model import BaseModel
 from medusa_kit.heads.kinds import MedusaHeads
-from medusa_kit.heads.ranks import head_parameter_dtype
 from medusa_kit.settings.recipe import JointSection
 from medusa_kit.train.batching import Batch
 from medusa_kit.train.features.features import Positions
@@ -38,7 +37,6 @@ class Terms:
 
     counts_K: Tensor  # targets of each head in the update
     count: Tensor  # positions in the update
-    share: float  # this micro-batch's part of terms that count once an update
     heads_weight: float = 1.0  # λ0 at this update
 
 
@@ -49,27 +47,20 @@ class Medusa1(nn.Module):
         super().__init__()
         self.heads = heads
         self.options = options
-        place: dict[str, Any] = {"device": heads.base.device, "dtype": head_parameter_dtype(heads)}
-        self.uncertainty_K = (
-            nn.Parameter(torch.zeros(heads.num_heads, **place)) if options.learned_weights else None
-        )
 
-    def terms(self, ahead_PJ: Tensor, share: float, heads_weight: float = 1.0) -> Terms:
+    def terms(self, ahead_PJ: Tensor, heads_weight: float = 1.0) -> Terms:
         """The terms of an update with these targets in all its micro-batches together."""
         soft = self.options.soft_share > 0
         counts_K = target_counts(self.heads, ahead_PJ, soft)
-        return Terms(counts_K, (ahead_PJ[:, 0] >= 0).sum().to(counts_K), share, heads_weight)
+        return Terms(counts_K, (ahead_PJ[:, 0] >= 0).sum().to(counts_K), heads_weight)
 
     def forward(self, batch: Batch, terms: Terms) -> HeadsLoss:
         assert batch.hidden_PD is not None
         with self.options.products(self.heads.base.device):
-            result = heads_loss(
+            return heads_loss(
                 self.heads, batch.hidden_PD, batch.ahead_PJ, self.options, batch.soft,
-                terms.counts_K, self.uncertainty_K,
+                terms.counts_K,
             )  # fmt: skip
-        if self.uncertainty_K is None:
-            return result
-        return result._replace(loss=result.loss + terms.share * self.uncertainty_K.sum())
 
     def held_parameters(self) -> list[nn.Parameter]:
         """Weights that are read outside their module's own forward, chunk by chunk."""
@@ -89,16 +80,14 @@ class Medusa2(nn.Module):
         self.medusa1 = medusa1
         self.joint = joint
         self._base = (base,)
-        self.options = replace(
-            medusa1.options, soft_share=joint.distill_share, learned_weights=False
-        )
+        self.options = replace(medusa1.options, soft_share=joint.distill_share)
 
     @property
     def heads(self) -> MedusaHeads:
         return self.medusa1.heads
 
-    def terms(self, ahead_PJ: Tensor, share: float, heads_weight: float = 1.0) -> Terms:
-        return self.medusa1.terms(ahead_PJ, share, heads_weight)
+    def terms(self, ahead_PJ: Tensor, heads_weight: float = 1.0) -> Terms:
+        return self.medusa1.terms(ahead_PJ, heads_weight)
 
     def forward(self, batch: Batch, terms: Terms) -> HeadsLoss:
         assert batch.rows is not None

@@ -31,7 +31,6 @@ from medusa_kit.train.data import HeadTargets, prepare, split
 from medusa_kit.train.engine import check_precision, make_engine
 from medusa_kit.train.evaluate import HeadScores
 from medusa_kit.train.loop import Pace, TrainingLoop
-from medusa_kit.train.loss import fused as fused_loss
 from medusa_kit.train.optimizer import check_optimizer
 from medusa_kit.train.quality import Quality
 from medusa_kit.train.run import result
@@ -71,7 +70,6 @@ def train(
     (loss not finite, disk full).
     """
     device = own_device(recipe.base.device)
-    fused_loss.check_named(recipe, device)
     check_optimizer(recipe, device)
     check_precision(recipe)
     preparation.check_earlier_heads(recipe)

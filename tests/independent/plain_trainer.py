@@ -32,7 +32,6 @@ class Setting:
     soft_share: float = 0.0
     soft_top: int | None = None  # None: the whole distribution
     columns: list[int] | None = None  # token ids that heads score; None: all
-    learned: bool = False
     rate: float = 1e-3
     warmup: float = 0.05
     decay: float = 0.0
@@ -99,8 +98,7 @@ def loss_of(name: str, p: Tensor, logits: Tensor) -> Tensor:
     """p_NR, logits_NR -> the loss of each row."""
     if name in ("cross_entropy", "soft"):
         return -(p * logits.log_softmax(-1)).sum(-1)
-    same = torch.minimum(p, logits.softmax(-1)).sum(-1)
-    return 1 - same if name == "tv" else -same.log()
+    return -torch.minimum(p, logits.softmax(-1)).sum(-1).log()
 
 
 class PlainTrainer:
@@ -117,7 +115,6 @@ class PlainTrainer:
     ) -> None:
         self.setting, self.model, self.rows = setting, model.eval(), rows
         self.heads = {name: w.clone().requires_grad_() for name, w in weights.items()}
-        self.uncertainty = torch.zeros(setting.num_heads, requires_grad=setting.learned)
         self.adapters = {
             name: (a.clone().requires_grad_(), b.clone().requires_grad_())
             for name, (a, b) in adapters.items()
@@ -130,10 +127,9 @@ class PlainTrainer:
         moved = [x for pair in self.adapters.values() for x in pair] or [
             p for p in model.parameters() if p.requires_grad
         ]
-        mine = [*self.heads.values(), *([self.uncertainty] if setting.learned else [])]
         factor = setting.rate_factor if setting.joint else 1.0
         groups = [(moved, 1.0)] if setting.joint else []
-        self.groups = [*groups, (mine, factor)]
+        self.groups = [*groups, (list(self.heads.values()), factor)]
         self.optimizer = torch.optim.AdamW(
             [{"params": some} for some, _ in self.groups],
             lr=setting.rate, weight_decay=setting.decay, foreach=False,
@@ -181,11 +177,7 @@ class PlainTrainer:
         by_head = [self._head_loss(k, chosen, hidden) for k in range(self.setting.num_heads)]
         total = torch.zeros(())
         for k, loss in enumerate(by_head):
-            weight = 0.8 ** (k + 1)
-            scaled = weight * loss
-            if self.setting.learned:
-                scaled = scaled * torch.exp(-self.uncertainty[k]) + self.uncertainty[k]
-            total = total + scaled
+            total = total + 0.8 ** (k + 1) * loss
         if self.setting.joint:
             own = self._base_loss(chosen, hidden)
             total = own + self.heads_weight() * total

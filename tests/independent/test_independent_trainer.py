@@ -97,9 +97,7 @@ CASES: dict[str, dict[str, Any]] = {
     "recurrent, tokens with a column": {
         "kind": "recurrent", "loss": "cross_entropy", "projection": "reduced",
         "reduced_size": REDUCED},
-    "hydra, total variation": {"kind": "hydra", "loss": "tv"},
-    "medusa, overlap, learned weights": {
-        "kind": "medusa", "loss": "lk", "soft_share": 0.6, "head_weights": "learned"},
+    "medusa, overlap": {"kind": "medusa", "loss": "lk", "soft_share": 0.6},
     "medusa and adapters": {**JOINT, "moves": "lora", "distill_top": 20},
     "recurrent and adapters, growing": {
         **JOINT, "kind": "recurrent", "loss": "soft", "moves": "lora", "schedule": "sine",
@@ -115,7 +113,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 OF_HEADS = ("kind", "projection", "reduced_size")
 OF_JOINT = ("moves", "distill_top", "distill_share", "schedule")
-SHARES = {"cross_entropy": 0.0, "soft": 0.5, "tv": 1.0, "lk": 1.0}
+SHARES = {"cross_entropy": 0.0, "soft": 0.5, "lk": 1.0}
 HEADS = 3
 
 
@@ -155,7 +153,7 @@ def setting_of(case: dict[str, Any], updates: int, columns: list[int] | None) ->
     return Setting(
         case["kind"], HEADS, updates, case["loss"], share,
         None if top == "all" else top, columns,
-        case.get("head_weights") == "learned", rate_of(case), decay=case.get("weight_decay", 0.0),
+        rate_of(case), decay=case.get("weight_decay", 0.0),
         joint="joint" in case, grows=case.get("schedule", "constant"),
         distil_share=case.get("distill_share", 1.0), distil_top=case.get("distill_top", 64),
         lora_scale=6 / 3,

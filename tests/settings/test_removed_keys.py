@@ -3,8 +3,11 @@
 from typing import ClassVar
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
+from medusa_kit.errors import ConfigError
+from medusa_kit.settings.recipe import load_recipe
 from medusa_kit.settings.schema import Removed, Section, explain
 
 
@@ -37,3 +40,37 @@ def test_what_is_gone_is_refused_with_what_to_do(key, value, message, hint):
         Outer.model_validate({"inner": {key: value}})
     error = explain(caught.value, "recipe", Outer)
     assert (error.message, error.hint) == (f"recipe: inner: {message}", hint)
+
+
+RECIPE = "output_dir: out\nbase: {model: debug-tiny}\ndata: {sources: [rows.jsonl]}\n"
+
+
+@pytest.mark.parametrize(
+    ("override", "advice"),
+    [
+        ("heads.prefix_layers=1", "leave it out"),
+        ("train.fused_loss=liger", "leave it out"),
+        ("train.fused_loss=cut_cross_entropy", "leave it out"),
+        ("train.head_weights=learned", "leave it out"),
+        ("train.loss=tv", "use 'soft'"),
+    ],
+)
+def test_a_recipe_is_told_what_became_of_its_key(tmp_path, override, advice):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE)
+    name, _, value = override.partition("=")
+    key = name.rpartition(".")[2]
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(path, [override])
+    assert f"{key} = {yaml.safe_load(value)!r} is no longer there" in caught.value.message
+    assert caught.value.hint.startswith(advice)
+
+
+@pytest.mark.parametrize("fused_loss", ["auto", "never"])
+def test_a_recipe_kept_by_an_earlier_version_is_read(tmp_path, fused_loss):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE)
+    earlier = [
+        "heads.prefix_layers=0", f"train.fused_loss={fused_loss}", "train.head_weights=decay"
+    ]  # fmt: skip
+    assert load_recipe(path, earlier) == load_recipe(path)

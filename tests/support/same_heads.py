@@ -53,11 +53,18 @@ def hold(heads: MedusaHeads, parts: Parts, dtype: torch.dtype = torch.float32) -
     agree(logits_of(heads, dtype), parts.logits(hidden(dtype)))
 
 
+def projection_of(heads: MedusaHeads, k: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(weight_RD, bias_R) of head k."""
+    if heads.config.projection == "own":
+        return heads.projections[k].weight, heads.projections[k].bias
+    return heads.base.output_rows(heads.column_ids)
+
+
 def hold_matrices(heads: MedusaHeads, matrices: list[torch.Tensor]) -> None:
     """Also of heads that have only the rows of some tokens."""
     rows = slice(None) if heads.column_ids is None else heads.column_ids
     for k, matrix in enumerate(matrices):
-        weight, bias = heads.linear(k)
+        weight, bias = projection_of(heads, k)
         assert torch.equal(weight, matrix[rows])
         assert bias is None or not bias.any()
 

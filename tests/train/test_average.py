@@ -108,7 +108,7 @@ def test_the_average_is_judged_and_kept_and_training_does_not_notice(
 def test_a_run_that_goes_on_has_the_average_of_one_that_was_not_stopped(
     tiny_base, counting_rows, averaging, monkeypatch, keep
 ):
-    base, rows, train = tiny_base(), counting_rows(), {"keep": keep, "head_weights": "learned"}
+    base, rows, train = tiny_base(), counting_rows(), {"keep": keep}
     straight, recipe = averaging("straight", train=train), averaging(train=train)
     expected = load_heads(train_heads(base, rows, straight).heads_folder, base).state_dict()
     watched(monkeypatch, stop_at=6)

@@ -52,7 +52,7 @@ for enabled in (False, True):
     engine = make_engine(module, recipe, base.device)
     losses[str(enabled)] = []
     for update in range(4):
-        terms = module.terms(ahead[2 * update : 2 * update + 2].flatten(0, 1), 0.5)
+        terms = module.terms(ahead[2 * update : 2 * update + 2].flatten(0, 1))
         for micro in (0, 1):
             result = engine.forward(
                 Batch(ahead[2 * update + micro], hidden[2 * update + micro]), terms)
@@ -94,7 +94,7 @@ def test_micro_batches_add_up_to_their_update_and_the_norm_is_clipped(tiny_base,
     recipe = make_recipe(train={"accumulation": 2, "grad_clip": 1e-3})
     engine = make_engine(module, recipe, base.device)
     hidden_PD, ahead_PJ = torch.randn(10, 16), torch.randint(0, 32, (10, 2))
-    terms = module.terms(ahead_PJ, 0.5)
+    terms = module.terms(ahead_PJ)
     for rows in (slice(0, 3), slice(3, 10)):
         engine.backward(engine.forward(Batch(ahead_PJ[rows], hidden_PD[rows]), terms).loss)
     accumulated = [parameter.grad.clone() for parameter in module.parameters()]
@@ -124,7 +124,7 @@ def test_muon_turns_matrices_as_far_as_adamw_and_leaves_the_rest_to_it(
     engine = make_engine(module, recipe, base.device)
     before = {name: weight.detach().clone() for name, weight in module.named_parameters()}
     hidden_PD, ahead_PJ = torch.randn(64, 16), torch.randint(0, 32, (64, 3))
-    terms = module.terms(ahead_PJ, 1.0)
+    terms = module.terms(ahead_PJ)
     engine.backward(engine.forward(Batch(ahead_PJ, hidden_PD), terms).loss)
     engine.update(0.01)
     matrices = set(map(id, network_matrices(module.heads)))
@@ -152,7 +152,7 @@ def test_a_loaded_engine_goes_on_as_the_saved_one(tiny_base, make_recipe, tmp_pa
         return make_engine(Medusa1(heads, LossOptions(chunk=8)), recipe, base.device)
 
     def update(engine, step):
-        terms = engine.module.terms(ahead_PJ[step], 1.0)
+        terms = engine.module.terms(ahead_PJ[step])
         engine.backward(engine.forward(Batch(ahead_PJ[step], hidden_PD[step]), terms).loss)
         engine.update(0.05 / (step + 1))
 

@@ -80,7 +80,7 @@ def one_update(recipe, weights):
     engine = make_engine(run.module, recipe, base.device)
     before = weights(engine, run.module)
     update = next(iter(run.feed.epoch(0)))
-    terms = run.module.terms(update.ahead_PJ, 1.0)
+    terms = run.module.terms(update.ahead_PJ)
     for batch in update.batches:
         engine.backward(engine.forward(batch, terms).loss)
     engine.update(TINY)

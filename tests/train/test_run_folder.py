@@ -12,6 +12,7 @@ from pathlib import Path
 import filelock._api
 import pytest
 import torch
+import yaml
 from support.clocks import own_time
 
 from medusa_kit import one_owner
@@ -193,6 +194,32 @@ def test_a_checkpoint_without_the_number_of_lines_is_taken_up(
     steps = [json.loads(line)["step"] for line in lines_of(recipe)]
     assert steps == sorted(steps)
     assert steps.count(6) == 1
+
+
+def test_a_run_of_an_earlier_version_goes_on_unless_it_used_what_is_gone(
+    tiny_base, counting_rows, make_recipe, monkeypatch, tmp_path
+):
+    """Earlier versions wrote keys into the run's recipe that are no longer there."""
+    base, recipe = tiny_base(), make_recipe()
+    with monkeypatch.context() as patch:
+        in_the_middle(patch, 6, crash)
+        with pytest.raises(Crash):
+            train_heads(base, counting_rows(), recipe)
+    path = tmp_path / "run/recipe.yaml"
+    now = yaml.safe_load(path.read_text())
+
+    def written_with(keys):
+        path.write_text(yaml.safe_dump({**now, "train": {**now["train"], **keys}}))
+
+    written_with({"fused_loss": "auto", "head_weights": "learned"})
+    with pytest.raises(ConfigError, match=r"head_weights = 'learned' is no longer there") as caught:
+        train_heads(base, counting_rows(), recipe)
+    assert "--fresh" in caught.value.hint
+    written_with({"fused_loss": "auto", "head_weights": "decay"})
+    train_heads(base, counting_rows(), recipe)
+    straight = make_recipe(output_dir=str(tmp_path / "straight"))
+    train_heads(base, counting_rows(), straight)
+    assert without_seconds(recipe) == without_seconds(straight)
 
 
 def test_a_linked_checkpoint_folder_is_emptied_and_stays(

@@ -13,8 +13,7 @@ import torch
 from medusa_kit.base.processor import processor_name
 from medusa_kit.version import __version__
 
-PACKAGES = ("torch", "transformers", "triton", "flash-attn", "deepspeed", "liger-kernel",
-            "cut-cross-entropy")  # fmt: skip
+PACKAGES = ("torch", "transformers", "triton", "flash-attn", "deepspeed")
 DRIVER = Path("/proc/driver/nvidia/version")
 # What other work on the device, heat or limits of power do to figures.
 STATE = ("driver_version", "clocks.sm", "clocks.mem", "clocks_throttle_reasons.active",

@@ -174,7 +174,7 @@ def effective_norm(module: Any, epsilons: set[float]) -> Tensor:
 
     Some families store w - 1; a forward on random numbers shows which one it is.
     """
-    names = ("variance_epsilon", "eps", "epsilon", "fused_epsilon")
+    names = ("variance_epsilon", "eps", "epsilon")
     epsilon = next((float(getattr(module, n)) for n in names if hasattr(module, n)), None)
     weight_D = getattr(module, "weight", None)
     if epsilon is None or weight_D is None:

@@ -112,7 +112,7 @@ def _update(run: Run, recipe: TrainRecipe) -> tuple[float, float]:
     average = MovingAverage(module, recipe.train.average)
     optimizer, _ = make_optimizer(module, recipe, fused=not recipe.deepspeed.enabled)
     update = next(iter(run.feed.epoch(0)))
-    terms, batch = module.terms(update.ahead_PJ, 1.0), update.batches[0]
+    terms, batch = module.terms(update.ahead_PJ), update.batches[0]
     loss, seconds = _backward(run, batch, terms)
     if seconds < PATIENCE:  # the first time code is compiled and memory fetched
         optimizer.zero_grad(set_to_none=True)

@@ -5,8 +5,8 @@ The loss of a chunk and its gradient are computed in the forward pass, so the la
 weights) is kept for the backward pass. With p the target and q the guess at one position:
 
 cross_entropy  -Σ p log q; `soft` is the same with the base's own distribution in p
-tv             1 - Σ min(p, q), total variation: one minus the probability that sampling accepts q
-lk             -log Σ min(p, q) (LK losses, arXiv 2602.23881); for a hard target it is cross_entropy
+lk             -log of Σ min(p, q), the probability that sampling accepts q (LK losses, arXiv
+               2602.23881); for a hard target it is cross_entropy
 rest           cross_entropy in which the rest of p belongs to all other columns together
 
 Shapes: P positions, D hidden, R columns, C positions of one chunk, S columns that share a target.
@@ -137,8 +137,7 @@ def _with_rest(logits_CR: Tensor, targets: SharedTargets) -> tuple[Tensor, Tenso
     return loss, gradient_CR.scatter_add_(1, index_CS, -shares_CS)
 
 
-def _overlap(logits_CR: Tensor, targets: SharedTargets) -> tuple[Tensor, Tensor, Tensor]:
-    """(overlap_C = Σ min(p, q), its gradient_CR, known_C: 1 where there is a target)."""
+def _likelihood_of_acceptance(logits_CR: Tensor, targets: SharedTargets) -> tuple[Tensor, Tensor]:
     index_CS, shares_CS = _merged(targets)
     chance_CR = logits_CR.to(shares_CS.dtype).softmax(-1)
     chance_CS = chance_CR.gather(1, index_CS)
@@ -146,7 +145,9 @@ def _overlap(logits_CR: Tensor, targets: SharedTargets) -> tuple[Tensor, Tensor,
     overlap_C = torch.minimum(chance_CS, shares_CS).sum(1)
     risen_CS = chance_CS * below_CS
     gradient_CR = chance_CR.mul_(-risen_CS.sum(1, keepdim=True)).scatter_add_(1, index_CS, risen_CS)
-    return overlap_C, gradient_CR, (shares_CS.sum(1) > 0).to(shares_CS.dtype)
+    known_C = (shares_CS.sum(1) > 0).to(shares_CS.dtype)
+    safe_C = overlap_C.clamp_min(TINY)
+    return -(safe_C.log() * known_C).sum(), gradient_CR.mul_(-(known_C / safe_C)[:, None])
 
 
 def _merged(targets: SharedTargets) -> tuple[Tensor, Tensor]:
@@ -159,21 +160,9 @@ def _merged(targets: SharedTargets) -> tuple[Tensor, Tensor]:
     return columns_CS.clamp_min(0), shares_CS
 
 
-def _total_variation(logits_CR: Tensor, targets: SharedTargets) -> tuple[Tensor, Tensor]:
-    overlap_C, gradient_CR, known_C = _overlap(logits_CR, targets)
-    return (known_C - overlap_C).sum(), gradient_CR.neg_()
-
-
-def _likelihood_of_acceptance(logits_CR: Tensor, targets: SharedTargets) -> tuple[Tensor, Tensor]:
-    overlap_C, gradient_CR, known_C = _overlap(logits_CR, targets)
-    safe_C = overlap_C.clamp_min(TINY)
-    return -(safe_C.log() * known_C).sum(), gradient_CR.mul_(-(known_C / safe_C)[:, None])
-
-
 LOSSES = {
     "cross_entropy": _cross_entropy,
     "soft": _cross_entropy,
-    "tv": _total_variation,
     "lk": _likelihood_of_acceptance,
     "rest": _with_rest,
 }

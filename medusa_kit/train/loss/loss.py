@@ -1,9 +1,7 @@
-"""The heads' loss (Medusa, arXiv 2401.10774, §2.2.1), chunk by chunk (chunked.py), or by a library
-where one is available (fused.py).
+"""The heads' loss (Medusa, arXiv 2401.10774, §2.2.1), chunk by chunk (chunked.py).
 
-Head k, from 1, has the weight decay^k, or one that is learned from there on (by uncertainty, arXiv
-1705.07115: exp(-s) × loss + s). A target is one token, or in part (`soft_share`) the base's own
-distribution at that place, cut to its likeliest tokens (self-distillation as in Hydra++, arXiv
+Head k, from 1, has the weight decay^k. A target is one token, or in part (`soft_share`) the base's
+own distribution at that place, cut to its likeliest tokens (self-distillation as in Hydra++, arXiv
 2402.05109, §4).
 
 A loss is a mean over the whole update: each micro-batch divides by the update's counts, so the
@@ -28,9 +26,8 @@ from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.ranks import head_parameter_dtype, project_rows
 from medusa_kit.settings.recipe import TrainSection
 from medusa_kit.train.loss.chunked import SharedTargets, chunked_loss
-from medusa_kit.train.loss.fused import LIBRARIES, Columns, base_columns, head_columns, summed
 
-SOFT_SHARES = {"cross_entropy": 0.0, "soft": 0.5, "tv": 1.0, "lk": 1.0}  # defaults
+SOFT_SHARES = {"cross_entropy": 0.0, "soft": 0.5, "lk": 1.0}  # defaults
 
 
 class SoftTargets(NamedTuple):
@@ -60,20 +57,14 @@ class LossOptions:
     chunk: int = 1024
     kind: str = "cross_entropy"
     soft_share: float = 0.0
-    learned_weights: bool = False
-    fused: str | None = None  # the library for targets of one token; see fused.py
     precision: str = "float32"  # of matrix products
     soft_top: int | None = None  # likeliest tokens in a soft target, where the recipe says
 
     @classmethod
-    def of(cls, train: TrainSection, fused: str | None = None) -> "LossOptions":
+    def of(cls, train: TrainSection) -> "LossOptions":
         share = train.soft_share or SOFT_SHARES[train.loss]
-        learned = train.head_weights == "learned"
         top = None if train.soft_top == "all" else train.soft_top
-        return cls(
-            train.head_decay, train.chunk_positions, train.loss, share, learned, fused,
-            train.precision, top,
-        )  # fmt: skip
+        return cls(train.head_decay, train.chunk_positions, train.loss, share, train.precision, top)
 
     def products(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
         """Inside, matrix products are computed in `precision`."""
@@ -113,7 +104,6 @@ def heads_loss(
     options: LossOptions,
     soft: SoftTargets | SoftHidden | None = None,
     counts_K: Tensor | None = None,
-    uncertainty_K: Tensor | None = None,
 ) -> HeadsLoss:
     """Sum over heads of decay^(k+1) (k from 0) times the head's summed loss / counts_K.
 
@@ -129,14 +119,14 @@ def heads_loss(
     losses, missing = [], []
     for k, (z_PD, other_PD) in enumerate(_ends(heads, hidden_PD, ahead_PJ, soft)):
         shared = _shared_out(heads, ahead_PJ[:, k + 1], soft, options.soft_share, k)
-        total = _of_head(heads, k, z_PD, shared, options, soft is None)
+        total = _of_head(heads, k, z_PD, shared, options)
         if other_PD is not None:
             others = _of_others(heads, ahead_PJ[:, k + 1], soft, k)
-            total = (total + _of_head(heads, k, other_PD, others, options, False)) / 2
+            total = (total + _of_head(heads, k, other_PD, others, options)) / 2
         losses.append(total / counts_K[k].clamp_min(1))
         missing.append(((shared.columns_PS[:, 0] < 0) & (ahead_PJ[:, k + 1] >= 0)).sum())
     per_head_K = torch.stack(losses)
-    loss = _weighted(per_head_K, options.decay, uncertainty_K)
+    loss = _weighted(per_head_K, options.decay)
     return HeadsLoss(loss, per_head_K.detach(), torch.stack(missing), loss.detach() * 0)
 
 
@@ -159,18 +149,9 @@ def _ends(
 
 
 def _of_head(
-    heads: MedusaHeads,
-    k: int,
-    z_PD: Tensor,
-    shared: SharedTargets,
-    options: LossOptions,
-    hard: bool,
+    heads: MedusaHeads, k: int, z_PD: Tensor, shared: SharedTargets, options: LossOptions
 ) -> Tensor:
-    """The summed loss of head k; `hard`: a target is one token."""
-    if options.fused is not None and options.kind == "cross_entropy" and hard:
-        total = _fused(options, z_PD, shared.columns_PS[:, 0], head_columns(heads, k))
-        if total is not None:
-            return total
+    """The summed loss of head k."""
     weights = list(heads.projections[k].parameters()) if len(heads.projections) else []
     project = partial(project_rows, heads, k=k)
     return chunked_loss(z_PD, shared, project, options.chunk, options.kind, weights)
@@ -188,24 +169,10 @@ def _of_others(
     return SharedTargets(columns_P1, torch.zeros_like(known_P)[:, None], None, hidden_PD, known_P)
 
 
-def _weighted(per_head_K: Tensor, decay: float, uncertainty_K: Tensor | None) -> Tensor:
+def _weighted(per_head_K: Tensor, decay: float) -> Tensor:
     powers_K = torch.arange(1, len(per_head_K) + 1, device=per_head_K.device)
     base = torch.full((), decay, dtype=per_head_K.dtype, device=per_head_K.device)
-    weights_K = base**powers_K
-    if uncertainty_K is not None:
-        weights_K = weights_K * torch.exp(-uncertainty_K)
-    return (weights_K * per_head_K).sum()
-
-
-def _fused(
-    options: LossOptions, z_PD: Tensor, targets_P: Tensor, columns: Columns | None
-) -> Tensor | None:
-    """The summed loss from a library; 0 for a part of an update without any target."""
-    if options.fused is None or columns is None:
-        return None
-    if LIBRARIES[options.fused].needs_target and not bool((targets_P >= 0).any()):
-        return None
-    return summed(options.fused, z_PD, targets_P, columns)
+    return (base**powers_K * per_head_K).sum()
 
 
 def base_loss(
@@ -223,10 +190,6 @@ def base_loss(
     others as one (arXiv 2401.10774, §2.3.2). `original` holds [P, S] here. roots_P: -1 for none.
     """
     roots_P = roots_P.to(hidden_PD.device, torch.int64)
-    if original is None or options.soft_share == 0:
-        total = _fused(options, hidden_PD, roots_P, base_columns(base))
-        if total is not None:
-            return total / count.clamp_min(1)
     embedding = base.output_embedding
     weights = [weight for weight in embedding.parameters(recurse=False) if weight.requires_grad]
     dtype = torch.promote_types(hidden_PD.dtype, torch.float32)

@@ -44,7 +44,7 @@ CPU = torch.device("cpu")
 TINY = tiny(SMOLLM2_135M)
 # Packages that the machine of a GPU may lack: a borrowed one has no network to get them.
 NOT_NEEDED = ("xxhash", "psutil", "gguf", "datasets", "deepspeed", "wandb", "peft", "matplotlib",
-              "flash_attn", "liger_kernel", "vllm")  # fmt: skip
+              "flash_attn", "vllm")  # fmt: skip
 JUNIT = """<testsuites><testsuite>
 <testcase name="a"/><testcase name="b"><skipped/></testcase>{more}
 </testsuite></testsuites>"""
