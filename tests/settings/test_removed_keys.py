@@ -5,6 +5,9 @@ from typing import ClassVar
 import pytest
 from pydantic import ValidationError
 
+from medusa_kit.errors import ConfigError
+from medusa_kit.settings.drafters import drafter_options
+from medusa_kit.settings.recipe import HeadsSection
 from medusa_kit.settings.schema import Removed, Section, explain
 
 
@@ -37,3 +40,13 @@ def test_what_is_gone_is_refused_with_what_to_do(key, value, message, hint):
         Outer.model_validate({"inner": {key: value}})
     error = explain(caught.value, "recipe", Outer)
     assert (error.message, error.hint) == (f"recipe: inner: {message}", hint)
+
+
+def test_head_kinds_and_draws_that_lost_are_refused():
+    with pytest.raises(ValidationError, match="kind = 'rooted' is no longer there: 'hydra'"):
+        HeadsSection(kind="rooted")
+    matched = drafter_options("draft-model", {"sampling": "matched", "width": 2})
+    assert matched == drafter_options("draft-model", {"width": 2})
+    with pytest.raises(ConfigError, match="sampling = 'rejection' is no longer there") as caught:
+        drafter_options("draft-model", {"sampling": "rejection"})
+    assert "leave it out" in str(caught.value.hint)
