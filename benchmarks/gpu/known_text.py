@@ -4,8 +4,11 @@ It takes the place of heads: a table on the device has, for every token, the gue
 Which of them are right is drawn once, from a seed. A draft costs one look-up, so a step with it
 takes the time of the verify step alone.
 
-Shapes: B batch, K heads, C candidates of a head, V vocabulary, D hidden.
+Shapes: B batch, K heads, N nodes of a tree, V vocabulary, D hidden.
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +18,9 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.bench.gpu.shapes import Shape
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.heads.draws import RowsDraws
+from medusa_kit.infer.draft import shared_topology
+from medusa_kit.transfer import to_device
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 NUM_HEADS = 4
@@ -22,13 +28,40 @@ PROMPT, ANSWER = 128, 96
 FIRST_GUESS_RIGHT = 0.6  # assumed by `tree_of`; the share of rank r falls with its square
 
 
+class Table:
+    """A `Guesser` of `guess_KV`, which fills static trees whose tokens are not drawn."""
+
+    def __init__(self, guess_KV: Tensor) -> None:
+        self.guess_KV = guess_KV
+
+    def __call__(self, *_: Any, **__: Any) -> None: ...
+
+    def grow(self, *_: Any, **__: Any) -> None: ...
+
+    def fill(
+        self,
+        hidden_BD: Tensor,
+        roots_B: Sequence[int],
+        parents_N: Tensor,
+        ranks_N: Tensor,
+        draws: RowsDraws | None = None,
+    ) -> Tensor | None:
+        if draws is not None:
+            return None
+        device = self.guess_KV.device
+        depths_N = shared_topology(tuple(parents_N.tolist()), device).depths_N
+        roots_B1 = to_device(roots_B, device)[:, None]
+        best_BN = self.guess_KV[depths_N[1:] - 1, roots_B1]
+        others_BN = best_BN + to_device(ranks_N, device)[1:]
+        return torch.cat([roots_B1, others_BN % self.guess_KV.shape[1]], dim=1)
+
+
 class KnownText(MedusaHeads):
-    """Heads whose best guesses come from a table; their weights are never read.
+    """Heads whose best guesses come from a table (`Table`, their guesser); greedy drafts never read
+    their weights.
 
     Second and later guesses are always wrong, so acceptance does not depend on the tree.
     """
-
-    guess_KV: Tensor
 
     @classmethod
     def of(cls, base: BaseModel, next_V: Tensor, right_share: float, seed: int = 0) -> "KnownText":
@@ -42,21 +75,8 @@ class KnownText(MedusaHeads):
             token_V = next_V[token_V]  # heads[0] guesses the token after the root
             wrong_V = (token_V + len(next_V) // 2) % len(next_V)
             guesses.append(torch.where(right_V, token_V, wrong_V))
-        heads.guess_KV = torch.stack(guesses)
+        heads.guesser = Table(torch.stack(guesses))
         return heads.requires_grad_(False)
-
-    def candidates(
-        self,
-        hidden_BD: Tensor,
-        count: int,
-        first: int | None = None,
-        roots_B: Tensor | None = None,
-    ) -> Tensor:
-        """ids_KBC, as from heads."""
-        assert roots_B is not None
-        best_KB = self.guess_KV[: first or self.num_heads][:, roots_B]
-        ranks_C = torch.arange(count, device=best_KB.device)
-        return (best_KB[..., None] + ranks_C) % self.guess_KV.shape[1]
 
 
 def share_for(acceptance_length: float) -> float:

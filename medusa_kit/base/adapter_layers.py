@@ -72,7 +72,7 @@ def _scale(path: Path) -> tuple[float, bool]:
     """(alpha, whether it is divided by the rank's square root). Raises CheckpointError."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        kind, alpha, rooted = config["peft_type"], config["lora_alpha"], config.get("use_rslora")
+        kind, alpha, by_root = config["peft_type"], config["lora_alpha"], config.get("use_rslora")
         changed = [key for key in ("alpha_pattern", "use_dora", "layer_replication")
                    if config.get(key)]  # fmt: skip
         if not math.isfinite(alpha := float(alpha)):
@@ -85,7 +85,7 @@ def _scale(path: Path) -> tuple[float, bool]:
             + "; expected a plain LORA",
             hint="merge it into its base, and serve that",
         )
-    return alpha, bool(rooted)
+    return alpha, bool(by_root)
 
 
 def _tensors(path: Path) -> dict[str, dict[str, Tensor]]:
@@ -125,5 +125,5 @@ def _layer(
             f"{tuple(up_OR.shape)}, which do not fit a layer of {tuple(module.weight.shape)}",
             hint="load the base it was trained on",
         )
-    alpha, rooted = scale
-    return AdapterLayer(module, down_RI, up_OR * (alpha / (rank**0.5 if rooted else rank)))
+    alpha, by_root = scale
+    return AdapterLayer(module, down_RI, up_OR * (alpha / (rank**0.5 if by_root else rank)))

@@ -39,6 +39,7 @@ from medusa_kit.heads.formats import kit
 from medusa_kit.heads.formats.recognise import read_foreign
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.undrawn import Undrawn
+from medusa_kit.settings.recipe import ROOTED_WHY
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "heads.safetensors"
@@ -118,6 +119,11 @@ def _config_from(raw: dict[str, Any], path: Path) -> HeadsConfig:
         config = HeadsConfig(**raw)
     except TypeError as error:
         raise CheckpointError(f"{path} lacks a key: {error}") from error
+    if raw.get("kind") == "rooted":
+        raise CheckpointError(
+            f"{path}: heads of kind 'rooted' are no longer there: {ROOTED_WHY}",
+            hint="train them again with kind 'hydra' or 'recurrent'",
+        )
     _check_choice(path, "head kind", config.kind, KINDS)
     _check_choice(path, "projection", config.projection, PROJECTIONS)
     for name in ("num_heads", "num_blocks", "hidden_size", "vocab_size"):

@@ -11,7 +11,7 @@ from torch import Tensor
 from medusa_kit.errors import ConfigError
 from medusa_kit.version import __version__
 
-Kind = Literal["medusa", "rooted", "hydra", "recurrent"]
+Kind = Literal["medusa", "hydra", "recurrent"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Projection = Literal["shared", "own", "reduced"]
 PROJECTIONS: tuple[Projection, ...] = get_args(Projection)
@@ -23,9 +23,9 @@ class HeadsConfig:
 
     reduced_size  how many tokens a head scores, where not all: rows of the base's matrix, or
                   (`own`, in heads of other engines) of each head's
-    kind    what a head reads besides the hidden state: nothing (`medusa`), the root token
-            (`rooted`), or all tokens on the path before its own, with a network for each head
-            (`hydra`) or one that all share (`recurrent`)
+    kind    what a head reads besides the hidden state: nothing (`medusa`), or all tokens on the
+            path before its own, with a network for each head (`hydra`) or one that all share
+            (`recurrent`)
     encoding  how text was encoded that they learned (base/tokenizer/encoding_digest.py); None: it
             is not known
     mlp_size  units of each block of the network that `recurrent` heads share; None for other kinds
@@ -49,7 +49,7 @@ class HeadsConfig:
 
     def num_read(self, k: int) -> int:
         """How many tokens of the path, from the root on, head k reads."""
-        return {"medusa": 0, "rooted": 1, "hydra": k + 1, "recurrent": k + 1}[self.kind]
+        return 0 if self.kind == "medusa" else k + 1
 
     def as_dict(self) -> dict[str, Any]:
         """What is written; what heads lack is left out, as before there was any."""

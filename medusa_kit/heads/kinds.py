@@ -5,10 +5,10 @@ root, is the base model's own. A head is L residual blocks x + SiLU(Wx + b), W a
 start, then a projection to the vocabulary, so that an untrained head equals the base's own output
 embedding.
 
-Kinds: a `medusa` head reads the hidden state alone. A `rooted` one also reads the root, known
-before the heads run. A `hydra` one (Hydra, arXiv 2402.05109, §3) reads all tokens before its own,
-t + 1 .. t + 1 + k: better guesses, one small pass for each depth of the tree. Their first block is
-x + SiLU(W[x; e] + b), e being the base's input embeddings of those tokens, each scaled to unit RMS.
+Kinds: a `medusa` head reads the hidden state alone. A `hydra` one (Hydra, arXiv 2402.05109, §3)
+also reads all tokens before its own, t + 1 .. t + 1 + k: better guesses, one small pass for each
+depth of the tree. Their first block is x + SiLU(W[x; e] + b), e being the base's input embeddings
+of those tokens, each scaled to unit RMS.
 
 Heads of kind `recurrent` read the same tokens as `hydra` ones, but share one network (blocks.py),
 which carries a state along the path (ReDrafter, arXiv 2403.09919): head k goes on from the state
@@ -172,7 +172,7 @@ class MedusaHeads(nn.Module):
     @property
     def one_pass(self) -> bool:
         """Whether all heads can run before any node of the tree but the root is filled."""
-        return self.config.kind not in ("hydra", "recurrent")
+        return self.config.kind == "medusa"
 
     def transform(
         self, hidden_XD: Tensor, k: int, path_XJ: Tensor | None = None, walk: Walk | None = None
@@ -225,37 +225,24 @@ class MedusaHeads(nn.Module):
         weight_RD, bias_R = self._reduced_rows(z_XD.dtype)
         return self.base.scale_logits(F.linear(z_XD, weight_RD, bias_R))
 
-    def forward(
-        self, hidden_XD: Tensor, first: int | None = None, roots_X: Tensor | None = None
-    ) -> Tensor:
-        """logits_KXR of the `first` heads (all) at once: for drafting, where X is few rows.
-
-        Only for kinds that run in one pass; `rooted` ones need the roots' ids.
-        """
-        path_XJ = None if roots_X is None else roots_X[..., None]
-        z_KXD = torch.stack(
-            [self.transform(hidden_XD, k, path_XJ) for k in range(first or self.num_heads)]
-        )
+    def forward(self, hidden_XD: Tensor, first: int | None = None) -> Tensor:
+        """logits_KXR of the `first` `medusa` heads (all) at once: for drafting, where X is few
+        rows."""
+        z_KXD = torch.stack([self.transform(hidden_XD, k) for k in range(first or self.num_heads)])
         if self.config.projection == "own":
             return torch.stack([self.project(z_XD, k) for k, z_XD in enumerate(z_KXD)])
         return self.project(z_KXD, 0)
 
-    def candidates(
-        self,
-        hidden_BD: Tensor,
-        count: int,
-        first: int | None = None,
-        roots_B: Tensor | None = None,
-    ) -> Tensor:
-        """The `count` likeliest token ids of each of the `first` heads (all), best first: ids_KBC.
+    def candidates(self, hidden_BD: Tensor, count: int, first: int | None = None) -> Tensor:
+        """The `count` likeliest token ids of each of the `first` `medusa` heads (all), best first:
+        ids_KBC.
 
         Order: logit descending, then token id ascending, as calibration counts ranks.
         """
-        path_BJ = None if roots_B is None else roots_B[:, None]
-        guesses = self.quickly(range(first or self.num_heads), hidden_BD, path_BJ, count)
+        guesses = self.quickly(range(first or self.num_heads), hidden_BD, None, count)
         if guesses is not None:
             return guesses[0]
-        logits_KBR = self(hidden_BD, first, roots_B)
+        logits_KBR = self(hidden_BD, first)
         return self.to_ids(best_columns(logits_KBR, count))
 
     def candidates_after(

@@ -24,11 +24,6 @@ def noisy(scores_V: Tensor, seed: int, position: int) -> Tensor:
     return scores_V.index_add(0, kept_C, noise_C)
 
 
-def stream(seed: int, purpose: int, position: int = 0) -> int:
-    """A seed independent of `seed` itself, for another purpose and position."""
-    return mixed(mixed(seed, -purpose), position)
-
-
 def gumbel_noise(seed: int, position: int, tokens_X: Tensor) -> Tensor:
     """Standard Gumbel noise_X for `tokens_X` as candidates for this position."""
     return gumbel_of(signed(mixed(seed, position)), tokens_X)
@@ -37,11 +32,6 @@ def gumbel_noise(seed: int, position: int, tokens_X: Tensor) -> Tensor:
 def gumbel_of(seeds: Tensor | int, tokens_X: Tensor) -> Tensor:
     """The same. `seeds`: `mixed` seed and position, as signed numbers; a tensor broadcasts."""
     return -(-_uniform(seeds, tokens_X).log()).log().float()
-
-
-def uniform_noise(seed: int, position: int, tokens_X: Tensor) -> Tensor:
-    """float64 numbers_X between 0 and 1, neither included."""
-    return _uniform(signed(mixed(seed, position)), tokens_X)
 
 
 def _uniform(seeds: Tensor | int, tokens_X: Tensor) -> Tensor:

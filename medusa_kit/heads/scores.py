@@ -24,14 +24,13 @@ def guesses(
     hidden_BD: Tensor,
     count: int,
     num_heads: int,
-    roots_B: Tensor,
     draws: RowsDraws | None = None,
 ) -> Tensor:
     """ids_KBC of the first heads, best first, in one pass. `draws`: of rows whose tokens will be
     drawn, which are guessed as heads/draws.py says."""
     if draws is None:
-        return heads.candidates(hidden_BD, count, num_heads, roots_B)
-    return scored_guesses(heads, hidden_BD, count, [1.0] * num_heads, roots_B, draws)[0]
+        return heads.candidates(hidden_BD, count, num_heads)
+    return scored_guesses(heads, hidden_BD, count, [1.0] * num_heads, draws)[0]
 
 
 def guesses_after(
@@ -54,7 +53,6 @@ def scored_guesses(
     hidden_BD: Tensor,
     count: int,
     temperatures: Sequence[float],
-    roots_B: Tensor | None = None,
     draws: RowsDraws | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(ids_KBC, scores_KBC) of the first heads, one for each temperature, in one pass.
@@ -62,13 +60,12 @@ def scored_guesses(
     Guesses are in the order of `MedusaHeads.candidates`; scores are log-probabilities, <= 0.
     `draws`: of rows whose tokens will be drawn, which are guessed as heads/draws.py says.
     """
-    path_BJ = None if roots_B is None else roots_B[:, None]
     numbers = range(len(temperatures))
     if draws is None:
-        guesses = heads.quickly(numbers, hidden_BD, path_BJ, count, temperatures)
+        guesses = heads.quickly(numbers, hidden_BD, None, count, temperatures)
         if guesses is not None:
             return guesses
-    logits_KBR = heads(hidden_BD, len(temperatures), roots_B)
+    logits_KBR = heads(hidden_BD, len(temperatures))
     scale_K11 = to_device(temperatures, logits_KBR.device)[:, None, None]
     ids_KBC, scores_KBC = _scored(heads, logits_KBR, count, scale_K11)
     if drawn := _drawn(draws):

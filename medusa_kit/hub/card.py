@@ -21,7 +21,6 @@ TAGS = ("medusa", "speculative-decoding", "medusa-kit")
 KNOWN_BASES = {EMBEDDED_NAME: "HuggingFaceTB/SmolLM2-135M-Instruct"}
 READS = {
     "medusa": "the hidden state",
-    "rooted": "the hidden state and the token before the ones it predicts",
     "hydra": "the hidden state and every token of the path before its own",
     "recurrent": "the hidden state and every token of the path before its own, through one network "
     "that all heads share",

@@ -6,7 +6,7 @@ own next token. A parent comes before its children. UNUSED marks a slot that hol
 Shapes: B batch, N nodes with root, D hidden, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Protocol
@@ -87,15 +87,10 @@ def path_to(node: int, parents: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Draft:
-    """tokens_BN, and the topology of each row (the same object where rows share one).
-
-    `distributions[row][node]`: given where the children of a node were drawn at random, in node
-    order and without replacement; the distribution_V of the first. Other nodes are plain guesses.
-    """
+    """tokens_BN, and the topology of each row (the same object where rows share one)."""
 
     tokens_BN: Tensor
     topologies: Sequence[Topology]
-    distributions: Sequence[Mapping[int, Tensor]] | None = None
 
     @property
     def flat_tokens(self) -> Tensor:

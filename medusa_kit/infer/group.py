@@ -79,8 +79,7 @@ class Group:
                 one.tokens,
                 draft.topologies[index].used_parents,
                 one.logits_NV,
-                one.named if row.chooser.takes_argmax or not draft.distributions else None,
-                draft.distributions[index] if draft.distributions else {},
+                one.named,
             )
             path, root = list[int](), self.state.roots_B[index]
             with FailAlone(row):

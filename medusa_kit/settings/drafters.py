@@ -4,13 +4,13 @@ Unknown names and options are refused; the error names the nearest that exists.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field, ValidationError, model_validator
 
 from medusa_kit.errors import ConfigError
 from medusa_kit.settings.engine import DrafterName, allowed, check_value
-from medusa_kit.settings.schema import Section, explain
+from medusa_kit.settings.schema import Removed, Section, explain
 
 SourceName = Literal["medusa", "suffix", "prompt-lookup", "recycling", "draft-model", "mtp"]
 
@@ -82,6 +82,14 @@ class StagedOptions(Section):
 class DraftModelOptions(Section):
     """A smaller causal LM."""
 
+    removed: ClassVar[Mapping[str, Removed]] = {
+        "sampling": Removed(
+            "rejection accepted no more draft tokens than matched draws do, and a seed's text then "
+            "depended on the drafter",
+            "leave it out: a draft model's draws are matched",
+            kept=("matched",),
+        ),
+    }
     lengths: Literal["fixed", "heuristic", "threshold"] = "threshold"  # when a draft stops
     length: int = Field(default=4, ge=1)  # fixed: tokens a draft; heuristic: at the start
     max_length: int = Field(default=10, ge=1)
@@ -89,7 +97,6 @@ class DraftModelOptions(Section):
     adapt: bool = True  # whether the threshold follows acceptance
     width: int = Field(default=1, ge=1)  # siblings at each depth
     num_nodes: int = Field(default=16, ge=2)
-    sampling: Literal["matched", "rejection"] = "matched"  # at a temperature above 0
     tokenizer: Literal["auto", "same", "text", "intersection"] = "auto"
     staged: StagedOptions | None = None
 

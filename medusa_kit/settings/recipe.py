@@ -17,6 +17,9 @@ from medusa_kit.settings.joint import LoraSection as LoraSection
 from medusa_kit.settings.schema import Removed, Section, apply_override, beside, explain, read_yaml
 
 TrainingDType = Literal["float32", "bfloat16", "float16"]
+ROOTED_WHY = (
+    "'hydra' heads, which read the whole path, had more draft tokens accepted in steps as long"
+)
 
 
 class BaseSection(Section):
@@ -38,8 +41,9 @@ class HeadsSection(Section):
             "leave it out; kind 'recurrent' has the best acceptance",
             kept=(0,),
         ),
+        "kind": Removed(ROOTED_WHY, "use 'hydra' or 'recurrent'", values=("rooted",)),
     }
-    kind: Literal["medusa", "rooted", "hydra", "recurrent"] = "medusa"  # see heads/kinds.py
+    kind: Literal["medusa", "hydra", "recurrent"] = "medusa"  # see heads/kinds.py
     num_heads: int = Field(default=4, ge=1)  # that are trained
     # Of recurrent heads, so many more after these: another step of the same network, not trained.
     further_heads: int = Field(default=0, ge=0)
@@ -291,7 +295,7 @@ class TrainRecipe(Section):
         needed = {
             "stage 'medusa1'": self.stage == "medusa1",
             "train.soft_top 'all'": train.soft_top == "all",
-            "heads.kind 'recurrent' or 'hydra'": heads.kind in ("recurrent", "hydra"),
+            "heads.kind 'recurrent' or 'hydra'": heads.kind != "medusa",
             "rows side by side (train.packing false)": not train.packing,
             "deepspeed.zero_stage 0, 1 or 2": not spread,
         }

@@ -201,9 +201,9 @@ def test_foreseeing_the_noise_agrees_more_often_than_drafting_greedily() -> None
     def steps(blind: bool) -> int:
         drafter = drafter_for(few, draft, {"lengths": "fixed", "length": 3}, temperature=1.0)
         if blind:
-            guess = drafter._grow
-            drafter._grow = lambda state, drawn: guess(  # type: ignore[method-assign]
-                State(state.tokens, state.roots_B, state.hidden_BD), drawn
+            guess = drafter.guess
+            drafter.guess = lambda state: guess(  # type: ignore[method-assign]
+                State(state.tokens, state.roots_B, state.hidden_BD)
             )
         rows = decode_all(few, drafter, [[5, 3, 7]] * 24, 24, params)
         return sum(row.num_steps for row in rows)

@@ -31,7 +31,7 @@ from medusa_kit.tree.replay import replay_dynamic
 from medusa_kit.tuning.calibrate import calibrate, fitted_dynamic_tree
 
 VOCAB, RANKS, TOKENS = 16, 5, 30
-KINDS = ["medusa", "rooted", "hydra", "recurrent"]
+KINDS = ["medusa", "hydra", "recurrent"]
 SCALES = (1.3, 0.8, 1.6)
 SAMPLED = [SamplingParams(0.9, seed=3), SamplingParams(1.2, top_k=9, seed=4), SamplingParams()]
 

@@ -23,7 +23,7 @@ from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 
 VOCAB, HEADS = 24, 3
-KINDS = ["medusa", "rooted", "hydra", "recurrent"]
+KINDS = ["medusa", "hydra", "recurrent"]
 WARM = SamplingParams(1.3, seed=5)
 TREES = [CandidateTree.chain(3), DynamicTree(8, (1.0,) * HEADS, 6)]
 

@@ -110,19 +110,16 @@ def test_tokens_that_the_draft_lacks_cost_guesses_only(tokenizer: str) -> None:
 
 
 def test_draws_over_the_tokens_in_common() -> None:
-    """Matched draws: the seed's own text. Rejection: the draft's distribution lies on common tokens
-    alone, and with the same distributions all draws are accepted."""
+    """The seed's own text; with the same distributions all draws are accepted."""
     base, draft = renumbered()
     engine = build_engine(base)
     engine.draft_model = draft
     call = {"max_new_tokens": 31, "temperature": 0.9, "seed": 4, "drafter": "draft-model"}
     plain = engine.generate(random_prompt(9, 1), **{**call, "drafter": "none"})
-    for sampling in ("matched", "rejection"):
-        options = {"tokenizer": "intersection", "lengths": "fixed", "length": 5,
-                   "sampling": sampling}  # fmt: skip
-        result = engine.generate(random_prompt(9, 1), **call, drafter_options=options)
-        assert result.stats.acceptance_length == 6.0
-        assert (result.token_ids == plain.token_ids) == (sampling == "matched")
+    options = {"tokenizer": "intersection", "lengths": "fixed", "length": 5}
+    result = engine.generate(random_prompt(9, 1), **call, drafter_options=options)
+    assert result.stats.acceptance_length == 6.0
+    assert result.token_ids == plain.token_ids
 
 
 def test_which_way_is_taken_and_what_is_refused() -> None:
@@ -144,11 +141,6 @@ def test_which_way_is_taken_and_what_is_refused() -> None:
     engine.draft_model = draft
     with pytest.raises(ConfigError, match="width 2 is impossible"):
         answers(engine, "draft-model", tokenizer="text", width=2)
-    with pytest.raises(ConfigError, match="sampling rejection is impossible"):
-        engine.generate(
-            [3], drafter="draft-model", temperature=1.0,
-            drafter_options={"tokenizer": "text", "sampling": "rejection"},
-        )  # fmt: skip
 
 
 @pytest.mark.parametrize("draft_size", [60, 130])

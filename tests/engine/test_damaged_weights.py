@@ -101,7 +101,6 @@ def test_heads_of_our_own(tmp_path: Path, number: str) -> None:
     base = base_in(FP32)
     for options in (
         {"kind": "medusa", "projection": "own"}, {"kind": "hydra"}, {"kind": "recurrent"},
-        {"kind": "rooted"},
     ):  # fmt: skip
         heads = our_heads(**{"projection": "shared", **options})
         for name, tensor in heads.state_dict().items():

@@ -15,8 +15,7 @@ from medusa_kit.settings.grammar import Grammar
 OPTIONS: dict[str, list[dict]] = {
     "auto": [{"sources": ["medusa", "draft-model", "suffix", "prompt-lookup", "recycling"]}],
     "combined": [{"sources": ["suffix", "draft-model"], "num_nodes": 5}],
-    "draft-model": [{"width": 2, "lengths": "fixed"}, {"staged": {"drafter": "suffix"}},
-                    {"sampling": "rejection"}],
+    "draft-model": [{"width": 2, "lengths": "fixed"}, {"staged": {"drafter": "suffix"}}],
     "lookahead": [{"window": 3, "ngram": 3, "guesses": 3}],
 }  # fmt: skip
 ANYWHERE = [name for name in DRAFTERS if name not in BROUGHT_ALONG]
@@ -73,8 +72,6 @@ def test_greedy_answers_are_plain_ones_under_the_same_masks(
     engine: Engine, prompts: list[list[int]], expected: dict[str, list[list[int]]], name: str,
     options: dict,
 ) -> None:  # fmt: skip
-    if options.get("sampling") == "rejection":
-        pytest.skip("of draws only")
     for kind, grammar in GRAMMARS.items():
         results = engine.generate(
             prompts, drafter=name, drafter_options=options, max_new_tokens=TOKENS, grammar=grammar
@@ -98,8 +95,7 @@ def test_a_seed_says_the_same_and_keeps_to_the_grammar(
     for result in drafted:
         assert result.finish_reason == "stop"
         assert set(json.loads(result.text)) == {"name", "tags", "n"}
-    if options.get("sampling") != "rejection":  # the text of a seed then depends on the drafter
-        assert [result.token_ids for result in drafted] == drawn
+    assert [result.token_ids for result in drafted] == drawn
 
 
 def test_drafts_are_accepted_under_a_grammar(engine: Engine, prompts: list[list[int]]) -> None:

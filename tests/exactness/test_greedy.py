@@ -41,7 +41,7 @@ def test_heads_and_trees(family: str) -> None:
             assert engine.generate(prompt, max_new_tokens=24).token_ids == expected, name
 
 
-@pytest.mark.parametrize("kind", ["rooted", "hydra", "recurrent"])
+@pytest.mark.parametrize("kind", ["hydra", "recurrent"])
 @pytest.mark.parametrize("family", ["llama-tied", "gemma3", "gpt2"])
 def test_heads_that_read_the_path(family: str, kind: str) -> None:
     """Alone and in a batch, whose rows stand at different places of different texts."""

@@ -32,7 +32,7 @@ ALL_TREES = {
 Case = tuple[Engine, list[AnswerRow], RankStatistics]
 
 
-@pytest.fixture(scope="module", params=["shared", "reduced", "rooted", "hydra", "recurrent"])
+@pytest.fixture(scope="module", params=["shared", "reduced", "hydra", "recurrent"])
 def case(request: pytest.FixtureRequest) -> Case:
     """An engine with heads, answers that end by length and by stop token, their statistics.
 

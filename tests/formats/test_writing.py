@@ -240,7 +240,6 @@ def test_lorax_keeps_the_adapter(tmp_path: Path) -> None:
 
 Call = Callable[[Path], Any]
 OURS: dict[str, dict[str, Any]] = {
-    "rooted": {"projection": "shared", "kind": "rooted"},
     "hydra": {"projection": "shared", "kind": "hydra"},
     "recurrent": {"projection": "shared", "kind": "recurrent"},
 }

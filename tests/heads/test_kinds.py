@@ -109,7 +109,7 @@ def test_what_trains_belongs_to_the_heads_alone(
     assert not any(parameter.requires_grad for parameter in llama.model.parameters())
 
 
-@pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra", "recurrent"])
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "recurrent"])
 def test_a_head_reads_exactly_the_tokens_of_its_kind(llama: BaseModel, kind: str) -> None:
     """Changing a token that a head reads changes its guess, changing any other does not."""
     heads = make_heads(llama, "shared", kind=kind, num_blocks=2)
@@ -123,22 +123,19 @@ def test_a_head_reads_exactly_the_tokens_of_its_kind(llama: BaseModel, kind: str
             other_XJ = path_XJ.clone()
             other_XJ[:, j] = (other_XJ[:, j] + 7) % VOCAB
             reads.append(not torch.equal(heads.transform(hidden_XD, k, other_XJ), z_XD))
-        expected = {"medusa": 0, "rooted": 1, "hydra": k + 1, "recurrent": k + 1}[kind]
+        expected = 0 if kind == "medusa" else k + 1
         assert reads == [j < expected for j in range(4)]
 
 
-@pytest.mark.parametrize("kind", ["rooted", "hydra"])
-def test_the_first_block_adds_the_silu_of_hidden_state_and_embeddings(
-    llama: BaseModel, kind: str
-) -> None:
-    heads = make_heads(llama, "shared", num_heads=2, kind=kind)
+def test_the_first_block_adds_the_silu_of_hidden_state_and_embeddings(llama: BaseModel) -> None:
+    heads = make_heads(llama, "shared", num_heads=2, kind="hydra")
     for parameter in heads.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     hidden_D, path = torch.randn(32), [5, 9]
     table_VD = llama.model.get_input_embeddings().weight
     for k in range(2):
-        read = path[:1] if kind == "rooted" else path[: k + 1]
-        parts = [table_VD[token] / table_VD[token].square().mean().sqrt() for token in read]
+        read_ED = table_VD[path[: k + 1]]
+        parts = [token_D / token_D.square().mean().sqrt() for token_D in read_ED]
         linear = heads.blocks[k][0].linear
         inner_D = linear.weight @ torch.cat([hidden_D, *parts]) + linear.bias
         expected_1D = (hidden_D + inner_D * torch.sigmoid(inner_D))[None]
@@ -257,7 +254,7 @@ def test_the_config_names_the_base(llama: BaseModel) -> None:
 
 
 BAD = {
-    "unknown kind": ({"kind": "eagle"}, "'eagle' is unknown; expected one of medusa, rooted"),
+    "unknown kind": ({"kind": "eagle"}, "'eagle' is unknown; expected one of medusa, hydra"),
     "no head": ({"num_heads": 0}, "num_heads=0"),
     "no block": ({"num_blocks": 0}, "num_blocks=0"),
     "unknown projection": ({"projection": "tied"}, "'tied' is unknown; expected one of shared"),
@@ -278,7 +275,7 @@ def test_heads_that_cannot_be_are_refused(llama: BaseModel, case: str) -> None:
         MedusaHeads.for_base(llama, **options)
 
 
-@pytest.mark.parametrize("kind", ["rooted", "hydra", "recurrent"])
+@pytest.mark.parametrize("kind", ["hydra", "recurrent"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_token_whose_embedding_is_zeros(kind: Kind, dtype: torch.dtype) -> None:
     """As that of a padding token is."""

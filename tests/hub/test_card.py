@@ -154,11 +154,10 @@ def test_a_verify_report_from_before_the_tolerance_was_renamed_is_read(folder: P
         ({}, True, True),
         ({"projection": "own"}, True, True),
         ({"projection": "reduced", "reduced_ids": torch.arange(16)}, True, False),
-        ({"kind": "rooted"}, False, False),
         ({"kind": "hydra"}, False, False),
         ({"kind": "recurrent", "mlp_size": 40}, False, False),
     ],
-    ids=["shared", "own", "reduced", "rooted", "hydra", "recurrent"],
+    ids=["shared", "own", "reduced", "hydra", "recurrent"],
 )
 def test_other_engines(
     chat_base: BaseModel, tmp_path: Path, kinds: dict[str, Any], vllm: bool, tgi: bool

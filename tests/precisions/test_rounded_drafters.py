@@ -40,7 +40,6 @@ WORKS = list(itertools.product(KINDS, PRECISIONS, range(len(NAMED))))
 # Ways of reading hidden states, and a tree for each: static, or grown at each step.
 HEADS: dict[str, dict[str, Any]] = {
     "medusa": {},
-    "rooted": {"kind": "rooted"},
     "hydra": {"kind": "hydra"},
     "recurrent": {"kind": "recurrent"},
 }

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 from support.samples import pairs
 
-FEW, MANY = ["llama", "gemma3"], ["medusa", "rooted", "hydra", "recurrent", "plain"]
+FEW, MANY = ["llama", "gemma3"], ["medusa", "dynamic", "hydra", "recurrent", "plain"]
 
 
 @pytest.mark.parametrize(("first", "second"), [(FEW, MANY), (MANY, FEW), (MANY, MANY)])

@@ -57,7 +57,7 @@ def test_unknown_key_names_the_nearest(recipe_file, override, suggestion):
         ("heads.projection=wide", ["heads.projection", "'wide'", "'shared', 'own' or 'reduced'"]),
         ("heads.reduced_size=100", ["reduced_size", "'shared'"]),
         ("heads.projection=reduced", ["reduced_size None"]),
-        ("heads.kind=eagle", ["heads.kind", "'eagle'", "'rooted', 'hydra' or 'recurrent'"]),
+        ("heads.kind=eagle", ["heads.kind", "'eagle'", "'medusa', 'hydra' or 'recurrent'"]),
         ("heads.mlp_size=8", ["mlp_size 8 with kind 'medusa'", "goes with kind 'recurrent'"]),
         ("heads.mlp_size=0", ["heads.mlp_size", "greater than or equal to 1"]),
         ("train={loss: cross_entropy, soft_share: 0.5}", ["soft_share 0.5", "'cross_entropy'"]),

@@ -7,7 +7,8 @@ import yaml
 from pydantic import ValidationError
 
 from medusa_kit.errors import ConfigError
-from medusa_kit.settings.recipe import load_recipe
+from medusa_kit.settings.drafters import drafter_options
+from medusa_kit.settings.recipe import HeadsSection, load_recipe
 from medusa_kit.settings.schema import Removed, Section, explain
 
 
@@ -74,3 +75,13 @@ def test_a_recipe_kept_by_an_earlier_version_is_read(tmp_path, fused_loss):
         "heads.prefix_layers=0", f"train.fused_loss={fused_loss}", "train.head_weights=decay"
     ]  # fmt: skip
     assert load_recipe(path, earlier) == load_recipe(path)
+
+
+def test_head_kinds_and_draws_that_lost_are_refused():
+    with pytest.raises(ValidationError, match="kind = 'rooted' is no longer there: 'hydra'"):
+        HeadsSection(kind="rooted")
+    matched = drafter_options("draft-model", {"sampling": "matched", "width": 2})
+    assert matched == drafter_options("draft-model", {"width": 2})
+    with pytest.raises(ConfigError, match="sampling = 'rejection' is no longer there") as caught:
+        drafter_options("draft-model", {"sampling": "rejection"})
+    assert "leave it out" in str(caught.value.hint)

@@ -111,7 +111,7 @@ def test_their_settings_train_together(tmp_path, name, end):
 
 @pytest.mark.parametrize("overrides", [
     ["stage=medusa1"],
-    ["stage=medusa1", "train.features=live", "heads.kind=rooted", "train.loss=lk"],
+    ["stage=medusa1", "train.features=live", "heads.kind=hydra", "train.loss=lk"],
     ["stage=medusa2"],
     ["stage=medusa2", "joint.moves=full", "heads.kind=hydra"],
     ["stage=medusa2", "heads.kind=recurrent", "train.optimizer=muon"],

@@ -52,7 +52,7 @@ def ranks_by_sorting(
 
 
 KINDS: list[dict[str, Any]] = [
-    {"kind": "medusa"}, {"kind": "rooted"}, {"kind": "hydra"},
+    {"kind": "medusa"}, {"kind": "hydra"},
     {"kind": "recurrent"},
 ]  # fmt: skip
 

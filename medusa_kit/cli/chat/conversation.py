@@ -12,7 +12,6 @@ from medusa_kit import console
 from medusa_kit.cli import options
 from medusa_kit.cli.chat import interrupt, view
 from medusa_kit.cli.chat.drawing import drawing
-from medusa_kit.cli.chat.sampling import draws_guesses
 from medusa_kit.errors import ContextLengthError, MedusaKitError
 
 if TYPE_CHECKING:
@@ -236,8 +235,6 @@ class Chat:
             return "the same tokens"
         if result.stats.acceptance == "typical":
             return "other tokens, as typical acceptance allows"
-        if self.settings["temperature"] > 0 and draws_guesses(self.engine.drafter_options):
-            return "other words, as expected where draft tokens are drawn"
         if result.stats.near_ties or plain.stats.near_ties:
             return "other tokens after a near-tie, which rounding decides"
         return "OTHER TOKENS"

@@ -44,12 +44,3 @@ def describe(sampling: Mapping[str, Any], where: str) -> str:
         return "greedy: always the likeliest token"
     shown = [f"{name} {sampling[name]:g}" for name in SHOWN if sampling[name] is not None]
     return f"sampling at {', '.join(shown)} ({where}); --temperature 0 takes the likeliest"
-
-
-def draws_guesses(drafter_options: Mapping[str, Any]) -> bool:
-    """Whether guesses themselves are drawn. The words of a seed then depend on the drafter; their
-    distribution does not."""
-    if drafter_options.get("sampling") == "rejection":
-        return True
-    inner = (value for value in drafter_options.values() if isinstance(value, Mapping))
-    return any(draws_guesses(value) for value in inner)

@@ -2,11 +2,9 @@
 
 Which token it takes depends on how the row's tokens are chosen:
 - greedily: its likeliest, with its probability as the chance;
-- drawn, `matched`: the one that the row's own Gumbel noise picks from its processed logits, so that
-  it is the base's draw as often as their distributions allow. Since the noise is known, chances are
-  computed from the logits with noise;
-- drawn, `rejection`: an independent draw from its processed distribution, which is passed on with
-  the draft; siblings are drawn without replacement, and none is left out for low probability.
+- drawn: the one that the row's own Gumbel noise picks from its processed logits, so that it is the
+  base's draw as often as their distributions allow. Since the noise is known, chances are computed
+  from the logits with noise.
 
 Shapes: V vocabulary of the base, U of the draft, R tokens taken at a node.
 """
@@ -37,13 +35,10 @@ class Chain:
     lengths: Lengths
     limit: int  # tokens; below 1 nothing is drafted
     width: int
-    num_nodes: int
     stop_ids: frozenset[int]  # in the ids that the draft picks
     chooser: TokenChooser | None = None
-    drawn: bool = False  # whether tokens are draws with a distribution
     trie: Trie = field(init=False)
     own_ids: list[int] = field(default_factory=list)  # the chain in the draft's ids
-    distributions: dict[int, Tensor] = field(default_factory=dict)
     chance: float = 1.0  # of the chain so far
     _tip: int = 0
 
@@ -71,11 +66,8 @@ class Chain:
         """Append the draft model's next token; returns its id in the draft's vocabulary."""
         if self.done:
             return NOTHING
-        width = self.width
-        if self.drawn:
-            width = min(width, self.num_nodes - self.trie.num_nodes)
         try:
-            tokens, chances = self._picks(self.vocabulary.to_base(logits_U), width)
+            tokens, chances = self._picks(self.vocabulary.to_base(logits_U))
         except MedusaKitError:  # no token is possible; if the base has none either, its row says so
             tokens, chances = [], []
         if not tokens or (self.vocabulary.kind == "text" and tokens[0] in self.stop_ids):
@@ -88,7 +80,6 @@ class Chain:
             len(self.own_ids) >= self.limit
             or tokens[0] in self.stop_ids
             or self.lengths.stops(self.chance)
-            or (self.drawn and self.trie.num_nodes >= self.num_nodes)
         )
         return own
 
@@ -101,22 +92,14 @@ class Chain:
         self.prefix.append(tokens[0])
         self.chance *= chances[0]
 
-    def _picks(self, logits_V: Tensor, width: int) -> tuple[list[int], list[float]]:
+    def _picks(self, logits_V: Tensor) -> tuple[list[int], list[float]]:
         """(tokens_R, best first, their chances)."""
-        if self.drawn:
-            assert self.chooser is not None
-            scores_V, distribution_V = self.chooser.drawn(
-                logits_V, self.prefix, self._root_position
-            )
-            self.distributions[self._tip] = distribution_V
-        elif self.chooser is None or self.chooser.takes_argmax:
+        if self.chooser is None or self.chooser.takes_argmax:
             scores_V = logits_V.float()
         else:
             scores_V = self.chooser.scores(logits_V, self.prefix)
-        best_R, tokens_R = scores_V.topk(min(width, len(scores_V)))
-        chances_R = (
-            distribution_V[tokens_R] if self.drawn else (best_R - scores_V.logsumexp(-1)).exp()
-        )
+        best_R, tokens_R = scores_V.topk(min(self.width, len(scores_V)))
+        chances_R = (best_R - scores_V.logsumexp(-1)).exp()
         possible = int((best_R > -math.inf).sum())
         both = torch.stack([tokens_R.double(), chances_R.double()])[:, :possible].tolist()
         return [int(token) for token in both[0]], both[1]

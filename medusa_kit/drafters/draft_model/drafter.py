@@ -8,7 +8,6 @@ Shapes: B batch, N nodes with root, V vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -26,18 +25,18 @@ from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.native import layer_drafts
 from medusa_kit.drafters.native.dflash import DFlashDrafter
 from medusa_kit.drafters.native.eagle import EagleDrafter
-from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of, num_right
+from medusa_kit.drafters.trie import Trie, TrieDrafter, num_right
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.rules import accept
 from medusa_kit.infer.accept.token_choice import TokenChooser
-from medusa_kit.infer.draft import Draft, State, StepResult
+from medusa_kit.infer.draft import State, StepResult
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.drafters import DraftModelOptions
 
 
 class DraftModelDrafter(TrieDrafter):
-    """Build with `build`. `guess` returns tries to merge with others; only `propose` draws."""
+    """Build with `build`."""
 
     name = "draft-model"
     rewinds = True  # a text may get shorter when drafts are taken back
@@ -85,15 +84,8 @@ class DraftModelDrafter(TrieDrafter):
         self._chains += [[] for _ in state.tokens]
         self._readers += [self._reader() for _ in state.tokens]
 
-    def propose(self, state: State) -> Draft:
-        chains = self._grow(state, self.options.sampling == "rejection")
-        draft = draft_of(self._finish(chains), self.device)
-        if not any(chain.distributions for chain in chains):
-            return draft
-        return replace(draft, distributions=[chain.distributions for chain in chains])
-
     def guess(self, state: State) -> list[Trie]:
-        return self._finish(self._grow(state, False))
+        return self._finish(self._grow(state))
 
     def observe(self, step: StepResult) -> None:
         """Count how much of each chain was accepted, whichever draft it became part of."""
@@ -115,11 +107,11 @@ class DraftModelDrafter(TrieDrafter):
         self._readers = [self._readers[row] for row in rows]
 
     @no_gradients
-    def _grow(self, state: State, drawn: bool) -> list[Chain]:
+    def _grow(self, state: State) -> list[Chain]:
         """Each row's draft, by forwards of the draft model until every row has enough."""
-        chains = [self._chain(state, row, drawn) for row in range(len(state.tokens))]
+        chains = [self._chain(state, row) for row in range(len(state.tokens))]
         self.runner.follow([None if chain.done else chain.text for chain in chains])
-        choosers = () if drawn or not self._same_ids else state.choosers
+        choosers = state.choosers if self._same_ids else ()
         first = True
         while not all(chain.done for chain in chains):
             self._forward(chains, choosers, first)
@@ -150,7 +142,7 @@ class DraftModelDrafter(TrieDrafter):
             nexts = [chain.newest for chain in chains]
             self.inside.observe(StepResult(draft, kept, nexts, hidden, logits))
 
-    def _chain(self, state: State, row: int, drawn: bool) -> Chain:
+    def _chain(self, state: State, row: int) -> Chain:
         """An empty draft after the row's root, as long as lengths and both contexts allow."""
         prefix = [*state.tokens[row], state.roots_B[row]]
         text = self._readers[row].read(prefix)
@@ -170,10 +162,8 @@ class DraftModelDrafter(TrieDrafter):
             self.lengths,
             limit if text else 0,
             self.options.width,
-            self.options.num_nodes,
             (self.verifier.base if in_text else self.base).stop_token_ids,
             chooser,
-            drawn and chooser is not None and chooser.draws,
         )
 
     def _finish(self, chains: Sequence[Chain]) -> list[Trie]:
@@ -184,7 +174,7 @@ class DraftModelDrafter(TrieDrafter):
             if self.vocabulary.kind == "text":
                 trie = self._translated(row, chain)
             else:
-                trie = chain.trie if chain.drawn else chain.trie.best(self.num_nodes)
+                trie = chain.trie.best(self.num_nodes)
             tries.append(trie)
             self._chains[row] = _first_children(trie)
         return tries
@@ -237,18 +227,16 @@ def build(
         if config is not None:
             return layer_drafts.build(context, name, config, options)
     verifier = draft_verifier(context)
-    drawn = options.sampling == "rejection" and not context.sampling.greedy
-    text_will_do = not drawn and options.width == 1
+    text_will_do = options.width == 1
     vocabulary = context.remembered(
         ("draft vocabulary", id(verifier), options.tokenizer, text_will_do),
         lambda: shared_vocabulary(options.tokenizer, context.base, verifier.base, text_will_do),
     )
     if vocabulary.kind == "text" and not text_will_do:
-        found = "sampling rejection" if drawn else f"width {options.width}"
         raise ConfigError(
-            f"drafter draft-model: {found} is impossible where drafts are exchanged as text, as "
-            f"between {verifier.base.info.name!r} and {context.base.info.name!r}",
-            hint="use sampling matched and width 1, or a draft model with a more similar tokenizer",
+            f"drafter draft-model: width {options.width} is impossible where drafts are exchanged "
+            f"as text, as between {verifier.base.info.name!r} and {context.base.info.name!r}",
+            hint="use width 1, or a draft model with a more similar tokenizer",
         )
     inside = build_inside(context, verifier, options.staged)
     return DraftModelDrafter(context.base, verifier, options, vocabulary, inside)

@@ -157,8 +157,7 @@ def _grow_at_once(
     """One pass of the heads, then a heap gives exactly the N - 1 most probable paths."""
     count = _count(tree)
     temperatures = tree.temperatures[: tree.depth]
-    roots_B = to_device(roots, hidden_BD.device)
-    found = scored_guesses(heads, hidden_BD, count, temperatures, roots_B, draws)
+    found = scored_guesses(heads, hidden_BD, count, temperatures, draws)
     ids_KBC, scores_KBC = together_on_host(*found)
     grown = list[tuple[list[int], list[int], list[float]]]()
     for row, root in enumerate(roots):

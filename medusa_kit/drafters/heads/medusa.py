@@ -90,7 +90,7 @@ def _make_part(tree: CandidateTree, device: torch.device, nodes: tuple[int, ...]
 
 
 class MedusaDrafter(HeadsDrafter):
-    """For kinds whose heads all run at once (`medusa`, `rooted`)."""
+    """For `medusa` heads, which all run at once."""
 
     def __init__(self, heads: MedusaHeads, tree: CandidateTree) -> None:
         super().__init__(heads, tree)
@@ -102,6 +102,6 @@ class MedusaDrafter(HeadsDrafter):
         if self.num_nodes == 1:
             return roots_B[:, None]
         ranks, depth = self.tree.num_ranks, self.tree.depth  # as many heads run
-        ids_KBC = guesses(self.heads, hidden_BD, ranks, depth, roots_B, draws)
+        ids_KBC = guesses(self.heads, hidden_BD, ranks, depth, draws)
         guesses_NB = ids_KBC[self._head_N, :, self._rank_N]
         return torch.cat([roots_B[:, None], guesses_NB.T], dim=1)

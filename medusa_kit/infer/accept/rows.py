@@ -3,8 +3,8 @@
 Shapes: N nodes with root, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -17,8 +17,8 @@ from medusa_kit.infer.draft import path_to
 class ScoredTree:
     """One row's tree as the base model scored it; logits are processed only where a rule asks.
 
-    `committed`: prompt and committed tokens. `likeliest`: the likeliest token after each node,
-    where they have been read. `distributions`: see draft.Draft.
+    `committed`: prompt and committed tokens. `named`: the token after each node by the row's
+    own rule, where that is known.
     """
 
     chooser: TokenChooser
@@ -26,14 +26,13 @@ class ScoredTree:
     tokens: list[int]
     parents: Sequence[int]
     logits_NV: Tensor
-    likeliest: list[int] | None = None
-    distributions: Mapping[int, Tensor] = field(default_factory=dict)
+    named: list[int] | None
 
     def accept(self, max_depth: int) -> tuple[list[int], int]:
         """(accepted nodes without the root, the token that follows the last one)."""
         if self.chooser.params.lossy:
             return accept_typical(self.tokens, self.parents, self._judge, max_depth)
-        choose = self._choose if self.likeliest is None else self.likeliest.__getitem__
+        choose = self._choose if self.named is None else self.named.__getitem__
         return accept(self.tokens, self.parents, choose, max_depth)
 
     def _prefix(self, node: int) -> list[int]:
@@ -41,11 +40,7 @@ class ScoredTree:
         return [*self.committed, *(self.tokens[n] for n in path_to(node, self.parents))]
 
     def _choose(self, node: int) -> int:
-        logits_V, prefix = self.logits_NV[node], self._prefix(node)
-        if (distribution_V := self.distributions.get(node)) is None:
-            return self.chooser.choose(logits_V, prefix)
-        children = [self.tokens[n] for n, parent in enumerate(self.parents) if parent == node]
-        return self.chooser.choose_drawn(logits_V, prefix, distribution_V, children)
+        return self.chooser.choose(self.logits_NV[node], self._prefix(node))
 
     def _judge(self, node: int, guesses: list[int]) -> Verdict:
         return self.chooser.judge(self.logits_NV[node], self._prefix(node), guesses)

@@ -4,19 +4,12 @@ Exact: the base model names a token at each node, and the walk goes on while a c
 Whatever is proposed, the tokens named are those of plain decoding; a wrong guess costs only time.
 Greedy decoding names the likeliest token, exact sampling draws one; `choose` does either.
 
-Guesses that were drawn at random may be accepted by multi-candidate rejection at each node instead
-(`accept_drawn`). It keeps the base model's distribution too and accepts more of them.
-
 Typical acceptance (arXiv 2401.10774, §2.3.1) is lossy: every guess that the base model finds likely
 enough counts as its own token, and the longest path of such guesses is taken.
-
-Shapes: V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
 
 
 def accept(
@@ -39,33 +32,6 @@ def accept(
             return path, token
         path.append(child)
         node = child
-
-
-def accept_drawn(
-    wanted_V: Tensor, drawn_V: Tensor, candidates: Sequence[int], uniforms: Sequence[float]
-) -> tuple[int | None, Tensor]:
-    """Multi-candidate rejection at one node: (the candidate accepted, what is left of the
-    distribution).
-
-    `wanted_V` is the distribution that the token must follow. The first candidate was drawn from
-    `drawn_V`, each other one from what is left of it without those before. `uniforms`: a number
-    from 0 to 1 for each candidate. Where none is accepted, the token must be drawn from the
-    distribution returned, with Gumbel noise independent of the candidates and of `uniforms`
-    (arXiv 2302.01318, theorem 1; for several candidates arXiv 2305.09781, §4.3, without replacement
-    as in arXiv 2402.12374, §3.2).
-    """
-    for candidate, uniform in zip(candidates, uniforms, strict=True):
-        if uniform * float(drawn_V[candidate]) < float(wanted_V[candidate]):
-            return candidate, wanted_V
-        left_V = (wanted_V - drawn_V).clamp_min(0)
-        if not (total := float(left_V.sum())):  # equal distributions but for rounding
-            return candidate, wanted_V
-        wanted_V = left_V / total
-        drawn_V = drawn_V.clone()
-        drawn_V[candidate] = 0
-        if total := float(drawn_V.sum()):
-            drawn_V /= total
-    return None, wanted_V
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,6 @@ committed tokens, path. Only nodes that the walk reaches are processed.
 A draw uses Gumbel noise that depends only on the seed, the token's absolute position and the token:
 argmax(log p + noise) is a sample of p. So the text is the same for every drafter, tree and batch.
 
-Where a drafter drew its guesses at random, `TokenChooser.choose_drawn` accepts them by
-multi-candidate rejection (`accept_drawn`). The text of a seed then depends on the drafter; its
-distribution does not.
-
 Typical acceptance asks which guesses are likely enough: `TokenChooser.judge`.
 
 Shapes: V vocabulary, C some of its tokens, T tokens of a prefix, N nodes, X any shape.
@@ -23,18 +19,14 @@ import torch
 from torch import Tensor
 
 from medusa_kit.heads.draws import RowDraws
-from medusa_kit.heads.noise import gumbel_of, mixed, noisy, signed, stream, uniform_noise
+from medusa_kit.heads.noise import gumbel_of, mixed, noisy, signed
 from medusa_kit.infer.accept.draws import kernels_draw, split_warpers
 from medusa_kit.infer.accept.grammar import GrammarMask
 from medusa_kit.infer.accept.logits_processing import Settings, logits_processors
 from medusa_kit.infer.accept.one_thread import one_thread
-from medusa_kit.infer.accept.rules import Verdict, accept_drawn
+from medusa_kit.infer.accept.rules import Verdict
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.transfer import to_device
-
-# Further streams of random numbers for a seed: a drafter's draws, and the numbers that decide
-# whether a draw is accepted.
-DRAWS, VERDICTS = 1, 2
 
 
 class TokenChooser:
@@ -112,41 +104,6 @@ class TokenChooser:
         if not self.draws or self._warping is None:
             return None
         return RowDraws(self._warping.temperature, self.params.seed, length + 1)
-
-    def distribution(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
-        """distribution_V that the token after `prefix` is drawn from, float64."""
-        return self._processed(logits_V, prefix).double().softmax(-1)
-
-    @one_thread()
-    def choose_drawn(
-        self, logits_V: Tensor, prefix: Sequence[int], drawn_V: Tensor, candidates: Sequence[int]
-    ) -> int:
-        """One of `candidates`, which were drawn from `drawn_V` without replacement, or another
-        token: in any case a draw from this node's distribution (see accept_drawn)."""
-        if not self.draws:
-            return self.choose(logits_V, prefix)
-        verdicts = stream(self.params.seed, VERDICTS)
-        places_C = torch.arange(len(candidates))
-        uniforms = uniform_noise(verdicts, len(prefix), places_C).tolist()
-        wanted_V = self.distribution(logits_V, prefix)
-        token, left_V = accept_drawn(wanted_V, drawn_V.to(wanted_V), candidates, uniforms)
-        if token is not None:
-            return token
-        return int(noisy(left_V.log(), self.params.seed, len(prefix)).argmax(-1))
-
-    @one_thread()
-    def drawn(
-        self, logits_V: Tensor, prefix: Sequence[int], root_position: int
-    ) -> tuple[Tensor, Tensor]:
-        """For a drafter: (scores_V, distribution_V). The tokens with the highest scores, in that
-        order, are draws from the distribution without replacement.
-
-        `root_position`: of the draft's root. Each draft has draws of its own, since how much of an
-        earlier draft was accepted may have depended on its draws.
-        """
-        scores_V = self._processed(logits_V, prefix)
-        seed = stream(self.params.seed, DRAWS, root_position)
-        return noisy(scores_V, seed, len(prefix)), scores_V.double().softmax(-1)
 
     @one_thread()
     def judge(self, logits_V: Tensor, prefix: Sequence[int], tokens: Sequence[int]) -> Verdict:

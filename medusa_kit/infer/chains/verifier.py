@@ -62,7 +62,7 @@ class ChainVerifier(Verifier):
         if paths == [topology.parents for topology in draft.topologies]:
             return draft
         topologies = [shared_topology(path, device) for path in paths]
-        return Draft(draft.tokens_BN, topologies, draft.distributions)
+        return Draft(draft.tokens_BN, topologies)
 
     @no_gradients
     def score(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> NodeScores:

@@ -56,11 +56,11 @@ class Passes {
         paths.resize(paths.size() + path_length);
         return paths.data() + paths.size() - path_length;
     }
-    // Where no head reads more than the root: row r of head k is pass k * rows + r.
-    void every_head(int64_t count, int64_t rows, const int64_t* roots) {
-        begin(1);
+    // Where no head reads the path: row r of head k is pass k * rows + r.
+    void every_head(int64_t count, int64_t rows) {
+        begin(0);
         for (int64_t head = 0; head < count; ++head)
-            for (int64_t row = 0; row < rows; ++row) *add(head, row) = roots[row];
+            for (int64_t row = 0; row < rows; ++row) add(head, row);
     }
     bool empty() const { return heads.empty(); }
 
@@ -130,7 +130,7 @@ class Filling {
     int64_t& token(int64_t row, int64_t node) const { return f.tokens[row * f.nodes + node]; }
 
     void at_once() {
-        passes.every_head(deepest, f.rows, f.roots);
+        passes.every_head(deepest, f.rows);
         passes.run(*std::max_element(ranks.begin(), ranks.end()));
         for (int64_t row = 0; row < f.rows; ++row)
             for (int64_t node = 1; node < f.nodes; ++node)
@@ -191,7 +191,7 @@ class Growing {
 
     // One pass of the heads, then a heap gives the most probable paths; arithmetic of `best_first`.
     void at_once() {
-        passes.every_head(g.depth, g.rows, g.roots);
+        passes.every_head(g.depth, g.rows);
         passes.run(g.count, g.temperatures);
         for (int64_t row = 0; row < g.rows; ++row) write(row, best_first(row));
     }

@@ -48,7 +48,7 @@ def with_and_without(heads, call):
 
 
 @pytest.mark.parametrize("projection", ["shared", "reduced", "own"])
-@pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra", "recurrent"])
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "recurrent"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_after_a_path(family, kind, projection, many_threads):
     heads = trained(base_of(family), kind, projection)
@@ -69,18 +69,16 @@ def test_after_a_path(family, kind, projection, many_threads):
 
 
 @pytest.mark.parametrize("projection", ["shared", "reduced", "own"])
-@pytest.mark.parametrize("kind", ["medusa", "rooted"])
-def test_all_heads_at_once(kind, projection, many_threads):
-    heads = trained(base_of("llama"), kind, projection)
+def test_all_heads_at_once(projection, many_threads):
+    heads = trained(base_of("llama"), "medusa", projection)
     for rows, first in ((1, 3), (5, 2)):
-        hidden, paths = inputs(heads.base, rows)
-        roots = paths[:, 0].clamp_min(0)
+        hidden, _ = inputs(heads.base, rows)
 
-        def ids(hidden=hidden, roots=roots, first=first):
-            return heads.candidates(hidden, 5, first, roots)
+        def ids(hidden=hidden, first=first):
+            return heads.candidates(hidden, 5, first)
 
-        def scored(hidden=hidden, roots=roots, first=first):
-            return scored_guesses(heads, hidden, 5, [0.5, 1.0, 1.5][:first], roots)
+        def scored(hidden=hidden, first=first):
+            return scored_guesses(heads, hidden, 5, [0.5, 1.0, 1.5][:first])
 
         ours, theirs = with_and_without(heads, ids)
         assert ours.shape == (first, rows, 5)
@@ -117,15 +115,15 @@ def test_equal_logits_go_by_token_id(threads, many_threads):
 
 
 def test_a_row_has_the_same_bits_among_others(many_threads):
-    heads = trained(base_of("llama"), "rooted", "shared")
+    heads = trained(base_of("llama"), "hydra", "shared")
     install_native_heads(heads, native_decoder(heads.base))
     hidden, paths = inputs(heads.base, 7)
-    _, together = scored_guesses(heads, hidden, 4, [1.0, 0.8], paths[:, 0].clamp_min(0))
-    for row in range(7):
-        alone = scored_guesses(
-            heads, hidden[row : row + 1], 4, [1.0, 0.8], paths[row : row + 1, 0].clamp_min(0)
-        )[1]
-        assert torch.equal(alone[:, 0], together[:, row])
+    for k in range(2):
+        _, together = scored_guesses_after(heads, k, hidden, paths, 4, 0.8)
+        for row in range(7):
+            own = slice(row, row + 1)
+            _, alone = scored_guesses_after(heads, k, hidden[own], paths[own], 4, 0.8)
+            assert torch.equal(alone[0], together[row])
 
 
 def test_what_the_kernels_do_not_take():

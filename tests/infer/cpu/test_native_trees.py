@@ -22,7 +22,7 @@ pytestmark = [
         kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
     ),
 ]
-KINDS = ["medusa", "rooted", "hydra", "recurrent"]
+KINDS = ["medusa", "hydra", "recurrent"]
 SCALES = (1.3, 0.8, 1.6)
 BUSHY = CandidateTree.from_choices([[0], [1], [4], [0, 0], [0, 3], [4, 0], [0, 0, 0], [4, 0, 2]])
 

@@ -81,7 +81,7 @@ def test_chunks_and_queries_scaled_by_position() -> None:
 def test_every_stop_and_every_limit_inside_paths(family: str) -> None:
     base = wrap_model(few_words(family))
     engine = build_engine(
-        base, heads=random_heads(base, kind="rooted"), tree=BUSHY, fixed_shapes="always"
+        base, heads=random_heads(base, kind="hydra"), tree=BUSHY, fixed_shapes="always"
     )
     prompts = [[token % 14 for token in prompt] for prompt in PROMPTS]
     answers = plain_answers(family, prompts, 14, few=True)

@@ -280,7 +280,7 @@ def test_shards_of_another_kind_are_not_used_where_the_index_is_lost(
     ("changes", "missing"),
     [
         (["train.soft_top=32"], "train.soft_top 'all'"),
-        (["heads.kind=rooted"], "heads.kind 'recurrent' or 'hydra'"),
+        (["heads.kind=medusa"], "heads.kind 'recurrent' or 'hydra'"),
         (["train.packing=true"], "rows side by side"),
         (["deepspeed.enabled=true", "deepspeed.zero_stage=3"], "zero_stage 0, 1 or 2"),
     ],
