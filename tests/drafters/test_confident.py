@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from support.samples import pairs
 from support.small_engines import endless_base, engine_with_heads, random_heads, random_prompt
 
 from medusa_kit.drafters import draft_with
@@ -87,8 +88,7 @@ def plainly(engine: Engine, rows: int, sampling: SamplingParams | None = None) -
     return [result.token_ids for result in results]
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize(("rows", "temperature"), pairs([1, 3], [0.0, 0.9]))
 def test_the_text_is_that_of_plain_decoding(engine: Engine, rows: int, temperature: float) -> None:
     sampling = SamplingParams(temperature, seed=4)
     expected = plainly(engine, rows, sampling)

@@ -51,7 +51,7 @@ def rows():
 
 def run(folder, sections):
     """Losses, saved heads, the base's dtypes and whether it was whole before training, of a run."""
-    train = {"epochs": 2, "learning_rate": 0.01, "loss": "cross_entropy", "chunk_positions": 16,
+    train = {"epochs": 1, "learning_rate": 0.01, "loss": "cross_entropy", "chunk_positions": 16,
              "log_every": 1, "eval_every": 1000, "save_every": 1000, "keep": "last",
              "feature_batch_tokens": 100}  # fmt: skip
     recipe = TrainRecipe.model_validate({

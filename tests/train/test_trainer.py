@@ -69,16 +69,15 @@ def stuttering_rows():
     return rows
 
 
-@pytest.mark.parametrize("features", ["memory", "live"])
-def test_heads_that_read_the_path_learn_more_from_it(tiny_base, make_recipe, tmp_path, features):
+def test_heads_that_read_the_path_learn_more_from_it(tiny_base, make_recipe, tmp_path):
     """The same text: what follows depends on the token before, which only they are shown."""
     base, top1 = tiny_base(), {}
-    kinds = ["medusa", "hydra", *(["recurrent"] if features == "memory" else [])]
+    kinds = ["medusa", "hydra", "recurrent"]
     for kind in kinds:
         recipe = make_recipe(
             output_dir=str(tmp_path / kind),
             heads={"num_heads": 3, "kind": kind},
-            train={"epochs": 12, "learning_rate": 0.02, "features": features},
+            train={"epochs": 12, "learning_rate": 0.02},
         )
         report = train_heads(base, stuttering_rows(), recipe)
         top1[kind] = report.scores.top1
@@ -121,9 +120,8 @@ def agreement(base, heads, rows):
     return sum(agreed) / len(agreed)
 
 
-@pytest.mark.parametrize("features", ["memory", "live"])
 def test_soft_targets_teach_what_the_base_would_say(
-    tiny_base, counting_rows, make_recipe, tmp_path, features
+    tiny_base, counting_rows, make_recipe, tmp_path
 ):
     """The base is random, so its own tokens are unrelated to the text."""
     base, found = tiny_base(), {}
@@ -134,7 +132,7 @@ def test_soft_targets_teach_what_the_base_would_say(
         recipe = make_recipe(
             output_dir=str(tmp_path / name),
             heads={"num_heads": 2, "num_blocks": 2},
-            train={"epochs": 30, "learning_rate": 0.03, "features": features, "keep": "last",
+            train={"epochs": 30, "learning_rate": 0.03, "keep": "last",
                    **options},
         )  # fmt: skip
         report = train_heads(base, counting_rows(), recipe)

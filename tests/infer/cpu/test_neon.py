@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.kernels.compiled import ARM_FLAGS, ARM_LACKING, products_on_arm
 from support.kernels.packed_weights import BLOCKS, KINDS, weights_of
+from support.samples import ALL
 
 from medusa_kit.infer.packed.packing import pack
 
@@ -52,7 +53,8 @@ def write_matrices(path: Path) -> None:
             file.write(np.array(PARTS).tobytes())
 
 
-@pytest.mark.parametrize("isa", ARM_FLAGS)
+# The dot products are tested in test_activations.py too.
+@pytest.mark.parametrize("isa", ARM_FLAGS if ALL else ["plain"])
 def test_products_on_arm(isa: str, tmp_path: Path) -> None:
     write_matrices(tmp_path / "in")
     results = products_on_arm(isa, tmp_path / "in")

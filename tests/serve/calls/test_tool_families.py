@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.samples import pairs
 from support.serving.live_server import LiveServer, live_server
 from support.serving.tagged import tagged_tokenizer
 from support.small_engines import build_engine
@@ -68,8 +69,9 @@ def ask(live: LiveServer, **asked: Any) -> dict[str, Any]:
     return choice
 
 
-@pytest.mark.parametrize("drafter", ["none", "auto", "suffix"])
-@pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize(
+    ("choice", "drafter"), pairs(["required", NAMED], ["none", "auto", "suffix"])
+)
 def test_a_call_that_is_asked_for_comes(live: LiveServer, choice: Any, drafter: str) -> None:
     told = ask(live, tool_choice=choice, medusa_kit={"drafter": drafter})
     assert (told["finish_reason"], told["message"]["content"]) == ("tool_calls", None)
