@@ -21,7 +21,7 @@ from medusa_kit.bench.interval import interval_of
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.decode import decode
-from medusa_kit.infer.draft import Draft, Drafter, State, StatelessDrafter, padded_draft
+from medusa_kit.infer.draft import Draft, Drafter, State, padded_draft
 from medusa_kit.infer.request import Row, make_row
 from medusa_kit.settings.engine import EngineOptions
 from medusa_kit.settings.sampling import SamplingParams
@@ -42,7 +42,7 @@ SHAPES: dict[str, dict[str, Any]] = {  # some 1B parameters each
 }  # fmt: skip
 
 
-class RightNowAndThen(StatelessDrafter):
+class RightNowAndThen(Drafter):
     """Guesses the known answer's next tokens, each right with a chance."""
 
     name = "right now and then"

@@ -17,7 +17,7 @@ from medusa_kit.data.chat import EncodedExample
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.files import parse_json
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology
+from medusa_kit.infer.draft import Draft, Drafter, State, Topology
 from medusa_kit.train import data as training
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.replay import replay
@@ -133,7 +133,7 @@ def _example(prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> EncodedExa
     return EncodedExample([*prompt_ids, *answer_ids], mask, 0)
 
 
-class OracleDrafter(StatelessDrafter):
+class OracleDrafter(Drafter):
     """Heads that know the answer from training's targets, `shift` positions late."""
 
     name = "oracle"

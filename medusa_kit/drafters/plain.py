@@ -3,12 +3,15 @@
 Shapes: B batch, N nodes with root, D hidden.
 """
 
+from typing import Any
+
 import torch
 
-from medusa_kit.infer.draft import ROOT, Draft, State, StatelessDrafter, Topology, root_draft
+from medusa_kit.drafters.factory import DraftContext
+from medusa_kit.infer.draft import ROOT, Draft, Drafter, State, Topology, root_draft
 
 
-class PlainDrafter(StatelessDrafter):
+class PlainDrafter(Drafter):
     name = "none"
     num_nodes = 1
 
@@ -17,3 +20,7 @@ class PlainDrafter(StatelessDrafter):
 
     def propose(self, state: State) -> Draft:
         return root_draft(state.roots_B, self.device)
+
+
+def build(context: DraftContext, options: Any) -> PlainDrafter:
+    return PlainDrafter(context.device)

@@ -6,13 +6,13 @@ Shapes: B batch, N nodes with root.
 """
 
 import heapq
+from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Protocol
 
 import torch
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
-from medusa_kit.infer.draft import ROOT, Draft, State, StepResult, padded_draft
+from medusa_kit.infer.draft import ROOT, Draft, Drafter, State, StepResult, padded_draft
 
 # Paths are guessed from this share of the chance on that pays: guesses of some kinds turn out to be
 # right more often than they are estimated to be.
@@ -147,29 +147,9 @@ def learn(acceptance: AcceptanceEstimate, tries: Sequence[Trie], step: StepResul
                 acceptance.record(trie.keys[node], node in reached)
 
 
-class Source(Protocol):
-    """A drafter that can also return its guesses as tries, to be merged with others."""
-
-    @property
-    def num_nodes(self) -> int: ...
-
-    @property
-    def name(self) -> str: ...
-
-    def join(self, state: State) -> None: ...
-
-    def leave_out_below(self, least_chance: float, acceptance: AcceptanceEstimate) -> None:
-        """From now on paths with a lower chance need not be guessed, as they would not pay."""
-
-    def guess(self, state: State) -> list[Trie]: ...
-
-    def observe(self, step: StepResult) -> None: ...
-
-    def select_rows(self, rows: Sequence[int]) -> None: ...
-
-
-class TrieDrafter:
-    """A source that is a drafter by itself. The drafts that it observes may be another's."""
+class TrieDrafter(Drafter):
+    """A drafter that can also return its guesses as tries, to be merged with those of others. The
+    drafts that it observes may be another's."""
 
     num_nodes = 1
 
@@ -177,21 +157,13 @@ class TrieDrafter:
         self.device = device
         self._least = 0.0  # chance of a path, below which it is not guessed
 
-    @property
-    def name(self) -> str:
-        raise NotImplementedError
-
-    def join(self, state: State) -> None: ...
-
     def leave_out_below(self, least_chance: float, acceptance: AcceptanceEstimate) -> None:
+        """From now on paths with a lower chance need not be guessed, as they would not pay."""
         self._least = NAMED * min(least_chance, 1.0)
 
+    @abstractmethod
     def guess(self, state: State) -> list[Trie]:
-        raise NotImplementedError
+        """One trie for each request."""
 
     def propose(self, state: State) -> Draft:
         return draft_of(self.guess(state), self.device)
-
-    def observe(self, step: StepResult) -> None: ...
-
-    def select_rows(self, rows: Sequence[int]) -> None: ...

@@ -27,7 +27,7 @@ from medusa_kit.infer.cpu.activations import activations_of
 from medusa_kit.infer.cpu.cache_dtype import FLOAT32, cache_of
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.detokenize import StopStrings, TextStream, text_before
-from medusa_kit.infer.draft import NODES, Drafter, guessed_by, notes_of
+from medusa_kit.infer.draft import NODES, Drafter
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.node_choice.measured import MeasuredSteps
 from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
@@ -151,7 +151,7 @@ class Engine:
         built = self.drafter_for(drafter, drafter_options, batch_size, params)
         for _ in self.decode_rows(built, rows, batch_size):
             pass
-        results = [self._result(row, built.name, notes_of(built)) for row in rows]
+        results = [self._result(row, built.describe(), built.notes) for row in rows]
         return results[0] if single else results
 
     def stream(
@@ -174,8 +174,8 @@ class Engine:
             lambda: self.decode_rows(built, [row], 1),
             row,
             TextStream(self.base.tokenizer, stops),
-            lambda: self._result(row, built.name, notes_of(built)),
-            lambda count: guessed_by(built, drafter or self.own_drafter, count),
+            lambda: self._result(row, built.describe(), built.notes),
+            lambda count: built.guessed_by(drafter or self.own_drafter, count),
         )
 
     def shared_batch(
@@ -279,7 +279,7 @@ class Engine:
 
     def _cost(self, drafter: Drafter) -> StepCost | None:
         """The cost of steps, for drafters that leave it to the batch how much is verified."""
-        steps = self.steps if self.pays and hasattr(drafter, "offer") else None
+        steps = self.steps if self.pays and drafter.offers else None
         return None if steps is None else steps.cost
 
     def decode_rows(

@@ -21,10 +21,6 @@ from medusa_kit.infer.draft import (
     Drafter,
     State,
     flat_nodes,
-    num_ranks,
-    reads_prompts,
-    tell_end,
-    watched_by,
 )
 from medusa_kit.infer.group import Group, ScoredRow, by_row, drafts_of, without_watched
 from medusa_kit.infer.node_choice.cost import StepCost
@@ -191,7 +187,7 @@ class Batch:
         for drafter in {id(self._drafters[row]): self._drafters[row] for row in gone}.values():
             ended = [row for row in gone if self._drafters[row] is drafter and row.is_complete]
             try:
-                tell_end(drafter, [row.token_ids for row in ended])
+                drafter.end([row.token_ids for row in ended])
             except Exception as error:  # the answers are there
                 console.warn(f"drafter {drafter.name} could not keep answers: {error}")
         for row in gone:
@@ -355,7 +351,7 @@ class Batch:
         nodes = flat_nodes(drafts)
         self.num_steps, self.num_nodes = self.num_steps + 1, sum(nodes.counts)
 
-        ranks = max(num_ranks(self._drafters[row]) for row in rows)
+        ranks = max(self._drafters[row].num_ranks for row in rows)
 
         def score(first: int, last: int) -> list[ScoredRow]:
             some = nodes.of_rows(first, last)
@@ -373,4 +369,4 @@ class Batch:
 
 
 def _reads_prompts(drafter: Drafter) -> bool:
-    return reads_prompts(drafter) or bool(watched_by(drafter))
+    return drafter.reads_prompts or bool(drafter.watches)

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from medusa_kit.infer.batch import Batch
-from medusa_kit.infer.draft import Drafter, watched_by
+from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.memory import explain_oom
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.request import Emitted, Row
@@ -31,7 +31,7 @@ def decode(
     Raises DeviceMemoryError where memory is too small; a smaller request works. Raises what a row
     failed of.
     """
-    verifier = verifier.with_watched(watched_by(drafter))
+    verifier = verifier.with_watched(drafter.watches)
     max_rows = min(max_rows or len(rows), len(rows))
     tree = verifier.slots_of_tree(drafter.num_nodes)
     num_slots = max(row.num_slots for row in rows) + tree - 1

@@ -6,10 +6,10 @@ own next token. A parent comes before its children. UNUSED marks a slot that hol
 Shapes: B batch, N nodes with root, D hidden, V vocabulary.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -217,79 +217,64 @@ def flat_nodes(drafts: Sequence[Draft]) -> Nodes:
     )
 
 
-class Drafter(Protocol):
-    """`propose` and `observe` each step; rows `join` after those that are there, and
-    `select_rows` says which go on, the others having finished."""
+class Drafter(ABC):
+    """What proposes draft tokens, at each step for all requests that it drafts for.
+
+    One that keeps nothing between steps has `name`, `num_nodes` and `propose` alone.
+    """
+
+    name: str
+    num_nodes: int  # of one request's tree, at most, root included
+    num_ranks: int = 0  # likeliest tokens after each node that it reads (`StepResult.ranked`)
+    reads_prompts: bool = False  # hidden states of prompts (`State.prompt_hidden`)
+    watches: tuple[int, ...] = ()  # layers of the base whose outputs it reads (`StepResult.layers`)
+    offers: bool = False  # whether the batch chooses how many draft tokens it verifies
+    rewinds: bool = False  # whether drafts may be taken back, since they depend on the root alone
+    # Of one with several sources: those of each request's tokens accepted in the last step.
+    credits: list[list[str]] | None = None
+
+    @abstractmethod
+    def propose(self, state: State) -> Draft:
+        """A tree for each request."""
+
+    def offer(self, state: State, cost: StepCost, num_others: int) -> Offer:
+        """How likely the draft tokens are, in place of `propose`. `take` follows."""
+        raise NotImplementedError
+
+    def take(self, counts: Sequence[int]) -> Draft:
+        """The likeliest of what was offered, so many for each request, none or more."""
+        raise NotImplementedError
+
+    # What follows is empty: one that keeps nothing between steps has nothing to do.
+    def join(self, state: State) -> None:  # noqa: B027
+        """These requests come after those that are there."""
+
+    def observe(self, step: StepResult) -> None:  # noqa: B027
+        """What became of the draft."""
+
+    def select_rows(self, rows: Sequence[int]) -> None:  # noqa: B027
+        """These requests go on, in this order; the others have ended."""
+
+    def end(self, answers: Sequence[Sequence[int]]) -> None:  # noqa: B027
+        """Requests ended with these answers."""
+
+    def describe(self) -> str:
+        """Its name in statistics, with what it did so far."""
+        return self.name
 
     @property
-    def num_nodes(self) -> int: ...  # at most, for one row, root included
+    def notes(self) -> list[str]:
+        """What drafted when, and why."""
+        return []
 
-    @property
-    def name(self) -> str: ...
-
-    def join(self, state: State) -> None: ...
-
-    def propose(self, state: State) -> Draft: ...
-
-    def observe(self, step: StepResult) -> None: ...
-
-    def select_rows(self, rows: Sequence[int]) -> None: ...
-
-
-class OfferingDrafter(Drafter, Protocol):
-    """A drafter that leaves the number of guesses to the batch. In place of `propose`, `offer` says
-    how likely they are and `take` drafts the likeliest of each row."""
-
-    def offer(self, state: State, cost: StepCost, num_others: int) -> Offer: ...
-
-    # counts[b]: guesses of row b, none or more
-    def take(self, counts: Sequence[int]) -> Draft: ...
-
-
-class StatelessDrafter:
-    """A drafter that keeps nothing between steps."""
-
-    def join(self, state: State) -> None: ...
-
-    def observe(self, step: StepResult) -> None: ...
-
-    def select_rows(self, rows: Sequence[int]) -> None: ...
-
-
-def num_ranks(drafter: object) -> int:
-    """How many of the likeliest tokens after each node it reads (`num_ranks`; `StepResult.ranked`),
-    so that they come from the device with all else."""
-    return int(getattr(drafter, "num_ranks", 0))
-
-
-def reads_prompts(drafter: object) -> bool:
-    """Whether it wants the hidden states of prompts too (`State.prompt_hidden`)."""
-    return bool(getattr(drafter, "reads_prompts", False))
-
-
-def watched_by(drafter: object) -> tuple[int, ...]:
-    """The base's layers whose outputs it reads (`watches`; `StepResult.layers`)."""
-    return tuple(getattr(drafter, "watches", ()))
+    def guessed_by(self, name: str, count: int) -> list[str]:
+        """Who guessed the first request's first `count` tokens of the last step. `name`: where it
+        has no several sources."""
+        if self.credits is None or not count:
+            return [name] * count
+        return list(self.credits[0][:count])
 
 
 def first_reason(notes: Sequence[str]) -> str:
     """Why drafting went as it did, of a drafter's notes; empty where none says it."""
     return next((note for note in notes if not note.startswith(FIGURES)), "")
-
-
-def notes_of(drafter: object) -> list[str]:
-    """What drafted when, and why, for drafters that have several ways."""
-    return list(getattr(drafter, "notes", ()))
-
-
-def guessed_by(drafter: object, name: str, count: int) -> list[str]:
-    """Who guessed the first row's first `count` tokens of the last step. A drafter with several
-    sources says it (`credits`, the sources of each row's accepted tokens); else it was `name`."""
-    credits = getattr(drafter, "credits", None)
-    return [name] * count if credits is None or not count else list(credits[0][:count])
-
-
-def tell_end(drafter: object, answers: Sequence[Sequence[int]]) -> None:
-    """Pass the answers of a finished request to a drafter that keeps them (`end(answers)`)."""
-    if (end := getattr(drafter, "end", None)) is not None:
-        end(answers)

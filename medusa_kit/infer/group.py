@@ -6,14 +6,14 @@ tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from medusa_kit.infer.accept.rows import ScoredTree
 from medusa_kit.infer.details import VerifiedTree, token_scores
-from medusa_kit.infer.draft import Draft, Drafter, OfferingDrafter, State, StepResult
+from medusa_kit.infer.draft import Draft, Drafter, State, StepResult
 from medusa_kit.infer.node_choice.choice import Offer, chosen_counts
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.read_back import read_back
@@ -29,8 +29,6 @@ class Group:
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        # Looked up once: a drafter's properties may take time.
-        self._offering = cast(OfferingDrafter, drafter) if hasattr(drafter, "offer") else None
         self._offered = False
         self.rows: list[Row] = []
         self._state: State | None = None
@@ -55,18 +53,15 @@ class Group:
 
     def offer(self, cost: StepCost, num_others: int) -> Offer | None:
         """Guesses of which the batch says how many are verified; None: the drafter says it."""
-        self._offered = self._offering is not None
-        if self._offering is None:
-            return None
-        return self._offering.offer(self.state, cost, num_others)
+        self._offered = self.drafter.offers
+        return self.drafter.offer(self.state, cost, num_others) if self._offered else None
 
     def propose(self) -> Draft:
         return self.drafter.propose(self.state)
 
     def take(self, counts: Sequence[int]) -> Draft:
         """So many of what was offered for each row."""
-        assert self._offering is not None, "a group that has offered nothing"
-        return self._offering.take(counts)
+        return self.drafter.take(counts)
 
     def accept(self, draft: Draft, scored: Sequence["ScoredRow"], last_position: int) -> StepResult:
         """What each row keeps of its tree, and its next root."""
@@ -102,7 +97,7 @@ class Group:
         """Tell the drafter, emit what was accepted, and move on to the next roots. `num_rows`: of
         all groups in the step."""
         self.drafter.observe(step)
-        credits = getattr(self.drafter, "credits", None)
+        credits = self.drafter.credits
         emitted: Emitted = []
         for index, (row, path) in enumerate(zip(self.rows, step.paths, strict=True)):
             accepted = [scored[index].tokens[node] for node in path]

@@ -13,7 +13,7 @@ from medusa_kit.base.adapter_layers import AdapterLayers
 from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.chains.verifier import ChainVerifier
-from medusa_kit.infer.draft import Drafter, watched_by
+from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Emitted, Row
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import TreeStep
@@ -95,7 +95,7 @@ class Turns:
         """Let a row in, to be decoded by the verifier that it was made for. It watches what the
         first one does, which costs little, where its drafter wants nothing else."""
         verifier = row.verifier or self.verifier
-        verifier = verifier.with_watched(watched_by(drafter) or self.verifier.watched)
+        verifier = verifier.with_watched(drafter.watches or self.verifier.watched)
         batch = self._batches.get(verifier)
         if batch is None:
             batch = self._batches[verifier] = self._make(verifier)

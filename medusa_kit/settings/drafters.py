@@ -4,19 +4,19 @@ Unknown names and options are refused; the error names the nearest that exists.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
 from medusa_kit.errors import ConfigError
-from medusa_kit.settings.engine import DrafterName, allowed, check_value
+from medusa_kit.settings.engine import allowed, check_value
 from medusa_kit.settings.schema import Removed, Section, explain
 
 SourceName = Literal["medusa", "suffix", "prompt-lookup", "recycling", "draft-model", "mtp"]
 
 
 class NoOptions(Section):
-    """`none` and `medusa`: the tree comes from tree.json."""
+    """Drafters without options, as `none`, and `medusa`, whose tree comes from tree.json."""
 
 
 class PromptLookupOptions(Section):
@@ -133,9 +133,8 @@ class AutoOptions(Section):
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)  # by source
 
 
-OPTIONS: dict[DrafterName, type[Section]] = {
+OPTIONS: dict[str, type[Section]] = {
     "auto": AutoOptions,
-    "medusa": NoOptions,
     "draft-model": DraftModelOptions,
     "prompt-lookup": PromptLookupOptions,
     "suffix": SuffixOptions,
@@ -143,7 +142,6 @@ OPTIONS: dict[DrafterName, type[Section]] = {
     "recycling": RecyclingOptions,
     "mtp": MtpOptions,
     "combined": CombinedOptions,
-    "none": NoOptions,
 }
 DRAFTERS = allowed("drafter")
 BROUGHT_ALONG = ("mtp",)  # by layers of the base's own checkpoint, which few have
@@ -161,7 +159,7 @@ def default_drafter(has_heads: bool, has_draft_model: bool) -> str:
 def drafter_options(name: str, given: Mapping[str, Any] | Section | None = None) -> Any:
     """Checked options of drafter `name`. Raises ConfigError: unknown name or key, wrong value."""
     check_value("drafter", name)
-    kind = OPTIONS[cast(DrafterName, name)]
+    kind = OPTIONS.get(name, NoOptions)
     if isinstance(given, Section):
         given = given.model_dump()
     check_value("drafter_options", given)

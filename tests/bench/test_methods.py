@@ -29,7 +29,7 @@ from medusa_kit.bench.methods import (
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.peers import assistant_for, named_peers
 from medusa_kit.cli.prompts import read_prompt_set
-from medusa_kit.drafters.factory import BUILDERS, DraftContext
+from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.load import with_heads
 from medusa_kit.errors import ConfigError, ContextLengthError
@@ -98,7 +98,7 @@ def test_a_row_for_each_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(context: DraftContext, options: Any) -> PlainDrafter:
         return Talkative(context.device)
 
-    monkeypatch.setitem(BUILDERS, "suffix", build)
+    monkeypatch.setattr("medusa_kit.drafters.text.suffix.build", build)
     base, oracle = tiny_base("llama"), Oracle(tiny_base("llama"))
     plain = build_engine(base)
     heads = with_heads(plain, MedusaHeads.for_base(base, 2).requires_grad_(False))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.debug_model import MODEL, PLAIN, plain_text
 
-from medusa_kit.drafters.factory import BUILDERS, DraftContext
+from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine import load as loading
 
@@ -38,6 +38,10 @@ def loaded(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str,
     return call
 
 
+class Noting(PlainDrafter):
+    notes = ["nothing was found", "a second note"]
+
+
 @pytest.fixture
 def suffix(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The options that a stand-in for the drafter `suffix` is built with; it says something."""
@@ -45,11 +49,9 @@ def suffix(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def build(context: DraftContext, options: Any) -> PlainDrafter:
         seen.append(options)
-        drafter = PlainDrafter(context.device)
-        drafter.notes = ("nothing was found", "a second note")  # type: ignore[attr-defined]
-        return drafter
+        return Noting(context.device)
 
-    monkeypatch.setitem(BUILDERS, "suffix", build)
+    monkeypatch.setattr("medusa_kit.drafters.text.suffix.build", build)
     return seen
 
 

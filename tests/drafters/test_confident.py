@@ -98,7 +98,7 @@ def test_the_text_is_that_of_plain_decoding(engine: Engine, rows: int, temperatu
         assert decoded(engine, drafter, rows, costs, sampling) == expected
         assert watch.asked[:FIRST_PLAIN] == [False] * FIRST_PLAIN
         assert any(watch.asked)
-    assert "steps plain" in drafter.name
+    assert "steps plain" in drafter.describe()
 
 
 def test_heads_that_cost_nothing_are_asked_at_every_step_but_for_the_timed_ones(

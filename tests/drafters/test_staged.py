@@ -7,7 +7,6 @@ import torch
 from support.small_engines import build_engine, decode_all, endless_base, random_prompt
 
 from medusa_kit.base.model import BaseModel
-from medusa_kit.drafters import factory
 from medusa_kit.drafters.draft_model import loading as draft_loading
 from medusa_kit.drafters.draft_model.drafter import DraftModelDrafter
 from medusa_kit.drafters.factory import DraftContext, build_drafter
@@ -105,7 +104,9 @@ def test_the_same_drafts_with_fewer_forwards(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, kind: type[Copying], most: float
 ) -> None:
     """Asked once a draft, or before each forward where it can take text back."""
-    monkeypatch.setitem(factory.BUILDERS, "suffix", lambda context, _: kind(context.device))
+    monkeypatch.setattr(
+        "medusa_kit.drafters.text.suffix.build", lambda context, _: kind(context.device)
+    )
     options = {"lengths": "fixed", "length": 6}
     plain = decoded(engine, options)
     before = Copying.made
@@ -119,7 +120,7 @@ def test_the_same_drafts_with_fewer_forwards(
 
 def test_staged_draws_are_the_same_too(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     make = lambda context, _: CopyingDraws(context.device)  # noqa: E731
-    monkeypatch.setitem(factory.BUILDERS, "suffix", make)
+    monkeypatch.setattr("medusa_kit.drafters.text.suffix.build", make)
     options = {"lengths": "fixed", "length": 5, "width": 2}
     plain = decoded(engine, options, 20, rows=3, temperature=0.3, seed=2)
     staged = decoded(engine, {**options, "staged": {"drafter": "suffix"}}, 20, rows=3,
@@ -132,7 +133,9 @@ def test_a_draft_model_inside_a_draft_model_and_a_copier_inside_that(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draft_loading, "base_for_decoding", lambda name, **_: slightly_other(8))
-    monkeypatch.setitem(factory.BUILDERS, "suffix", lambda context, _: CopyingOn(context.device))
+    monkeypatch.setattr(
+        "medusa_kit.drafters.text.suffix.build", lambda context, _: CopyingOn(context.device)
+    )
     options = {"lengths": "fixed", "length": 6}
     plain = decoded(engine, options)
     inner = {"drafter": "draft-model", "draft_model": "smaller",

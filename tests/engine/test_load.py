@@ -13,7 +13,7 @@ from support.tiny_models import tiny_base
 
 import medusa_kit
 from medusa_kit.base.model import BaseModel
-from medusa_kit.drafters.factory import BUILDERS, DraftContext
+from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine import load as loading
 from medusa_kit.engine.engine import Engine
@@ -132,8 +132,8 @@ def suffix(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append(options)
         return PlainDrafter(context.device)
 
-    monkeypatch.setitem(BUILDERS, "suffix", build)
-    monkeypatch.setitem(BUILDERS, "draft-model", build)
+    monkeypatch.setattr("medusa_kit.drafters.text.suffix.build", build)
+    monkeypatch.setattr("medusa_kit.drafters.draft_model.drafter.build", build)
     return seen
 
 

@@ -15,7 +15,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.decode import decode
-from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology
+from medusa_kit.infer.draft import Draft, Drafter, State, Topology
 from medusa_kit.infer.request import make_row
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -110,7 +110,7 @@ def test_stop_token_inside_an_accepted_path() -> None:
     raise AssertionError("no prompt found whose answer has a fresh token at place 6")
 
 
-class Oracle(StatelessDrafter):
+class Oracle(Drafter):
     """Drafts the true continuation as a chain of five."""
 
     name, num_nodes = "oracle", 6

@@ -17,7 +17,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.chains.verifier import MOST_UNREAD, ChainVerifier
-from medusa_kit.infer.draft import Draft, State, StatelessDrafter, padded_draft
+from medusa_kit.infer.draft import Draft, Drafter, State, padded_draft
 from medusa_kit.infer.request import Row, make_row
 from medusa_kit.settings.drafters import DRAFTERS
 from medusa_kit.settings.sampling import SamplingParams
@@ -166,7 +166,7 @@ def test_guesses_that_are_never_right(family: str) -> None:
     assert 1 < most <= MOST_UNREAD + 1
 
 
-class AlwaysWrong(StatelessDrafter):
+class AlwaysWrong(Drafter):
     """Drafts one token that the base does not choose."""
 
     num_nodes, name = 2, "always wrong"

@@ -20,8 +20,8 @@ from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import (
     UNUSED,
     Draft,
+    Drafter,
     State,
-    StatelessDrafter,
     Topology,
     flat_nodes,
     path_to,
@@ -160,7 +160,7 @@ def test_accept_takes_as_much_of_plain_decoding_as_the_tree_holds(data: st.DataO
     assert len(path) == max_depth or not children
 
 
-class Blind(StatelessDrafter):
+class Blind(Drafter):
     """Random tokens in one given tree after the other, another order for each row."""
 
     name = "blind"

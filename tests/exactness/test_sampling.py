@@ -39,7 +39,7 @@ from medusa_kit.heads.noise import gumbel_noise
 from medusa_kit.infer.accept import draws as draws_module
 from medusa_kit.infer.accept import token_choice
 from medusa_kit.infer.accept.token_choice import TokenChooser
-from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology
+from medusa_kit.infer.draft import Draft, Drafter, State, Topology
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 
@@ -123,7 +123,7 @@ def test_same_seed_same_text_for_every_kind_of_heads_alone_and_in_a_batch(
         assert [result.token_ids for result in alone] == expected
 
 
-class Knowing(StatelessDrafter):
+class Knowing(Drafter):
     """Drafts chains of three that hold the true continuation with a given probability a token."""
 
     name, num_nodes = "knowing", 4

@@ -26,7 +26,7 @@ from medusa_kit.bench.verify import verify
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology, path_to
+from medusa_kit.infer.draft import Draft, Drafter, State, Topology, path_to
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 
@@ -46,7 +46,7 @@ def random_tree(committed: list[int], root: int) -> tuple[list[int], list[int]]:
     return [root, *(draw.randrange(VOCAB) for _ in range(NODES - 1))], parents
 
 
-class RandomTrees(StatelessDrafter):
+class RandomTrees(Drafter):
     name, num_nodes = "random-trees", NODES
 
     def propose(self, state: State) -> Draft:

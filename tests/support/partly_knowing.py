@@ -10,7 +10,7 @@ import torch
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.decode import decode
-from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology
+from medusa_kit.infer.draft import Draft, Drafter, State, Topology
 from medusa_kit.infer.request import Row, make_row
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -47,7 +47,7 @@ def _plain_answer(
 _model = cache(tiny_model)
 
 
-class PartlyKnowing(StatelessDrafter):
+class PartlyKnowing(Drafter):
     """Knows the true answer and hides it among wrong guesses: random trees that hold the truth to a
     random depth, a new topology for each row and step, slots unused at random."""
 

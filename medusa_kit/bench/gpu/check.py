@@ -27,7 +27,7 @@ from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import DeviceMemoryError
 from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 from medusa_kit.infer.decode import decode
-from medusa_kit.infer.draft import ROOT, Draft, Drafter, State, StatelessDrafter, Topology
+from medusa_kit.infer.draft import ROOT, Draft, Drafter, State, Topology
 from medusa_kit.infer.request import make_row
 from medusa_kit.settings.engine import EngineOptions
 from medusa_kit.settings.sampling import SamplingParams
@@ -40,7 +40,7 @@ NO_MEASUREMENT = "dry run on a tiny shape on the CPU: no figure in here is a mea
 NONE = "–"
 
 
-class WideDrafter(StatelessDrafter):
+class WideDrafter(Drafter):
     """Proposes the tokens 0, 1, … after the root, at almost no cost; a guess may be right."""
 
     name = "wide"

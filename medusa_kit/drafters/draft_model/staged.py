@@ -13,7 +13,7 @@ from medusa_kit.drafters.memory import Memory
 from medusa_kit.drafters.native.layer_drafts import draft_config, kind
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, notes_of
+from medusa_kit.infer.draft import Draft, Drafter, State, StepResult
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.drafters import StagedOptions
 from medusa_kit.settings.sampling import SamplingParams
@@ -42,7 +42,7 @@ class Inside:
         """The inner drafter's name and results."""
         if self.drafter is None:
             return []
-        return [f"its own drafter is {self.drafter.name}", *notes_of(self.drafter)]
+        return [f"its own drafter is {self.drafter.name}", *self.drafter.notes]
 
     def propose(self, state: State, first: bool) -> Draft:
         """`first`: whether the texts are final, without guessed tokens."""
@@ -63,7 +63,7 @@ class Inside:
 
     @property
     def _rewinds(self) -> bool:
-        return bool(getattr(self.drafter, "rewinds", False))
+        return self.drafter is not None and self.drafter.rewinds
 
     def _restart_if_needed(self, state: State) -> None:
         """Let new rows join; a drafter that cannot go on from what it knows is made anew."""

@@ -15,13 +15,15 @@ from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.drafters.heads.source import HeadsSource
 from medusa_kit.drafters.heads.worth import HeadsWorth, Worth
 from medusa_kit.drafters.trie import Trie, draft_of, learn, weighed
-from medusa_kit.infer.draft import Draft, State, StepResult, root_draft
+from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, root_draft
 from medusa_kit.infer.node_choice.choice import Offer
 from medusa_kit.infer.node_choice.cost import StepCost
 
 
-class ConfidentDrafter:
+class ConfidentDrafter(Drafter):
     """Offers what `inner` grows at each step. `clock`: in seconds."""
+
+    offers = True
 
     def __init__(
         self,
@@ -30,19 +32,17 @@ class ConfidentDrafter:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.inner, self.record, self._clock = inner, record, clock
-        self.num_nodes = inner.num_nodes
+        self.name, self.num_nodes = inner.name, inner.num_nodes
         self.steps = self.plain_steps = 0  # of each row
         self._source, self._device = HeadsSource(inner), inner.heads.base.device
         self._rest = 0  # steps before heads are asked again
         self._asked = False  # whether heads were asked in the last step
         self._step = _Step()
 
-    @property
-    def name(self) -> str:
-        """Its name in statistics, with the number of plain steps if there were any."""
+    def describe(self) -> str:
         if not self.plain_steps:
-            return self.inner.name
-        return f"{self.inner.name}, {self.plain_steps} of {self.steps} steps plain"
+            return self.name
+        return f"{self.name}, {self.plain_steps} of {self.steps} steps plain"
 
     def join(self, state: State) -> None:
         self.inner.join(state)

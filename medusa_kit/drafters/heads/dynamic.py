@@ -32,8 +32,8 @@ from medusa_kit.infer.draft import (
     ROOT,
     UNUSED,
     Draft,
+    Drafter,
     State,
-    StepResult,
     Topology,
 )
 from medusa_kit.no_gradients import no_gradients
@@ -52,13 +52,13 @@ class Grown(NamedTuple):
     scores_BN: Tensor  # log-probabilities of the paths; 0 in slots without one
 
 
-class DynamicDrafter:
+class DynamicDrafter(Drafter):
     """For all kinds of heads; how a tree is grown depends on whether they read the path."""
 
     def __init__(self, heads: MedusaHeads, tree: DynamicTree) -> None:
         """Raises TreeError when the tree uses more heads than there are, or more guesses."""
         tree.check_fits(heads.num_heads, heads.num_columns)
-        self.name: str = f"{heads.config.kind}, dynamic tree"
+        self.name = f"{heads.config.kind}, dynamic tree"
         self.heads, self.tree = heads, tree
         self.num_nodes = tree.num_nodes
         self._texts = RowTexts()
@@ -66,8 +66,6 @@ class DynamicDrafter:
 
     def join(self, state: State) -> None:
         self._texts.join(state)
-
-    def observe(self, step: StepResult) -> None: ...
 
     def select_rows(self, rows: Sequence[int]) -> None:
         self._texts.select_rows(rows)

@@ -15,7 +15,7 @@ from torch import Tensor
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.draws import RowsDraws
 from medusa_kit.heads.scores import guesses
-from medusa_kit.infer.draft import ROOT, Draft, State, StatelessDrafter, Topology
+from medusa_kit.infer.draft import ROOT, Draft, Drafter, State, Topology
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.transfer import to_device
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -32,13 +32,13 @@ class Part(NamedTuple):
     nodes_N: Tensor  # of the whole tree, on the device
 
 
-class HeadsDrafter(StatelessDrafter):
+class HeadsDrafter(Drafter):
     """The base class of drafters that fill a static tree with the guesses of heads."""
 
     def __init__(self, heads: MedusaHeads, tree: CandidateTree) -> None:
         """Raises TreeError when the tree needs more heads, or more guesses, than there are."""
         tree.check_fits(heads.num_heads, heads.num_columns)
-        self.name: str = heads.config.kind
+        self.name = heads.config.kind
         self.heads, self.tree = heads, tree
         self.num_nodes = tree.num_nodes
         self._nodes = tuple(range(1, tree.num_nodes))

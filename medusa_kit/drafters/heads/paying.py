@@ -13,7 +13,7 @@ from itertools import accumulate
 from medusa_kit.drafters.estimates import BELIEF, AcceptanceEstimate
 from medusa_kit.drafters.heads.medusa import HeadsDrafter
 from medusa_kit.drafters.heads.static_chances import path_chances
-from medusa_kit.infer.draft import ROOT, Draft, State, StepResult, padded_draft, root_draft
+from medusa_kit.infer.draft import ROOT, Draft, Drafter, State, StepResult, padded_draft, root_draft
 from medusa_kit.infer.node_choice.choice import Offer
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.locks import SharedLock
@@ -68,8 +68,10 @@ class HeadsRecord:
             self._seconds[size] = min(seconds, slower)
 
 
-class PayingDrafter:
+class PayingDrafter(Drafter):
     """Offers the static tree of `inner`. `clock`: in seconds."""
+
+    offers = True
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class PayingDrafter:
     ) -> None:
         """`calibrated`: the share of steps that accepted each node below the root, where known."""
         self.inner, self.record, self._clock = inner, record, clock
-        self.num_nodes = inner.num_nodes
+        self.name, self.num_nodes = inner.name, inner.num_nodes
         self.steps = self.plain_steps = 0  # of each row
         self._state: State | None = None  # of the current step
         self._order: list[int] = []  # nodes, likeliest first
@@ -91,12 +93,10 @@ class PayingDrafter:
         self._parents, self._believed = inner.tree.parents, path_chances(inner.tree, calibrated)
         self._weight = BELIEF if calibrated is None else CALIBRATED_BELIEF
 
-    @property
-    def name(self) -> str:
-        """Its name in statistics, with the number of plain steps if there were any."""
+    def describe(self) -> str:
         if not self.plain_steps:
-            return self.inner.name
-        return f"{self.inner.name}, {self.plain_steps} of {self.steps} steps plain"
+            return self.name
+        return f"{self.name}, {self.plain_steps} of {self.steps} steps plain"
 
     def join(self, state: State) -> None:
         self.inner.join(state)

@@ -13,7 +13,7 @@ from typing import Any
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.drafters.heads.static_chances import own_chances
-from medusa_kit.drafters.trie import Trie
+from medusa_kit.drafters.trie import Trie, TrieDrafter
 from medusa_kit.heads.guesser import Least
 from medusa_kit.infer.draft import State, StepResult
 
@@ -25,14 +25,15 @@ ASKED = 3.5
 LEAST_CHANCE, HIGHEST = 0.01, 0.9  # between which these chances are
 
 
-class HeadsSource:
+class HeadsSource(TrieDrafter):
     name = "medusa"
 
     def __init__(self, inner: Any, calibrated: Sequence[float] | None = None) -> None:
         """`inner`: a drafter. `calibrated`: the share of steps that accepted each node below the
         root, where known."""
+        super().__init__(inner.heads.base.device)
         self.inner, self.num_nodes = inner, inner.num_nodes
-        self._least = Least()
+        self._likely = Least()
         # Of a static tree: how likely each node is, given its parent, before any step.
         static = not isinstance(inner, DynamicDrafter)
         self._believed = own_chances(inner.tree, calibrated) if static else []
@@ -50,7 +51,7 @@ class HeadsSource:
             math.log(min(max(chance, LEAST_CHANCE), HIGHEST))
             for chance in (least_chance, ASKED * least_chance)
         )
-        self._least = Least(kept, asked)
+        self._likely = Least(kept, asked)
 
     def _likely_nodes(self, least_chance: float, acceptance: AcceptanceEstimate) -> list[int]:
         """Below the root, in rising order; parents are among them, being no less likely."""
@@ -74,7 +75,7 @@ class HeadsSource:
     def _grown(self, inner: DynamicDrafter, state: State) -> list[Trie]:
         draws = state.draws()
         texts = inner.texts(state)
-        grown = inner.grow(state.hidden_BD, state.roots_B, self._least, draws, texts)
+        grown = inner.grow(state.hidden_BD, state.roots_B, self._likely, draws, texts)
         tries, drawn = [], [one is not None for one in draws or [None] * len(grown.parents)]
         for tokens, parents, scores, is_drawn in zip(
             grown.tokens_BN.tolist(), grown.parents, grown.scores_BN.tolist(), drawn, strict=True

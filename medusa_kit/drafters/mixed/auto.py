@@ -21,18 +21,13 @@ from medusa_kit.drafters.mixed.combined import (
 from medusa_kit.drafters.mixed.experience import Experience
 from medusa_kit.drafters.mixed.shares import PLAIN, Share, percentages, sources_of, tokens_a_step
 from medusa_kit.drafters.mixed.step import Step, best_size
-from medusa_kit.drafters.trie import Source, draft_of, learn
+from medusa_kit.drafters.trie import TrieDrafter, draft_of, learn
 from medusa_kit.infer.draft import (
     Draft,
     Drafter,
     State,
     StepResult,
-    notes_of,
-    num_ranks,
-    reads_prompts,
     root_draft,
-    tell_end,
-    watched_by,
 )
 from medusa_kit.infer.node_choice.choice import Offer, choose_nodes
 from medusa_kit.infer.node_choice.cost import StepCost
@@ -45,11 +40,11 @@ HOPES = {"medusa": 0.5, "draft-model": 1.0, "mtp": 1.0}
 
 
 @dataclass
-class AutoDrafter:
+class AutoDrafter(Drafter):
     """Asks `free` sources at every step and one of `costly` where it pays. `clock`: in seconds."""
 
-    free: Sequence[Source]
-    costly: Sequence[Source]
+    free: Sequence[TrieDrafter]
+    costly: Sequence[TrieDrafter]
     experience: Experience
     device: Any
     max_nodes: int
@@ -64,36 +59,33 @@ class AutoDrafter:
     _rest: int = 0  # steps until sources are asked again
     _resting: Sequence[int] | None = None  # the rows' roots, where nobody is asked in this step
 
-    @property
-    def num_nodes(self) -> int:
-        return self.max_nodes
+    name = "auto"
+    offers = True
+
+    def __post_init__(self) -> None:
+        sources = self._sources
+        self.num_nodes = self.max_nodes
+        self.num_ranks = max((source.num_ranks for source in sources), default=0)
+        self.reads_prompts = any(source.reads_prompts for source in sources)
+        self.watches = tuple(layer for source in sources for layer in source.watches)
 
     @property
-    def name(self) -> str:
+    def _sources(self) -> Sequence[TrieDrafter]:
+        return (*self.free, *self.costly)
+
+    def describe(self) -> str:
         """`auto`, and how often each source drafted."""
         return f"auto ({percentages(self.shares)})" if self.shares else "auto"
 
     @property
-    def num_ranks(self) -> int:
-        return max(num_ranks(source) for source in (*self.free, *self.costly))
-
-    @property
-    def reads_prompts(self) -> bool:
-        return any(reads_prompts(source) for source in (*self.free, *self.costly))
-
-    @property
-    def watches(self) -> tuple[int, ...]:
-        return tuple(layer for source in (*self.free, *self.costly) for layer in watched_by(source))
-
-    @property
     def notes(self) -> list[str]:
-        sources = [note for source in (*self.free, *self.costly) for note in notes_of(source)]
+        sources = [note for source in self._sources for note in source.notes]
         return [*self.reasons, *tokens_a_step(self.shares), *sources]
 
     def join(self, state: State) -> None:
         self.experience.new_text()
         self._end = 0.0
-        for source in (*self.free, *self.costly):
+        for source in self._sources:
             source.join(state)
 
     def propose(self, state: State) -> Draft:
@@ -179,7 +171,7 @@ class AutoDrafter:
         self._record(did, step)
         learn(self.experience.acceptance, did.tries, step)
         self.credits = credited(did.tries, step)
-        for source in (*self.free, *self.costly):
+        for source in self._sources:
             source.observe(step)
         for trie, path in zip(did.tries, step.paths, strict=True):
             self._share(sources_of(trie)).count(1, len(path))
@@ -210,12 +202,12 @@ class AutoDrafter:
         return self.shares.setdefault(how, Share())
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        for source in (*self.free, *self.costly):
+        for source in self._sources:
             source.select_rows(rows)
 
     def end(self, answers: Sequence[Sequence[int]]) -> None:
-        for source in (*self.free, *self.costly):
-            tell_end(source, answers)
+        for source in self._sources:
+            source.end(answers)
 
 
 def build(context: DraftContext, options: Any) -> Drafter:
@@ -241,7 +233,7 @@ def free_sizes(max_nodes: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def _fresh(context: DraftContext, costly: Sequence[Source]) -> Experience:
+def _fresh(context: DraftContext, costly: Sequence[TrieDrafter]) -> Experience:
     hopes = [0.0, *(HOPES[source.name] for source in costly)]
     cost = StepCost(SLOPES.get(context.device.type, SLOPES["cuda"]))
     calibrated = {

@@ -15,17 +15,12 @@ from medusa_kit.drafters.first_chances import first_chances
 from medusa_kit.drafters.heads.source import HeadsSource
 from medusa_kit.drafters.mixed.under_grammar import under_grammar
 from medusa_kit.drafters.native.mtp_layers import layers_or_error, num_layers
-from medusa_kit.drafters.trie import Source, Trie, TrieDrafter, draft_of, learn, weighed
+from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of, learn, weighed
 from medusa_kit.infer.draft import (
     Draft,
     Drafter,
     State,
     StepResult,
-    notes_of,
-    num_ranks,
-    reads_prompts,
-    tell_end,
-    watched_by,
 )
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -36,39 +31,31 @@ COPYING = ("suffix", "prompt-lookup")  # sources whose keys hold the length of t
 class CombinedDrafter(TrieDrafter):
     """Merges the tries of `sources` and keeps `num_nodes` nodes for each row."""
 
+    name = "combined"
+
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[TrieDrafter],
         num_nodes: int,
         acceptance: AcceptanceEstimate,
         device: torch.device,
     ):
         super().__init__(device)
         self.sources, self.num_nodes, self.acceptance = sources, num_nodes, acceptance
+        self.num_ranks = max((source.num_ranks for source in sources), default=0)
+        self.reads_prompts = any(source.reads_prompts for source in sources)
+        self.watches = tuple(layer for source in sources for layer in source.watches)
         self.chains = False  # whether a row's guesses must follow one another
         self.reasons: list[str] = []  # why expected sources are missing
         self.credits: list[list[str]] = []
         self._tries: list[Trie] = []
 
-    @property
-    def name(self) -> str:
+    def describe(self) -> str:
         return "combined: " + " + ".join(source.name for source in self.sources)
 
     @property
-    def num_ranks(self) -> int:
-        return max(num_ranks(source) for source in self.sources)
-
-    @property
-    def reads_prompts(self) -> bool:
-        return any(reads_prompts(source) for source in self.sources)
-
-    @property
-    def watches(self) -> tuple[int, ...]:
-        return tuple(layer for source in self.sources for layer in watched_by(source))
-
-    @property
     def notes(self) -> list[str]:
-        return [*self.reasons, *(note for source in self.sources for note in notes_of(source))]
+        return [*self.reasons, *(note for source in self.sources for note in source.notes)]
 
     def join(self, state: State) -> None:
         for source in self.sources:
@@ -101,10 +88,12 @@ class CombinedDrafter(TrieDrafter):
 
     def end(self, answers: Sequence[Sequence[int]]) -> None:
         for source in self.sources:
-            tell_end(source, answers)
+            source.end(answers)
 
 
-def merged(sources: Sequence[Source], state: State, acceptance: AcceptanceEstimate) -> list[Trie]:
+def merged(
+    sources: Sequence[TrieDrafter], state: State, acceptance: AcceptanceEstimate
+) -> list[Trie]:
     """One trie for each row with the guesses of all sources, each with its kind's chance so far,
     and with what a grammar forces."""
     result = [Trie(root) for root in state.roots_B]
@@ -133,9 +122,9 @@ def _long_match(key: Any) -> bool:
 
 def build_sources(
     context: DraftContext, names: Sequence[str], options: dict[str, dict[str, Any]]
-) -> list[Source]:
+) -> list[TrieDrafter]:
     """Raises ConfigError for a source without anything to draft with, or a wrong option."""
-    sources: list[Source] = []
+    sources: list[TrieDrafter] = []
     for name in dict.fromkeys(names):
         drafter: Any = build_drafter(name, context, options.get(name))
         sources.append(

@@ -179,9 +179,13 @@ class SuffixDrafter(TrieDrafter):
     ) -> None:
         super().__init__(device)
         self.options, self.num_nodes, self.past = options, options.num_nodes, past
-        self.notes: list[str] = []
+        self._failures: list[str] = []
         self._rows: list[SuffixRow] = []
         self._reading = past.lock if past is not None else nullcontext()
+
+    @property
+    def notes(self) -> list[str]:
+        return self._failures
 
     def join(self, state: State) -> None:
         with self._reading:
@@ -206,7 +210,7 @@ class SuffixDrafter(TrieDrafter):
         try:
             self.past.save()
         except (MedusaKitError, OSError) as error:
-            self.notes.append(f"past answers were not saved: {error}")
+            self._failures.append(f"past answers were not saved: {error}")
 
 
 def build(context: DraftContext, options: SuffixOptions) -> SuffixDrafter:

@@ -17,7 +17,7 @@ from medusa_kit.base.processor import processor_name
 from medusa_kit.base.remembered.checks import code_digest
 from medusa_kit.base.remembered.folder import cache_folder
 from medusa_kit.files import atomic_write, parse_json
-from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology
+from medusa_kit.infer.draft import Draft, Drafter, State, Topology
 from medusa_kit.infer.node_choice.cost import SIZES, StepCost
 from medusa_kit.infer.repeated_steps import IN_A_ROW, SETTLED, RepeatedSteps
 from medusa_kit.infer.timing import Clock
@@ -131,7 +131,7 @@ def _was_alone(times: Mapping[int, Sequence[float]]) -> bool:
     return all(fast(taken) >= AS_FAST for taken in times.values())
 
 
-class _Chains(StatelessDrafter):
+class _Chains(Drafter):
     """Drafts a chain of one token, whatever the text is."""
 
     name = "chains"

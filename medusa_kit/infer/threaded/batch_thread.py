@@ -22,7 +22,7 @@ from medusa_kit import console
 from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.errors import ClosedError, ConfigError, QueueFullError
 from medusa_kit.infer.batch import Batch
-from medusa_kit.infer.draft import Drafter, notes_of
+from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.memory import device_memory_error, is_device_lost
 from medusa_kit.infer.request import Emitted, FailAlone, Row
 from medusa_kit.infer.threaded.submission import OnTokens, Submission, Ticket, check_process
@@ -255,8 +255,8 @@ class _Worker:
             row.error = self._explained(row.error, ticket)
         with contextlib.suppress(Exception):  # a drafter that failed may not be able to tell
             ticket.drafter_name, ticket.drafter_notes = (
-                ticket.drafter.name,
-                notes_of(ticket.drafter),
+                ticket.drafter.describe(),
+                ticket.drafter.notes,
             )
         with self._lock:
             self._tickets.pop(row, None)

@@ -1,0 +1,17 @@
+"""Where drafters are registered: a name, and the module below `medusa_kit.drafters` that builds it.
+
+Their options, where they have any, are declared in settings/drafters.py.
+"""
+
+REGISTERED = {
+    "auto": "mixed.auto",
+    "medusa": "heads.choice",
+    "draft-model": "draft_model.drafter",
+    "prompt-lookup": "text.prompt_lookup",
+    "suffix": "text.suffix",
+    "lookahead": "text.lookahead",
+    "recycling": "text.recycling",
+    "mtp": "native.mtp",
+    "combined": "mixed.combined",
+    "none": "plain",
+}
