@@ -19,11 +19,11 @@ from medusa_kit.drafters.draft_model import loading as draft_loading
 from medusa_kit.drafters.draft_model import runner as draft_runner
 from medusa_kit.drafters.draft_model.drafter import DraftModelDrafter
 from medusa_kit.drafters.factory import DraftContext, build_drafter
-from medusa_kit.drafters.trie import TrieDrafter, draft_of
+from medusa_kit.drafters.trie import draft_of
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode import decode
-from medusa_kit.infer.draft import Draft, State, StepResult, Topology
+from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, Topology
 from medusa_kit.infer.request import make_row
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.settings.sampling import SamplingParams
@@ -211,14 +211,13 @@ def test_foreseeing_the_noise_agrees_more_often_than_drafting_greedily() -> None
     assert steps(blind=False) < 0.95 * steps(blind=True)
 
 
-class Sharing(TrieDrafter):
+class Sharing(Drafter):
     """A drafter that merges the draft model's guesses with a wrong one, and drafts on its own now
     and then."""
 
-    num_nodes = 8
+    name, num_nodes = "sharing", 8
 
     def __init__(self, source: DraftModelDrafter) -> None:
-        super().__init__(torch.device("cpu"))
         self.source, self.turn = source, 0
         self.join, self.select_rows = source.join, source.select_rows  # type: ignore
         self.observe = source.observe  # type: ignore[method-assign]
