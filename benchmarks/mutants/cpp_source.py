@@ -1,5 +1,7 @@
-"""Where a C++ file can be changed, found line by line: our sources are formatted, with spaces around
-operators and none inside a template's brackets."""
+"""Where a C++ file can be changed, found line by line.
+
+Our sources are formatted, with spaces around operators and none in a template's brackets.
+"""
 
 import re
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ OPERATORS = {
 CONSTANT = re.compile(r"(?<![\w.<\"])\d+(?![\w.>\"])")
 NOT = re.compile(r"!(?=[\w(])")
 STATEMENT = re.compile(r"[\w.\->\[\], ()+*]+( [-+*|]?= .*|\(.*\));")
+DECLARATION = re.compile(r"(return|const|auto|int|float|delete)\b|[\w:<>,*&]+ [\w*&]+[ (=]")
 # Of another processor than avx2's; or what changes speed alone.
 ELSEWHERE = re.compile(r"AVX512|AVXVNNI|VNNI|NEON|aarch64|__ARM|MK_PLAIN|MSC_VER")
 NO_CODE = re.compile(r"^\s*(//|#|using |template|static_assert|struct |class |enum |constexpr |\})")
@@ -62,6 +65,5 @@ def _edits(line: str) -> Iterator[tuple[str, str, str]]:
     for at in NOT.finditer(code):
         yield "not", line, line[: at.start()] + line[at.end() :]
     text = code.strip()
-    if STATEMENT.fullmatch(text) and not re.match(r"(return|const|auto|int|float|delete)\b", text):
-        if not re.match(r"[\w:<>,*&]+ [\w*&]+[ (=]", text):  # a declaration
-            yield "statement", line, line.replace(text, ";")
+    if STATEMENT.fullmatch(text) and not DECLARATION.match(text):
+        yield "statement", line, line.replace(text, ";")

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,21 +67,18 @@ def run_tests(copy: Path, tests: Sequence[str], native: bool, seconds: float | N
 
 def with_children(process: subprocess.Popen[str]) -> None:
     """Ends what a hanging or broken run left: its session is its own."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, 9)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
 def here(copy: Path, tests: Sequence[str]) -> list[str]:
     """Those of the tests that there are, also where a file was moved: basenames are unique."""
-    return [
-        str(found.relative_to(copy))
-        for name in tests
-        for found in [copy / name, *sorted((copy / "tests").rglob(Path(name).name))][:2]
-        if found.is_file()
-    ]
+    found = []
+    for name in tests:
+        moved = sorted((copy / "tests").rglob(Path(name).name))
+        found += [name] if (copy / name).is_file() else [str(p.relative_to(copy)) for p in moved]
+    return found
 
 
 class Run:
