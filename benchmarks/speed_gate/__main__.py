@@ -58,7 +58,7 @@ class Gate:
         return found
 
     def _case(self, case: Case, workers: Mapping[str, Worker]) -> Found:
-        """The first question of each version isn't counted."""
+        """The first question warms up: only counts take it in, since captures are made there."""
         figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: {OLD: [], NEW: []})
         others = 0
         for number in range(1 + self.rounds * case.each):
@@ -69,8 +69,9 @@ class Gate:
                 return failed
             others += said[OLD].get("said") != said[NEW].get("said")
             for name, one in said.items():
-                for figure, value in one["figures"].items() if number else ():
-                    figures[figure][name].append(value)
+                for figure, value in one["figures"].items():
+                    if number or KINDS[figure] == "count":
+                        figures[figure][name].append(value)
         found: Found = {
             figure: verdict(of[OLD], of[NEW], KINDS[figure]) for figure, of in figures.items()
         }

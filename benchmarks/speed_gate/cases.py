@@ -18,7 +18,7 @@ GENERATED, ANSWERS = 16, 24  # prompts, and answers that are trained on
 RECIPE = """
 output_dir: run
 base: {{model: {model}, dtype: float32}}
-heads: {{kind: medusa, num_heads: 2, projection: reduced, reduced_size: 512}}
+heads: {{kind: medusa, num_heads: 2, projection: reduced, reduced_size: 128}}
 data: {{sources: [answers.jsonl], eval_fraction: 1.0e-9, train_on: answers}}
 train: {{epochs: 4, micro_batch_positions: 64, loss: cross_entropy, precision: float32,
   features: memory, log_every: 1, eval_every: 1000000, save_every: 1000000}}
@@ -101,7 +101,8 @@ def cases(tokens: int, folder: Path) -> list[Case]:
                                            "work": GENERATED * tokens}, 1, "none"),
         Case("training", "commands", {"do": "command", "arguments": train}, 1, "none"),
         Case("start-and-memory", "commands", {"do": "command", "arguments": start}, 1, "none"),
-        Case("stand-in-counts", "stand-in", {"do": "counts", "max_new_tokens": 16}, 1, "text"),
+        Case("stand-in-counts", "stand-in", {"do": "counts", "drafter": "medusa",
+                                             "max_new_tokens": 16}, 1, "text"),
     ]  # fmt: skip
 
 
@@ -147,8 +148,8 @@ class Questions:
         ]
         (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", "utf-8")
         rows = [
-            {"id": str(n), "prompt_ids": drawn.choices(range(1000, 2000), k=16),
-             "response_ids": drawn.choices(range(1000, 2000), k=64), "finish_reason": "length"}
+            {"id": str(n), "prompt_ids": drawn.choices(range(10, 250), k=16),
+             "response_ids": drawn.choices(range(10, 250), k=64), "finish_reason": "length"}
             for n in range(ANSWERS)
         ]  # fmt: skip
         (folder / "answers.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", "utf-8")
