@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test verified test-precisions test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check measure-gpu test-gpu demo bench bench-llama-cpp bench-serving recording clean
+.PHONY: help install check fmt fix test verified test-precisions test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check measure-gpu test-gpu demo bench bench-llama-cpp bench-serving speed-gate mutants recording clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -219,6 +219,15 @@ bench-llama-cpp: install ## llama.cpp beside the kit (and transformers), with ch
 
 bench-serving: install ## Several servers on this machine in one run (PROMPTS=file)
 	$(BIN)/python benchmarks/serving.py $(or $(PROMPTS),medusa_kit/assets/verify_prompts.jsonl) $(OPTIONS)
+
+speed-gate: install ## Whether this version is as fast as the commit OLD (alone, on a quiet machine); CASES=names ROUNDS=n PROMPTS=file TASKS=file
+	$(BIN)/python -m benchmarks.speed_gate $(or $(OLD),$(error OLD is not set; expected a commit)) \
+		$(if $(CASES),--cases $(CASES)) $(if $(ROUNDS),--rounds $(ROUNDS)) \
+		$(if $(PROMPTS),--prompts $(PROMPTS)) $(if $(TASKS),--tasks $(TASKS)) $(OPTIONS)
+
+# Goes on where it stopped, from its results in build/.
+mutants: install ## Whether the tests notice 100 faults, put in one by one (hours); ONLY=1-20,35
+	$(BIN)/python -m benchmarks.mutants run --output build/mutants.json $(if $(ONLY),--only $(ONLY))
 
 # Beside the environment too: only the recording needs a terminal in memory.
 RECORDER := build/recorder

@@ -1,0 +1,53 @@
+"""Pairs of figures of two versions, measured one after the other: their ratio and a verdict.
+
+A ratio above 1 is better for the new version, whatever the figure: costs (seconds, MB) are turned
+round. Counts are exact, so one of them decides.
+"""
+
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from medusa_kit.bench.interval import interval_of
+
+LEAST = 0.98  # a case is slower where its whole interval lies below
+Kind = Literal["speed", "cost", "count"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`state`: fine, slower, or undecided (too few pairs for an interval)."""
+
+    state: str
+    pairs: int
+    old: float
+    new: float
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+
+
+def in_turn(versions: Sequence[T], *place: object) -> list[T]:
+    """An order of its own for each place in the run, the same in every run."""
+    return random.Random(repr(place)).sample(versions, len(versions))
+
+
+def verdict(old: Sequence[float], new: Sequence[float], kind: Kind) -> Verdict:
+    """Of paired figures, each above 0 (counts may be 0)."""
+    middle = len(old), statistics.median(old), statistics.median(new)
+    if kind == "count":
+        more = any(after > before for before, after in zip(old, new, strict=True))
+        ratio = middle[1] / middle[2] if middle[2] else 1.0
+        return Verdict("slower" if more else "fine", *middle, ratio)
+    ratios = [
+        after / before if kind == "speed" else before / after
+        for before, after in zip(old, new, strict=True)
+    ]
+    found = interval_of(ratios)
+    if found is None:
+        return Verdict("undecided", *middle, statistics.median(ratios))
+    state = "slower" if found.high < LEAST else "fine"
+    return Verdict(state, *middle, statistics.median(ratios), found.low, found.high)
