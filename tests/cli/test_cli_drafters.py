@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from support.debug_model import MODEL, PLAIN, plain_text
@@ -39,7 +39,7 @@ def loaded(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str,
 
 
 class Noting(PlainDrafter):
-    notes = ["nothing was found", "a second note"]
+    notes: ClassVar = ["nothing was found", "a second note"]
 
 
 @pytest.fixture
