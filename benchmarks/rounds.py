@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Verdict:
-    """`state`: fine, slower, or undecided (too few pairs for an interval)."""
+    """`state`: fine, slower, or undecided (too few pairs for an interval). `old` and `new` are
+    medians, of counts sums."""
 
     state: str
     pairs: int
@@ -37,11 +38,11 @@ def in_turn(versions: Sequence[T], *place: object) -> list[T]:
 
 def verdict(old: Sequence[float], new: Sequence[float], kind: Kind) -> Verdict:
     """Of paired figures, each above 0 (counts may be 0)."""
-    middle = len(old), statistics.median(old), statistics.median(new)
     if kind == "count":
         more = any(after > before for before, after in zip(old, new, strict=True))
-        ratio = middle[1] / middle[2] if middle[2] else 1.0
-        return Verdict("slower" if more else "fine", *middle, ratio)
+        ratio = sum(old) / sum(new) if any(new) else 1.0
+        return Verdict("slower" if more else "fine", len(old), sum(old), sum(new), ratio)
+    middle = len(old), statistics.median(old), statistics.median(new)
     ratios = [
         after / before if kind == "speed" else before / after
         for before, after in zip(old, new, strict=True)
