@@ -27,6 +27,7 @@ TIERS = [
         "made_once",
         "no_gradients",
         "one_owner",
+        "store",
         "transfer",
         "version",
     },
@@ -45,7 +46,8 @@ TIERS = [
 ]
 SIBLINGS_ALLOWED = {("made_once", "console"), ("made_once", "files"), ("one_owner", "console"),
                     ("one_owner", "errors"), ("one_owner", "files"), ("console", "errors"),
-                    ("files", "errors"), ("__main__", "cli")}  # fmt: skip
+                    ("files", "errors"), ("store", "console"), ("store", "files"),
+                    ("__main__", "cli")}  # fmt: skip
 HEAVY = ("torch", "transformers", "numpy", "matplotlib", "fastapi", "starlette", "uvicorn", "httpx",
          "openai", "llguidance", "prometheus_client", "huggingface_hub", "ray")  # fmt: skip
 

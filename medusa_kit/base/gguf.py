@@ -22,11 +22,11 @@ from medusa_kit.base.gguf_files.parts import GGUFModel, as_one_file, stem
 from medusa_kit.base.gguf_files.pre_tokenizers import in_place_of
 from medusa_kit.base.gguf_files.tokenizer import read_tokenizer, save_tokenizer
 from medusa_kit.base.gguf_files.vocabulary import PRE
-from medusa_kit.base.remembered.folder import cache_folder, content_digest
 from medusa_kit.errors import CheckpointError
 from medusa_kit.locks import building_models
 from medusa_kit.made_once import make_once
 from medusa_kit.settings.engine import EMBEDDED_NAME
+from medusa_kit.store.records import cache_folder, content_digest
 
 TOKENIZER_VERSION = "t3"  # changes with how text of the same file is encoded
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.cache")  # files that hold no text

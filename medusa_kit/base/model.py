@@ -23,7 +23,7 @@ from medusa_kit.base import families, fingerprint, hooks, text_part
 from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
-from medusa_kit.base.remembered.checks import SOURCES, CheckMemory
+from medusa_kit.base.remembered.checks import SOURCES, record_of_check
 from medusa_kit.base.remembered.described import settings_of
 from medusa_kit.base.tokenizer.check import look_at_tokenizer
 from medusa_kit.base.tokenizer.encoding_digest import encoding_digest
@@ -31,6 +31,7 @@ from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of
 from medusa_kit.settings.engine import allowed
+from medusa_kit.store.records import Record
 
 # Largest error allowed between two ways of computing the same logits, as a share of their spread.
 # In float32 rounding is some 1e-5 of the spread, a missing scale or cap 1e-1 and more.
@@ -274,25 +275,25 @@ class BaseModel:
         """Whether weights and versions say all of what the model computes."""
         return source in SOURCES and self.device.type == "cpu" and not self.info.quantized
 
-    def check_memory(self, **depends_on: Any) -> CheckMemory | None:
-        """The memory of a check of this model; None where checks are not remembered."""
+    def check_record(self, **depends_on: Any) -> Record | None:
+        """Of a check of this model; None where checks are not remembered."""
         if not self.checks_are_remembered:
             return None
         info = self.info
         about = {"model": info.fingerprint, "dtype": info.dtype, "weights": info.weights}
         attention = getattr(self.config, "_attn_implementation", None)
         settings = settings_of(self.config)  # windows and rotary embeddings are not in the weights
-        return CheckMemory(**about, config=settings, own_attention=attention, **depends_on)
+        return record_of_check(**about, config=settings, own_attention=attention, **depends_on)
 
     def _checked_views(self) -> bool:
         """`_check_views`, or what an earlier load found."""
-        memory = self.check_memory(check="hidden states")
-        known = None if memory is None or self.check else memory.read()
+        record = self.check_record(check="hidden states")
+        known = None if record is None or self.check else record.read()
         if known is not None and isinstance(known.get("decoder_is_exact"), bool):
             return bool(known["decoder_is_exact"])
         found = self._check_views()
-        if memory is not None:
-            memory.write(decoder_is_exact=found)
+        if record is not None:
+            record.write(decoder_is_exact=found)
         return found
 
     def _check_output(self) -> None:

@@ -149,19 +149,19 @@ def check_trees(verifier: Verifier, reference: Reference | None = None) -> TreeC
 
     Raises IncompatibleBaseError, with the measured error, where a tree's logits are wrong.
     """
-    base, memory = verifier.base, verifier.check_memory()
-    known = None if memory is None or base.check else memory.read()
+    base, record = verifier.base, verifier.check_record()
+    known = None if record is None or base.check else record.read()
     if known is not None and (check := check_of(known)) is not None:
         verifier.attention.expected = known.get("attention")
         return check
     doing = "checking drafting against plain decoding"
     console.stage(doing)
-    if memory is not None:
+    if record is not None:
         console.note(f"{doing}, once on this machine")
         console.detail(f"trees against plain forwards: {verifier.steps_run_by}")
     check = _run(verifier, OwnModel(base) if reference is None else reference)
-    if memory is not None:
-        memory.write(**asdict(check), attention=verifier.attention.name)
+    if record is not None:
+        record.write(**asdict(check), attention=verifier.attention.name)
     return check
 
 

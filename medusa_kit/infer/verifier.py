@@ -15,7 +15,6 @@ from torch import Tensor
 
 from medusa_kit.base.families import cache_argument, refuse_impossible
 from medusa_kit.base.model import BaseModel
-from medusa_kit.base.remembered.checks import CheckMemory
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.sdpa import without_cudnn
@@ -25,6 +24,7 @@ from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, StepHolder, TreeStep
 from medusa_kit.locks import lock_of
 from medusa_kit.no_gradients import no_gradients
+from medusa_kit.store.records import Record
 from medusa_kit.transfer import to_device
 
 if TYPE_CHECKING:
@@ -106,9 +106,9 @@ class Verifier:
         """Whether steps read weights as they were at load, whatever becomes of the model."""
         return False
 
-    def check_memory(self) -> CheckMemory | None:
+    def check_record(self) -> Record | None:
         """Where the result of the self-check is kept; None: nowhere."""
-        return self.base.check_memory(
+        return self.base.check_record(
             check="trees",
             by=self.steps_run_by,
             attention=[self.attention.asked, *self.attention.ruled_out],

@@ -22,8 +22,8 @@ from medusa_kit.base import gguf as embedded
 from medusa_kit.base.files import check_there, stored_config, stored_generation_config
 from medusa_kit.base.gguf import dequantised_folder, described_folder
 from medusa_kit.base.loading import load_base_model, load_tokenizer
-from medusa_kit.base.remembered import folder as remembered
 from medusa_kit.errors import CheckpointError
+from medusa_kit.store import records
 
 pytest.importorskip("gguf")
 
@@ -104,12 +104,12 @@ def test_the_digest_is_remembered(
     large: Path, made: list[Path], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Path] = []
-    digest = remembered.file_digest
-    monkeypatch.setattr(remembered, "file_digest", lambda path: read.append(path) or digest(path))
+    digest = records.file_digest
+    monkeypatch.setattr(records, "file_digest", lambda path: read.append(path) or digest(path))
     folder = dequantised_folder(large)
     assert dequantised_folder(large) == folder
     assert len(read) == 2, "a file that was just written may change within a tick of the clock"
-    monkeypatch.setattr(remembered, "SETTLED_SECONDS", -60)
+    monkeypatch.setattr(records, "SETTLED_SECONDS", -60)
     for _ in range(3):
         assert dequantised_folder(large) == folder
     assert len(read) == 3

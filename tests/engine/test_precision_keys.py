@@ -42,9 +42,9 @@ def engines(base: BaseModel) -> dict[str, Engine]:
 def test_step_times_and_checks_lie_in_files_of_their_own(engines: dict[str, Engine]) -> None:
     found = list[tuple[Path, Path]]()
     for engine in engines.values():
-        memory = engine.verifier.check_memory()
-        assert memory is not None
-        found.append((MeasuredSteps(engine.verifier)._path, memory._path))
+        record = engine.verifier.check_record()
+        assert record is not None
+        found.append((MeasuredSteps(engine.verifier)._record.path, record.path))
     times, checks = zip(*found, strict=True)
     assert len(set(times)) == len(set(checks)) == len(ALL)
     assert len({engine.steps_run_by for engine in engines.values()}) == len(ALL)

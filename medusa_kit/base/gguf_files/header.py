@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from medusa_kit.base.gguf_files.types import TYPES, UNREAD, BlockType
-from medusa_kit.base.remembered.folder import settled_stamp
 from medusa_kit.errors import CheckpointError
+from medusa_kit.store.records import settled_stamp
 
 MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
 MAX_VALUES, MAX_TENSORS, MAX_ARRAY = 1 << 16, 1 << 17, 1 << 22

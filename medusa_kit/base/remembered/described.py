@@ -12,10 +12,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from medusa_kit.base.remembered.folder import cache_folder
 from medusa_kit.base.text_part import text_part_config
 from medusa_kit.base.tokenizer.processor_template import with_template
-from medusa_kit.files import atomic_write, parse_json
+from medusa_kit.files import parse_json
+from medusa_kit.store.records import Record, short_digest
 
 CONFIGS = ("config*.json",)
 # What of a config changes with how it is read, and not with what it says.
@@ -28,14 +28,14 @@ TOKENIZERS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 def read_config(place: str, revision: str | None = None) -> Any:
     """What AutoConfig reads, of a multimodal checkpoint its text part's; or a PreTrainedConfig with
     the same values. Raises what it raises."""
-    memory = _Memory("config", place, CONFIGS)
-    if isinstance(known := memory.read(), dict):
+    record = _record("config", place, CONFIGS)
+    if isinstance(known := _known(record), dict):
         return _kind(str(known["model_type"])).from_dict({**known, "_name_or_path": place})
     from transformers import AutoConfig
 
     config = text_part_config(AutoConfig.from_pretrained(place, revision=revision))
     if _is_theirs(config) and config.get_text_config() is config:
-        memory.write(config.to_dict())
+        _write(record, config.to_dict())
     return config
 
 
@@ -76,8 +76,8 @@ def read_tokenizer(place: str, revision: str | None = None) -> Any:
 def _read_tokenizer(place: str, revision: str | None) -> Any:
     import transformers
 
-    memory = _Memory("tokenizer-parts", place, TOKENIZERS)
-    known = memory.read()
+    record = _record("tokenizer-parts", place, TOKENIZERS)
+    known = _known(record)
     if isinstance(known, dict) and known.keys() >= {"class", "added"}:
         return _of_class(str(known["class"]), place, known["added"])
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(place, revision=revision)
@@ -87,7 +87,7 @@ def _read_tokenizer(place: str, revision: str | None) -> Any:
         with contextlib.suppress(Exception):  # where it cannot be made so, it is not remembered so
             if added is not None and not _same(_of_class(name, place, added), tokenizer):
                 added = None
-        memory.write({"class": name, "added": added})
+        _write(record, {"class": name, "added": added})
     return tokenizer
 
 
@@ -126,34 +126,27 @@ def _is_theirs(made: Any) -> bool:
     return type(made).__module__.startswith("transformers.")
 
 
-class _Memory:
-    """One thing remembered of a folder. `patterns`: of the names of the files that it follows from;
-    nothing is remembered of a place without any, such as a name on the Hub."""
+def _record(what: str, place: str, patterns: tuple[str, ...]) -> Record | None:
+    """Of one thing of a folder. `patterns`: of the names of the files that it follows from; None
+    for a place without any, such as a name on the Hub, and for files that cannot be read."""
+    folder = Path(place)
+    files = sorted({path for pattern in patterns for path in folder.glob(pattern)})
+    with contextlib.suppress(OSError):
+        if files:
+            name = f"{short_digest(str(folder.resolve()))}-{what}"
+            return Record("described", name, {"depends_on": _depends_on(folder, files)})
+    return None
 
-    def __init__(self, what: str, place: str, patterns: tuple[str, ...]) -> None:
-        self._path: Path | None = None
-        folder = Path(place)
-        files = sorted({path for pattern in patterns for path in folder.glob(pattern)})
-        with contextlib.suppress(OSError):
-            self._depends_on = _depends_on(folder, files)
-            name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-            if files:
-                self._path = cache_folder() / "described" / f"{name}-{what}.json"
 
-    def read(self) -> Any | None:
-        """None where nothing is known that still holds."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            if self._path is not None:
-                record = parse_json(self._path.read_bytes())
-                return record["known"] if record["depends_on"] == self._depends_on else None
-        return None
+def _known(record: Record | None) -> Any | None:
+    found = None if record is None else record.read()
+    return None if found is None else found.get("known")
 
-    def write(self, known: Any) -> None:
-        with contextlib.suppress(OSError, TypeError):
-            if self._path is not None:
-                text = json.dumps({"depends_on": self._depends_on, "known": known})
-                with atomic_write(self._path) as temporary:
-                    temporary.write_text(text, encoding="utf-8")
+
+def _write(record: Record | None, known: Any) -> None:
+    with contextlib.suppress(TypeError):  # values of a config that JSON has no form for
+        if record is not None:
+            record.write(known=known)
 
 
 def _depends_on(folder: Path, files: list[Path]) -> dict[str, Any]:

@@ -116,14 +116,14 @@ def _checked(rounded: NativeVerifier, exact: NativeVerifier) -> TreeCheck:
 
     Raises IncompatibleBaseError.
     """
-    memory = rounded.check_memory()
-    known = None if memory is None or rounded.base.check else memory.read()
+    record = rounded.check_record()
+    known = None if record is None or rounded.base.check else record.read()
     if known is not None and (check := check_of(known)) is not None:
         return check
     console.stage(f"checking drafting with activations {rounded.activations}")
     check = _compare(rounded, exact)
-    if memory is not None:
-        memory.write(**asdict(check), attention=rounded.attention.name)
+    if record is not None:
+        record.write(**asdict(check), attention=rounded.attention.name)
     return check
 
 

@@ -102,7 +102,7 @@ class CapturedVerifier(Verifier):
         """Padded; larger ones are not captured."""
         return fitting([num_nodes])[1] if num_nodes <= MOST_NODES else num_nodes
 
-    def check_memory(self) -> None:
+    def check_record(self) -> None:
         """What is captured or compiled is checked each time."""
 
     @no_gradients

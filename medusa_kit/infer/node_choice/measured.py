@@ -3,11 +3,9 @@
 A file in the cache folder holds them, named by all that they depend on.
 """
 
-import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,14 +13,13 @@ import torch
 from medusa_kit import console
 from medusa_kit.base.processor import processor_name
 from medusa_kit.base.remembered.checks import code_digest
-from medusa_kit.base.remembered.folder import cache_folder
-from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.infer.draft import Draft, Drafter, State, Topology
 from medusa_kit.infer.node_choice.cost import SIZES, StepCost
 from medusa_kit.infer.repeated_steps import IN_A_ROW, SETTLED, RepeatedSteps
 from medusa_kit.infer.timing import Clock
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import SharedLock
+from medusa_kit.store.records import Record, short_digest
 from medusa_kit.transfer import to_device
 from medusa_kit.version import __version__
 
@@ -55,9 +52,9 @@ class MeasuredSteps:
             return self._cost
 
     @property
-    def _path(self) -> Path:
-        digest = hashlib.sha256(json.dumps(self._depends_on).encode()).hexdigest()[:16]
-        return cache_folder() / "step_times" / f"{digest}.json"
+    def _record(self) -> Record:
+        name = short_digest(json.dumps(self._depends_on))
+        return Record("step_times", name, self._depends_on)
 
     @property
     def _depends_on(self) -> dict[str, Any]:
@@ -78,10 +75,10 @@ class MeasuredSteps:
     def _kept(self) -> dict[int, float] | None:
         """Seconds by nodes as measured earlier; None where there are none that can be read."""
         try:
-            found = parse_json(self._path.read_text(encoding="utf-8"))
+            found = self._record.read() or {}
             seconds = {int(size): float(taken) for size, taken in found["seconds"].items()}
             alone = found.get("alone", True) is True
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return None
         least, most = POSSIBLE
         possible = all(least <= taken <= most for taken in seconds.values())
@@ -104,12 +101,7 @@ class MeasuredSteps:
             console.detail(
                 "other programs use this machine: steps are timed again at the next start"
             )
-        record = {"seconds": seconds, "alone": alone, **self._depends_on}
-        try:
-            with atomic_write(self._path) as path:
-                path.write_text(json.dumps(record, indent=2), encoding="utf-8")
-        except OSError as error:  # they are measured again next time
-            console.warn(f"step times were not kept: {error}")
+        self._record.write(seconds=seconds, alone=alone)
         return seconds, alone
 
 

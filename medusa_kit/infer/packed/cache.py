@@ -21,7 +21,6 @@ from medusa_kit.base.gguf_files.parts import stem
 from medusa_kit.base.model import CHECKPOINT, FINAL_NORM_NAMES, INT8, VARIANT_KEY
 from medusa_kit.base.quantization import num_weights
 from medusa_kit.base.remembered.described import settings_of
-from medusa_kit.base.remembered.folder import cache_folder, content_digest
 from medusa_kit.base.stored_tensors import (
     GGUFTensors,
     StoredTensors,
@@ -41,6 +40,7 @@ from medusa_kit.infer.packed.model import PackedModel, opened
 from medusa_kit.infer.packed.packing import Blocks, Rows
 from medusa_kit.infer.packed.packing_up import Packing, model_of, row_pieces
 from medusa_kit.made_once import tell
+from medusa_kit.store.records import cache_folder, content_digest
 
 
 def packed_model(

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from medusa_kit.base.quantization import raw_bytes
 from medusa_kit.base.remembered.checks import code_digest
-from medusa_kit.base.remembered.folder import cache_folder
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.blocks import GatedBlock
 from medusa_kit.infer.cpu.int8_weights import packed_rounded
@@ -27,6 +26,7 @@ from medusa_kit.infer.packed.file import FileSink, NotUsable, mapped
 from medusa_kit.infer.packed.kept import Origin, kept
 from medusa_kit.infer.packed.model import chosen_rows, matrix_in
 from medusa_kit.infer.packed.packing import LANES, PackedMatrix, interleaved
+from medusa_kit.store.records import cache_folder
 from medusa_kit.version import __version__
 
 COLUMNS, INPUT, GAIN = "columns", "recurrent.input", "recurrent.gain"

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from medusa_kit import console
-from medusa_kit.base.remembered.folder import content_digest
 from medusa_kit.files import file_digest
 from medusa_kit.infer.packed.file import FileSink, NotUsable
 from medusa_kit.infer.packed.outdated import remove_outdated, write_record
 from medusa_kit.made_once import make_once
+from medusa_kit.store.records import content_digest
 
 FILE, DIGEST = "weights.packed", "weights.sha256"
 _Read = TypeVar("_Read")
