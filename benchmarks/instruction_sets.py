@@ -66,9 +66,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    paths = {isa: kernels.build(kernels.machine_flags(isa)) for isa in options.isas}
-    paths |= {name: Path(path) for name, path in (one.split("=") for one in options.others)}
-    opened = {name: kernels.declare(ctypes.CDLL(str(path))) for name, path in paths.items()}
+    libraries = {isa: kernels.build(kernels.machine_flags(isa)) for isa in options.isas}
+    others = (one.split("=") for one in options.others)
+    libraries |= {name: ctypes.CDLL(str(Path(path))) for name, path in others}
+    opened = {name: kernels.declare(library) for name, library in libraries.items()}
     packed = matrices()
     widths = {matrix.struct.inputs for matrix in packed}
     x = {rows: {width: torch.randn(rows, width) for width in widths} for rows in options.rows}

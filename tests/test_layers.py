@@ -24,7 +24,6 @@ TIERS = [
         "files",
         "garbage",
         "locks",
-        "made_once",
         "no_gradients",
         "one_owner",
         "store",
@@ -44,10 +43,9 @@ TIERS = [
     {"demo"},
     {"cli", "__main__"},
 ]
-SIBLINGS_ALLOWED = {("made_once", "console"), ("made_once", "files"), ("one_owner", "console"),
-                    ("one_owner", "errors"), ("one_owner", "files"), ("console", "errors"),
-                    ("files", "errors"), ("store", "console"), ("store", "files"),
-                    ("__main__", "cli")}  # fmt: skip
+SIBLINGS_ALLOWED = {("one_owner", "console"), ("one_owner", "errors"), ("one_owner", "files"),
+                    ("console", "errors"), ("files", "errors"), ("store", "console"),
+                    ("store", "files"), ("__main__", "cli")}  # fmt: skip
 HEAVY = ("torch", "transformers", "numpy", "matplotlib", "fastapi", "starlette", "uvicorn", "httpx",
          "openai", "llguidance", "prometheus_client", "huggingface_hub", "ray")  # fmt: skip
 

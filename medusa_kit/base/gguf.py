@@ -24,8 +24,8 @@ from medusa_kit.base.gguf_files.tokenizer import read_tokenizer, save_tokenizer
 from medusa_kit.base.gguf_files.vocabulary import PRE
 from medusa_kit.errors import CheckpointError
 from medusa_kit.locks import building_models
-from medusa_kit.made_once import make_once
 from medusa_kit.settings.engine import EMBEDDED_NAME
+from medusa_kit.store.builds import make_once
 from medusa_kit.store.records import cache_folder, content_digest
 
 TOKENIZER_VERSION = "t3"  # changes with how text of the same file is encoded

@@ -107,7 +107,7 @@ class Verifier:
         return False
 
     def check_record(self) -> Record | None:
-        """Where the result of the self-check is kept; None: nowhere."""
+        """Of the self-check; None where it is not kept."""
         return self.base.check_record(
             check="trees",
             by=self.steps_run_by,

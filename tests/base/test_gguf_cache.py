@@ -5,8 +5,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -17,7 +15,6 @@ from support.callers import all_at_once
 from support.gguf.tiny_gguf import write_gguf
 from transformers import PreTrainedTokenizerBase
 
-from medusa_kit import made_once
 from medusa_kit.base import gguf as embedded
 from medusa_kit.base.files import check_there, stored_config, stored_generation_config
 from medusa_kit.base.gguf import dequantised_folder, described_folder
@@ -143,100 +140,6 @@ def test_threads_that_come_at_once_get_one_folder(
     found = all_at_once(load, 2)
     assert len(made) == 1
     assert found == [(found[0][0], made[0])] * 2
-
-
-PROCESS = """
-import sys, time
-from pathlib import Path
-from typing import Any
-from medusa_kit.base import gguf as embedded
-
-def make(gguf, folder):
-    folder.mkdir()
-    print("making", flush=True)
-    sys.stdin.readline()
-    (folder / "config.json").write_text("{}")
-
-embedded._dequantise = make
-print("ready", flush=True)
-folder = embedded.dequantised_folder(Path(sys.argv[1]))
-print(folder.stat().st_ino, flush=True)
-"""
-
-
-def start(large: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROCESS, str(large)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
-
-
-def test_processes_that_come_at_once_get_one_folder(large: Path) -> None:
-    first = start(large)
-    assert first.stdout is not None
-    assert first.stdout.readline() == "making\n"
-    second = start(large)
-    assert second.stderr is not None
-    assert "waiting for another process" in second.stderr.readline()
-    said = first.communicate("go on\n")[0]
-    assert second.communicate("")[0] == said, "it made nothing of its own"
-    assert first.returncode == second.returncode == 0
-
-
-def test_a_killed_process_holds_nobody_up(large: Path, made: list[Path]) -> None:
-    first = start(large)
-    assert first.stdout is not None
-    assert first.stdout.readline() == "making\n"
-    first.kill()
-    first.communicate()
-    folder = dequantised_folder(large)
-    assert (folder / "config.json").is_file()
-    assert len(made) == 1
-    left = {path.name for path in folder.parent.iterdir()}
-    assert left - {"digests"} == {folder.name, f".{folder.name}.lock"}
-
-
-def test_what_killed_processes_left_goes_when_the_folder_is_made(
-    large: Path, made: list[Path]
-) -> None:
-    """One was killed while it made the folder, one while it put another in its place."""
-    folder = dequantised_folder(large)
-    (folder / "config.json").unlink()
-    for ending in ("tmp", "old"):
-        left = folder.with_name(f".{folder.name}.12345678.{ending}")
-        left.mkdir()
-        (left / "model.safetensors").write_bytes(bytes(8))
-    assert dequantised_folder(large) == folder
-    assert len(made) == 2
-    names = {path.name for path in folder.parent.iterdir()}
-    assert names - {"digests"} == {folder.name, f".{folder.name}.lock"}
-
-
-def test_without_locks_the_first_folder_stays(
-    large: Path, made: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    def no_locks(*_: object, **__: object) -> None:
-        raise NotImplementedError("this file system has none")
-
-    monkeypatch.setattr(made_once.FileLock, "acquire", no_locks)
-    own = embedded._dequantise
-    kept: list[int] = []
-
-    def make(gguf: Path, folder: Path) -> None:
-        own(gguf, folder)
-        if not kept:  # another process comes, and is done before this one
-            kept.append(0)
-            kept[0] = dequantised_folder(gguf).stat().st_ino
-
-    monkeypatch.setattr(embedded, "_dequantise", make)
-    folder = dequantised_folder(large)
-    assert [folder.stat().st_ino] == kept
-    assert len(made) == 2
-    assert "work may be done twice" in capsys.readouterr().err
-    assert [path.name for path in folder.parent.iterdir() if path.suffix == ".tmp"] == []
 
 
 def test_a_file_that_transformers_refuses_leaves_nothing(large: Path, cache: Path) -> None:

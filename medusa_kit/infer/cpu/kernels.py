@@ -25,7 +25,7 @@ from medusa_kit.infer.cpu.levels import (
     packaged_library,
     suffix_of,
 )
-from medusa_kit.infer.cpu.shared_library import library_in, opened
+from medusa_kit.store.builds import make_file_once
 
 MAX_ROWS = 256
 WORK_OF_A_THREAD = 2_000_000  # multiplications: some 30 microseconds
@@ -179,7 +179,7 @@ def load_library() -> ctypes.CDLL | None:
     try:
         if platform.system() == "Windows":
             raise OSError("on Windows torch builds with MSVC, which does not know their vectors")
-        library = opened(lambda: build(flags))
+        library = build(flags)
     except Exception as error:  # no compiler, no ninja, no place to write: torch runs the steps
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         console.note(
@@ -239,12 +239,16 @@ def _lacking(isa: str) -> ConfigError:
     )
 
 
-def build(machine_flags: tuple[str, ...]) -> Path:
-    """The library's path, compiled if need be. Raises OSError and what torch's loader raises."""
+def build(machine_flags: tuple[str, ...]) -> ctypes.CDLL:
+    """The library, compiled if need be. One that does not open is built once more: it may come from
+    a machine with newer system libraries. A damaged one is not opened: that could end the process.
+
+    Raises OSError and what torch's loader raises.
+    """
     sources = Path(__file__).parent
     name = f"medusa_kit_{digest_of_sources(machine_flags, _processor())}"
 
-    def compile_into(folder: Path) -> None:
+    def compile_into(path: Path) -> None:
         from torch.utils import cpp_extension  # and with it setuptools: a tenth of a second
 
         cpp_extension.load(
@@ -252,13 +256,20 @@ def build(machine_flags: tuple[str, ...]) -> Path:
             [str(sources / "decoder.cpp")],
             extra_cflags=[*FLAGS, *machine_flags],
             extra_ldflags=["-pthread"],
-            build_directory=str(folder),  # a new one: the loader's lock survives a killed process
+            # A new one: the loader's lock survives a killed process.
+            build_directory=str(path.parent),
             is_python_module=False,
         )
+        # torch's loader adds a suffix to the name of a library that it has built before.
+        next(path.parent.glob("*.so")).rename(path)
 
-    folder = _extensions_folder() / name
-    doing = "building the C++ kernels once for this processor"
-    return library_in(folder, doing, compile_into)
+    return make_file_once(
+        _extensions_folder() / name / f"{name}.so",
+        "sha256",
+        "building the C++ kernels once for this processor",
+        compile_into,
+        lambda path: ctypes.CDLL(str(path)),
+    )
 
 
 def _extensions_folder() -> Path:

@@ -1,7 +1,7 @@
 """A model packed once from its files, tensor by tensor, and mapped from the cache folder since.
 
 The file is named by the weights' SHA-256 and the config's. It is made again where it is damaged or
-was made with another layout or version of transformers, which decides what a config means (`kept`).
+was made with another layout or version of transformers, which decides what a config means.
 """
 
 import copy
@@ -33,13 +33,12 @@ from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.describe import ModelParts, Unsupported, check_family, describe
 from medusa_kit.infer.cpu.int8_weights import GROUP, int8_blocks, none_fits, report_rounded
 from medusa_kit.infer.cpu.mkl_linear import plain_linears
-from medusa_kit.infer.packed.file import MemorySink, Sink
+from medusa_kit.infer.packed.file import DIGEST, FILE, MemorySink, Sink, write_file
 from medusa_kit.infer.packed.gguf_blocks import blocks_in_order, read_factors, read_scales
-from medusa_kit.infer.packed.kept import Origin, kept
 from medusa_kit.infer.packed.model import PackedModel, opened
 from medusa_kit.infer.packed.packing import Blocks, Rows
 from medusa_kit.infer.packed.packing_up import Packing, model_of, row_pieces
-from medusa_kit.made_once import tell
+from medusa_kit.store.builds import Origin, make_file_once, tell
 from medusa_kit.store.records import cache_folder, content_digest
 
 
@@ -67,14 +66,20 @@ def _packed_model(place: Path, config: Any, weights: str, check: bool) -> Packed
     contents = _contents(place)
     folder = _folder_of(place, contents, config, weights)
     doing = f"packing {place.name}, once on this machine"
+
+    def write(sink: Sink) -> dict[str, Any]:
+        return _packed(place, config, weights, sink, lambda: tell(doing, folder))
+
     try:
-        return kept(
-            folder,
-            Origin(place, contents),
-            lambda path: opened(path, _made_with()),
-            lambda sink: _packed(place, config, weights, sink, lambda: tell(doing, folder)),
+        return make_file_once(
+            folder / FILE,
+            DIGEST,
             doing,
+            lambda path: write_file(path, write),
+            lambda path: opened(path, _made_with()),
+            Origin(place, contents),
             check,
+            told=False,
         )
     except OSError as error:
         console.note(

@@ -17,7 +17,7 @@ import os
 import struct
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -25,17 +25,15 @@ import torch
 from torch import Tensor
 
 from medusa_kit.files import parse_json
+from medusa_kit.store.builds import NotUsable
 
+FILE, DIGEST = "weights.packed", "weights.sha256"  # in a folder of the cache folder
 MAGIC, LAYOUT = b"MKPACKED", 1
 PREAMBLE = struct.Struct("<8s4sIQQ32s")
 ALIGNMENT = 64
 DTYPES = {
     name: getattr(torch, name) for name in ("uint8", "float16", "bfloat16", "float32", "int64")
 }
-
-
-class NotUsable(Exception):
-    """A file that is damaged, cut off, of another version or no such file."""
 
 
 class Sink(Protocol):
@@ -97,6 +95,13 @@ class FileSink:
     def _aligned(self) -> int:
         self._file.write(bytes(-self._file.tell() % ALIGNMENT))
         return self._file.tell()
+
+
+def write_file(path: Path, write: Callable[[FileSink], dict[str, Any]]) -> None:
+    """`write`: all arrays; returns the numbers that belong to them. Raises OSError."""
+    with path.open("wb") as file:
+        sink = FileSink(file)
+        sink.finish(write(sink))
 
 
 def num_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:

@@ -22,11 +22,11 @@ from medusa_kit.base.remembered.checks import code_digest
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.blocks import GatedBlock
 from medusa_kit.infer.cpu.int8_weights import packed_rounded
-from medusa_kit.infer.packed.file import FileSink, NotUsable, mapped
-from medusa_kit.infer.packed.kept import Origin, kept
+from medusa_kit.infer.packed.file import DIGEST, FILE, FileSink, mapped, write_file
 from medusa_kit.infer.packed.model import chosen_rows, matrix_in
 from medusa_kit.infer.packed.packing import LANES, PackedMatrix, interleaved
-from medusa_kit.store.records import cache_folder
+from medusa_kit.store.builds import NotUsable, Origin, make_file_once
+from medusa_kit.store.records import cache_folder, short_digest
 from medusa_kit.version import __version__
 
 COLUMNS, INPUT, GAIN = "columns", "recurrent.input", "recurrent.gain"
@@ -58,14 +58,16 @@ def _kept(heads: MedusaHeads, output: PackedMatrix, folder: Path) -> PackedHeads
     contents = _digest(heads)
     info = heads.base.info
     depends_on = [contents, info.fingerprint, info.weights, output.struct.kind, __version__]
-    name = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:16]
-    return kept(
-        cache_folder() / "packed" / f"{folder.resolve().name.lstrip('.')}-{name}",
-        Origin(folder, [contents]),
-        lambda path: _opened(path, heads),
-        lambda sink: _written(heads, output, sink),
+    name = f"{folder.resolve().name.lstrip('.')}-{short_digest(json.dumps(depends_on))}"
+    return make_file_once(
+        cache_folder() / "packed" / name / FILE,
+        DIGEST,
         "packing heads, once on this machine",
+        lambda path: write_file(path, lambda sink: _written(heads, output, sink)),
+        lambda path: _opened(path, heads),
+        Origin(folder, [contents]),
         getattr(heads.base, "check", False),
+        told=False,
     )
 
 

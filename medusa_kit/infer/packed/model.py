@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.packed.file import NotUsable, mapped
+from medusa_kit.infer.packed.file import mapped
 from medusa_kit.infer.packed.packing import (
     LANES,
     PLAIN,
@@ -27,6 +27,7 @@ from medusa_kit.infer.packed.packing import (
     fields,
     packed_shape,
 )
+from medusa_kit.store.builds import NotUsable
 
 OUTPUT, EMBEDDING, FINAL_NORM = "output", "embedding", "final_norm"
 MATRICES = ("qkv", "out", "gate_up", "down", "values")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from medusa_kit.infer.cpu.describe import LayerParts, ModelParts, Unsupported
-from medusa_kit.infer.packed.file import NotUsable, Sink
+from medusa_kit.infer.packed.file import Sink
 from medusa_kit.infer.packed.model import (
     EMBEDDING,
     FINAL_NORM,
@@ -35,6 +35,7 @@ from medusa_kit.infer.packed.packing import (
     packed_rows,
     packed_shape,
 )
+from medusa_kit.store.builds import NotUsable
 
 PIECE = 1 << 24  # numbers of a large matrix in memory at a time
 ROWS_TOGETHER = 32  # pieces have multiples of so many rows

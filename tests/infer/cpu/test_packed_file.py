@@ -3,9 +3,7 @@ is packed into memory."""
 
 import contextlib
 import errno
-import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,10 @@ from support.tiny_models import model_of
 from medusa_kit.files import file_digest
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.packed import cache as packed_cache
-from medusa_kit.infer.packed import kept
 from medusa_kit.infer.packed.cache import packed_folder, packed_model
-from medusa_kit.infer.packed.file import LAYOUT, PREAMBLE, FileSink, NotUsable, mapped
-from medusa_kit.infer.packed.kept import FILE
-from medusa_kit.infer.packed.outdated import RECORD
+from medusa_kit.infer.packed.file import DIGEST, FILE, LAYOUT, PREAMBLE, FileSink, mapped
+from medusa_kit.store import builds
+from medusa_kit.store.builds import NotUsable
 
 pytestmark = pytest.mark.skipif(
     kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
@@ -110,17 +107,24 @@ def another_maker(whole: bytes) -> bytes:
     return whole.replace(b'"transformers ', b'"transformer5 ')
 
 
+def another_file(whole: bytes) -> bytes:
+    return b"no weights"
+
+
 def flipped(whole: bytes) -> bytes:
     """A bit of the first array."""
     return whole[:80] + bytes([whole[80] ^ 4]) + whole[81:]
 
 
+DAMAGED = "its contents are damaged"
 DAMAGE = {
-    "cut": (cut, "bytes, expected"),
-    "empty": (lambda whole: b"", "does not begin"),
+    "cut": (cut, DAMAGED),
+    "empty": (lambda whole: b"", DAMAGED),
+    "a bit": (flipped, DAMAGED),
+    # With digests of their own beside them.
     "another layout": (another_layout, "its layout is version 2, expected 1"),
     "another header": (another_maker, "its header is damaged"),
-    "a bit": (flipped, "its contents are damaged"),
+    "another file": (another_file, "does not begin"),
 }
 
 
@@ -134,6 +138,8 @@ def test_a_damaged_file_is_made_again(
     whole = path.read_bytes()
     damage, reason = DAMAGE[how]
     path.write_bytes(damage(whole))
+    if reason != DAMAGED:
+        path.with_name(DIGEST).write_text(file_digest(path))
     packed_model(folder, config)
     said = capsys.readouterr().err
     assert said.count("is made again") == 1
@@ -152,7 +158,7 @@ def test_a_check_reads_the_whole_file(
     whole = path.read_bytes()
     known = file_digest(path)
     path.write_bytes(flipped(whole))
-    monkeypatch.setattr(kept, "content_digest", lambda _: known)
+    monkeypatch.setattr(builds, "content_digest", lambda _: known)
     packed_model(folder, config)
     assert path.read_bytes() != whole
     packed_model(folder, config, check=True)
@@ -207,54 +213,6 @@ def test_files_of_older_contents_are_removed(
     left = [path for path in newer[0].parent.iterdir() if path.is_dir()]
     assert sorted(left) == sorted([*newer, packed_folder(elsewhere, own, "checkpoint")])
     assert torch.equal(mapped_before.output.data, before), "who has mapped it keeps it"
-
-
-def without_record(folder: Path) -> None:
-    (folder / RECORD).unlink()
-
-
-def half_a_record(folder: Path) -> None:
-    (folder / RECORD).write_text("{half")
-
-
-def another_machine(folder: Path) -> None:
-    record = json.loads((folder / RECORD).read_text())
-    record["place"][0] += "2"
-    (folder / RECORD).write_text(json.dumps(record))
-
-
-@pytest.mark.parametrize("why", [without_record, half_a_record, another_machine])
-def test_files_that_another_load_may_open_stay(
-    why: Callable[[Path], None], folder: Path, config: Any
-) -> None:
-    packed_model(folder, config)
-    older = file_of(folder, config)
-    why(older.parent)
-    whole = older.read_bytes()
-    change_weights(folder)
-    packed_model(folder, config)
-    assert file_of(folder, config) != older
-    assert older.read_bytes() == whole
-
-
-def test_files_in_use_stay_whole_where_the_system_wants_it(
-    folder: Path, config: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    packed_model(folder, config)
-    older = file_of(folder, config).parent
-    names = {path.name for path in older.iterdir()}
-    change_weights(folder)
-    replace = Path.replace
-
-    def refused(path: Path, target: Path) -> Path:
-        if path == older:
-            raise PermissionError(errno.EACCES, "used by another process", str(path))
-        return replace(path, target)
-
-    monkeypatch.setattr(Path, "replace", refused)
-    packed_model(folder, config)
-    assert {path.name for path in older.iterdir()} == names
-    assert "removed" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("how", ["full disk", "no folder"])
@@ -313,7 +271,7 @@ def test_what_cannot_run_leaves_no_file_and_does_not_say_that_it_is_packed(
 def test_those_that_come_at_once_pack_once(
     folder: Path, config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In two threads here: the lock is one between processes (tests/base/test_gguf_cache.py)."""
+    """In two threads here: the lock is one between processes (tests/test_store.py)."""
     packed, together, made = packed_cache._packed, threading.Barrier(2), []
 
     def slowly(*arguments: Any) -> Any:

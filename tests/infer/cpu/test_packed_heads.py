@@ -13,14 +13,15 @@ from support.small_engines import random_heads
 from support.tiny_models import model_of
 
 from medusa_kit.base.loading import load_base_model
+from medusa_kit.files import file_digest
 from medusa_kit.heads import MedusaHeads, load_heads, save_heads
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.heads import NativeHeads
 from medusa_kit.infer.packed import heads as packed_module
 from medusa_kit.infer.packed.base import PackedBase, base_for_decoding
+from medusa_kit.infer.packed.file import DIGEST, FILE
 from medusa_kit.infer.packed.heads import PackedHeads, packed_heads
-from medusa_kit.infer.packed.kept import FILE
 
 pytestmark = pytest.mark.skipif(
     kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
@@ -97,7 +98,7 @@ def flipped(path: Path) -> None:
     path.write_bytes(whole[:80] + bytes([whole[80] ^ 4]) + whole[81:])
 
 
-def written(path: Path, first: int = 0, **changes: Any) -> None:
+def rewritten(path: Path, first: int = 0, **changes: Any) -> None:
     """The same file without its arrays before the `first`, and with other numbers."""
     numbers, mapped = packed_module.mapped(path)
     arrays = [(name, array.clone()) for name, array in mapped.items()]
@@ -107,18 +108,19 @@ def written(path: Path, first: int = 0, **changes: Any) -> None:
         for name, array in arrays[first:]:
             sink.write(name, array.dtype, array.shape, [array])
         sink.finish({**numbers, **changes})
+    path.with_name(DIGEST).write_text(file_digest(path))
 
 
 def without_a_part(path: Path) -> None:
-    written(path, first=1)
+    rewritten(path, first=1)
 
 
 def by_other_code(path: Path) -> None:
-    written(path, made_with=["code 1"])
+    rewritten(path, made_with=["code 1"])
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "cut": (cut, "bytes, expected"),
+    "cut": (cut, "its contents are damaged"),
     "a bit": (flipped, "its contents are damaged"),
     "a part": (without_a_part, "a part of it is missing"),
     "other code": (by_other_code, "it was made by other code"),
@@ -135,9 +137,10 @@ def test_a_damaged_file_is_made_again(
     whole = path.read_bytes()
     expected = packed(heads, None)
     damage, reason = DAMAGE[how]
-    shutil.copy(path, tmp_path / "copy")  # `path` itself stays mapped
-    damage(tmp_path / "copy")
-    (tmp_path / "copy").replace(path)
+    shutil.copytree(path.parent, tmp_path / "copy")  # `path` itself stays mapped
+    damage(tmp_path / "copy" / FILE)
+    for name in (FILE, DIGEST):
+        (tmp_path / "copy" / name).replace(path.with_name(name))
     capsys.readouterr()
     assert_same(packed(heads, tmp_path / "heads"), expected)
     said = " ".join(capsys.readouterr().err.split())

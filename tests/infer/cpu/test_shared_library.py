@@ -174,7 +174,7 @@ def test_a_library_that_does_not_open_is_built_once_more_and_then_left(
     assert load_anew() is None
     assert len(compiled) == 2
     said = capsys.readouterr().err
-    assert "so it is built again" in said
+    assert "is made again" in said
     assert said.count("GLIBC_9.99") == 2
     assert "steps run through torch" in said
 

@@ -16,13 +16,12 @@ import torch
 from medusa_kit.errors import ConfigError
 from medusa_kit.files import file_digest
 from medusa_kit.infer.cpu import kernels, levels
-from medusa_kit.made_once import make_once
+from medusa_kit.store.builds import make_once
 
 ARM_COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 ARM_LACKING = [tool for tool in (ARM_COMPILER, EMULATOR) if shutil.which(tool) is None]
 ARM_FLAGS = {"neon-dot": "-march=armv8.2-a+dotprod", "plain": "-march=armv8-a"}
 SOURCE = Path(__file__).with_name("products_of_file.cpp")
-PATIENCE = 600.0  # seconds that another process may compile
 IN_WHEEL = Path(kernels.__file__).parents[3] / "build" / "lib" / "medusa_kit" / "infer" / "cpu"
 
 
@@ -44,7 +43,7 @@ def library_for(isa: str) -> Any:
     path = in_wheel(isa)
     if path is not None:
         return kernels.declare(ctypes.CDLL(str(path)), levels.suffix_of(isa))
-    return kernels.declare(ctypes.CDLL(str(kernels.build(flags))))
+    return kernels.declare(kernels.build(flags))
 
 
 def products_on_arm(isa: str, written: Path) -> torch.Tensor:
@@ -74,5 +73,5 @@ def program_of(source: Path, command: Sequence[str]) -> Path:
         built = [*command, str(source), "-o", str(temporary / program.name)]
         subprocess.run(built, capture_output=True, text=True, check=True)
 
-    make_once(folder, f"compiling {source.name}", Path.is_dir, make, PATIENCE)
+    make_once(folder, f"compiling {source.name}", Path.is_dir, make)
     return program

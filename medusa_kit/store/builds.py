@@ -1,0 +1,168 @@
+"""Files and folders that take a while to make: one process or thread makes one, and others that
+want it at the same time wait for it.
+
+The lock is the operating system's and ends with its owner: a killed process holds nobody up. It
+saves work; what keeps readers safe is that things are made under another name. A file lies in a
+folder of its own with its SHA-256, and with a record of what it was made of, where such things are
+removed once that has changed: no load from there opens the old file again. Processes of this
+machine that have mapped it keep it until they end. Files without a record stay.
+"""
+
+import contextlib
+import json
+import platform
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from filelock import FileLock, Timeout
+
+from medusa_kit import console
+from medusa_kit.files import atomic_write, file_digest, parse_json, remove_folder
+from medusa_kit.store.records import content_digest
+
+PATIENCE = 1800.0  # seconds until one goes on alone: the owner may be stopped, or hang
+ORIGIN = "made_from.json"
+_Opened = TypeVar("_Opened")
+
+
+class NotUsable(Exception):
+    """A file that is damaged, cut off, of another version or no such file."""
+
+
+class Origin(NamedTuple):
+    """What a file is made of: where that lies, and digests of it."""
+
+    place: Path
+    contents: Sequence[str]
+
+
+def make_once(
+    folder: Path,
+    doing: str,
+    is_whole: Callable[[Path], bool],
+    make: Callable[[Path], None],
+    told: bool = True,
+) -> None:
+    """Have `folder` made by `make`, which is given a temporary name, unless it is whole already.
+
+    `told`: what is done is said here; else `make` says it, once it knows that it can be done.
+    A folder that is whole is never replaced: another process may be reading it.
+    """
+    if is_whole(folder):
+        return
+    with _only_one(folder.with_name(f".{folder.name}.lock"), doing) as held:
+        if is_whole(folder):
+            return
+        if held:  # so whoever made these was killed
+            for ending in ("tmp", "old"):
+                for left in folder.parent.glob(f".{folder.name}.*.{ending}"):
+                    shutil.rmtree(left, ignore_errors=True)
+        if told:
+            tell(doing, folder)
+        try:
+            with atomic_write(folder) as temporary:
+                make(temporary)
+                if is_whole(folder):  # by one without a lock; of two renames at once one fails too
+                    shutil.rmtree(temporary)
+        except OSError:
+            if not is_whole(folder):
+                raise
+
+
+def make_file_once(
+    path: Path,
+    digest: str,
+    doing: str,
+    make: Callable[[Path], None],
+    opened: Callable[[Path], _Opened],
+    origin: Origin | None = None,
+    check: bool = True,
+    told: bool = True,
+) -> _Opened:
+    """What `opened` makes of a file in a folder of its own. It is made again where it does not have
+    its SHA-256, which lies beside it as `digest`, or `opened` raises NotUsable or OSError.
+
+    `check`: the file is read whole, whatever is remembered of it. `told`: as `make_once`. Files
+    beside this one that were made of other contents of the same `origin` are removed.
+
+    Raises OSError where it cannot be written or be opened when it is new, and what `make` raises.
+    """
+    found, refused = list[_Opened](), list[Exception]()
+
+    def is_whole(folder: Path) -> bool:
+        found.clear()
+        try:
+            known = (file_digest if check else content_digest)(path)
+            if (folder / digest).read_bytes() != known.encode():
+                raise NotUsable("its contents are damaged")
+            found.append(opened(path))
+        except (NotUsable, OSError) as error:
+            if not refused and not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+                console.note(f"{path} is made again: {error}")
+            refused.append(error)
+        return bool(found)
+
+    def make_whole(temporary: Path) -> None:
+        temporary.mkdir()
+        make(temporary / path.name)
+        (temporary / digest).write_text(file_digest(temporary / path.name))
+        if origin is not None:
+            (temporary / ORIGIN).write_text(json.dumps(_record_of(origin)), encoding="utf-8")
+
+    make_once(path.parent, doing, is_whole, make_whole, told)
+    if origin is not None and refused:
+        _remove_outdated(path.parent, origin)
+    if found or is_whole(path.parent):
+        return found[0]
+    raise OSError(str(refused[-1]))
+
+
+def tell(doing: str, folder: Path) -> None:
+    """What is made now and takes a while, and where."""
+    console.note(doing)
+    console.detail(f"into {folder}")
+    console.stage(doing)
+
+
+@contextlib.contextmanager
+def _only_one(path: Path, doing: str) -> Iterator[bool]:
+    """Hold the lock file `path`; whether it is held, which it is not where there are no locks or
+    its owner outlasts PATIENCE. `doing`: what the owner does, for the note to those who wait.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            console.note(f"waiting for another process: {doing}")
+            lock.acquire(timeout=PATIENCE)
+    except Timeout:
+        console.warn(f"{path} has been held for {PATIENCE:.0f} seconds; continuing without it")
+    except (OSError, NotImplementedError) as error:
+        console.note(f"{path} cannot be locked ({error}): work may be done twice")
+    try:
+        yield lock.is_locked
+    finally:
+        lock.release()
+
+
+def _record_of(origin: Origin) -> dict[str, Any]:
+    """With the machine, since several may share a cache folder and have other models there."""
+    place = [platform.node(), str(origin.place.resolve())]
+    return {"place": place, "contents": list(origin.contents)}
+
+
+def _remove_outdated(folder: Path, origin: Origin) -> None:
+    """Those beside `folder` that were made of other contents from the same place."""
+    own = _record_of(origin)
+    for path in folder.parent.glob(f"[!.]*/{ORIGIN}"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            record = parse_json(path.read_bytes())
+            if record["place"] == own["place"] and record["contents"] != own["contents"]:
+                remove_folder(path.parent)
+                console.note(
+                    f"removed {path.parent}: {origin.place.name} has other contents by now"
+                )
