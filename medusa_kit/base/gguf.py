@@ -11,7 +11,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,11 @@ def dequantised_folder(gguf: Path) -> Path:
     Raises CheckpointError when the file is missing, cut off or of a kind transformers cannot read.
     """
     folder = _folder_of(gguf)
-    _make(folder, f"dequantising {gguf.name}, once on this machine", _dequantise, gguf)
+    doing = f"dequantising {gguf.name}, once on this machine"
+    try:
+        make_once(folder, doing, _is_whole, lambda temporary: _dequantise(gguf, temporary))
+    except OSError as error:
+        raise _cannot_write(gguf, folder, error) from error
     return folder
 
 
@@ -134,13 +138,6 @@ def gguf_digest(gguf: Path) -> str:
 
 def _is_whole(folder: Path) -> bool:
     return (folder / "config.json").is_file()
-
-
-def _make(folder: Path, doing: str, make: Callable[[Path, Path], None], gguf: Path) -> None:
-    try:
-        make_once(folder, doing, _is_whole, lambda temporary: make(gguf, temporary))
-    except OSError as error:
-        raise _cannot_write(gguf, folder, error) from error
 
 
 def _cannot_write(gguf: Path, folder: Path, error: OSError) -> CheckpointError:
