@@ -72,6 +72,22 @@ def test_a_damaged_record_is_passed_over_and_replaced(record: Record, damage: by
     assert record.read() == {**DEPENDS_ON, "found": 2}
 
 
+def test_a_record_that_several_write_at_once_is_always_whole(record: Record) -> None:
+    """As long texts, which a reader would find half-written."""
+    found = list("abcd")
+    record.write(found="a" * 100_000)
+
+    def write_and_read(number: int) -> list[dict[str, Any] | None]:
+        said = list[dict[str, Any] | None]()
+        for _ in range(20):
+            record.write(found=found[number] * 100_000)
+            said.append(record.read())
+        return said
+
+    whole = [{**DEPENDS_ON, "found": one * 100_000} for one in found]
+    assert all(one in whole for said in all_at_once(write_and_read, 4) for one in said)
+
+
 def test_a_folder_that_cannot_be_written_is_one_warning(
     cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -307,6 +323,7 @@ def test_without_locks_the_first_one_stays(
 
     monkeypatch.setattr(maker, "make", make)
     assert [maker()] == first
+    assert [maker.path.stat().st_ino] == first, "not replaced"
     assert (maker.made, other.made) == (1, 1)
     assert "work may be done twice" in capsys.readouterr().err
     assert maker.left() == {"thing"}
