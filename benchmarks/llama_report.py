@@ -20,7 +20,7 @@ from side_by_side import (
 )
 
 from medusa_kit import console
-from medusa_kit.bench.methods import FORMER, ONE_NODE
+from medusa_kit.bench.report import FORMER, ONE_NODE
 from medusa_kit.files import atomic_write
 
 IMAGES = Path("docs/images")

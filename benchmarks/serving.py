@@ -31,13 +31,13 @@ import yaml
 from medusa_kit import console
 from medusa_kit.bench.endpoint import Asked
 from medusa_kit.bench.load.arrivals import Closed, Poisson
-from medusa_kit.bench.load.report import draw, load_name, write_json
+from medusa_kit.bench.load.report import draw_load, load_name
 from medusa_kit.bench.load.run import LoadRun
 from medusa_kit.cli.prompts import read_prompts
 from medusa_kit.distill.openai_client import Endpoint
 from medusa_kit.distill.openai_stream import probe, stream_answer
 from medusa_kit.errors import MedusaKitError
-from medusa_kit.files import atomic_write
+from medusa_kit.files import atomic_write, write_json
 
 START_SECONDS = 900
 STOP_SECONDS = 30
@@ -288,7 +288,7 @@ def write(rounds, not_run, servers, loads, given):
     drawn = {name: [point[UNSEEN] for point in found[-1]]
              for name, found in rounds.items() if found}  # fmt: skip
     if drawn:
-        draw(drawn, loads[0].what, "prompts not seen before, the last round", given.output)
+        draw_load(drawn, loads[0].what, "prompts not seen before, the last round", given.output)
 
 
 def loads_of(given):
