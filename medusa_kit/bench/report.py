@@ -15,6 +15,7 @@ from medusa_kit import console
 from medusa_kit.bench.about import About
 from medusa_kit.bench.agreement import Agreement
 from medusa_kit.files import write_json
+from medusa_kit.settings.drafters import DRAFTERS
 from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.tuning.charts import draw
 
@@ -203,9 +204,9 @@ class MethodResult(Named):
 def known_by(name: str) -> dict[str, Any]:
     """What a method of this name is, for files of versions that wrote no more of it."""
     kind = next((kind for start, kind in STARTS.items() if name.startswith(start)), "ours")
-    drafter = name.rpartition(", ")[2] if kind == "ours" else None
-    plain = drafter in ("plain decoding", "one node")
-    return {"kind": kind, "drafter": NO_DRAFTER if plain else drafter}
+    drafter = name.rpartition(", ")[2].replace("plain decoding", NO_DRAFTER)
+    drafter = drafter.replace("one node", NO_DRAFTER)
+    return {"kind": kind, "drafter": drafter if kind == "ours" and drafter in DRAFTERS else None}
 
 
 @dataclass
