@@ -78,9 +78,13 @@ class VerifyReport:
     def to_json(self) -> dict[str, Any]:
         own = asdict(self)
         del own["agreement"], own["about"]
-        counts = {"identical": self.identical, "bugs": len(self.bugs)}
-        agreement = self.agreement and self.agreement.to_json()
-        return {**own, **counts, "agreement_with_float32": agreement, **self.about.to_json()}
+        return {
+            **own,
+            "identical": self.identical,
+            "bugs": len(self.bugs),
+            "agreement_with_float32": self.agreement and self.agreement.to_json(),
+            **self.about.to_json(),
+        }
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "VerifyReport":

@@ -275,8 +275,7 @@ class Served:
 
     def record(self) -> dict[str, Any]:
         """For bench.json."""
-        record: dict[str, Any] = self.runs[-1].record()
-        return record
+        return dict(self.runs[-1].record())
 
 
 def with_server(command: Callable[..., None]) -> Callable[..., None]:

@@ -222,22 +222,18 @@ def _search_table(tree: dict[str, Any], plan: Any) -> Iterator[str]:
     rows = [row for row in tree.get("table", []) if row.get("batch_size", 1) == 1]
     if not rows:
         return
-    machine = tree.get("machine", {})
+    machine, precision = tree.get("machine", {}), tree.get(ACTIVATIONS, FLOAT32)
+    rounded = "" if precision == FLOAT32 else f", {precision} activations"
     yield (
         f"{_chosen(rows, plan)}, over one-node decoding in the same engine, on "
         f"{machine.get('processor', 'a processor not recorded')}, device "
         f"{machine.get('device', 'not recorded')}, threads {machine.get('threads', '?')}, torch "
-        f"{machine.get('torch', '?')}{_found_with(tree)}; another machine may want "
+        f"{machine.get('torch', '?')}{rounded}; another machine may want "
         "another tree (`medusa-kit tree-search --statistics`). Acceptance by replay, step times "
         "measured."
     )
     columns = ("nodes", "acceptance length", "step, ms", "predicted speed-up")
     yield console.markdown(columns, [_search_row(row) for row in rows])
-
-
-def _found_with(tree: dict[str, Any]) -> str:
-    precision = tree.get(ACTIVATIONS, FLOAT32)
-    return "" if precision == FLOAT32 else f", {precision} activations"
 
 
 def _chosen(rows: Sequence[dict[str, Any]], plan: Any) -> str:

@@ -251,8 +251,7 @@ def _bench(path: Path, config: HeadsConfig, digest: str) -> BenchReport:
             hint="measure these alongside it: `medusa-kit bench` without --endpoint-only",
         )
     report = _read(path, BenchReport.from_json, record, "bench", "bench --output FOLDER")
-    lossy = any(result.lossy for result in report.results)
-    _check_about(path, report.about, config, digest, lossy)
+    _check_about(path, report.about, config, digest, any(one.lossy for one in report.results))
     return report
 
 

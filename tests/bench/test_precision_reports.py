@@ -18,6 +18,7 @@ from support.kernels.rounded_engine import (
 from support.small_engines import random_prompt
 
 from medusa_kit.base.model import BaseModel
+from medusa_kit.bench.about import About
 from medusa_kit.bench.agreement import Agreement
 from medusa_kit.bench.bench import Batch, Method, bench
 from medusa_kit.bench.machine import bench_about, write_verify
@@ -131,18 +132,19 @@ def test_float32_has_no_agreement() -> None:
 
 
 def test_a_bench_says_what_was_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    def shown(report: Any, sampled: str) -> str:
-        bench_report.show(report, {}, "tiny", sampled, "here")
+    def shown(report: Any, temperature: float = 0.0) -> str:
+        report.about = About.of("some", SamplingParams(temperature))
+        bench_report.show(report, {}, "tiny", "here")
         return " ".join(capsys.readouterr().out.split())
 
-    greedy = shown(made_up(sampled=False), "greedy")
+    greedy = shown(made_up(sampled=False))
     assert "equal those of transformers (float32), or plain (int16 activations), token" in greedy
     assert "plain: agreement with float32: 1 of 2 answers are those of transformers;" in greedy
-    drawn = shown(made_up(sampled=True), "temperature 1")
+    drawn = shown(made_up(sampled=True), 1.0)
     assert "equal those of plain, token for token; others draw other" in drawn
     assert "agreement with float32: not measured" in drawn
     methods = [Method("transformers", saying([1])), Method("ours", saying([1]), kind="ours")]
-    assert "float32" not in shown(bench(methods, [[0]], 1), "greedy")
+    assert "float32" not in shown(bench(methods, [[0]], 1))
 
 
 @needs_integers
