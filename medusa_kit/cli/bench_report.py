@@ -1,4 +1,4 @@
-"""What a bench prints: tables and remarks. bench/records.py writes its files."""
+"""What a bench prints: tables and remarks. bench/report.py writes its file."""
 
 import textwrap
 from collections.abc import Mapping
