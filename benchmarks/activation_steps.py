@@ -11,6 +11,7 @@ import statistics
 from collections import defaultdict
 
 from own_speed import OwnSpeed
+from rounds import spread
 
 import medusa_kit
 from medusa_kit import console
@@ -46,9 +47,8 @@ def main() -> None:
         row = [what]
         for name in speeds:
             own, exact = taken[what, name], taken[what, "float32"]
-            ratios = [a / b for a, b in zip(exact, own, strict=True)]
             row.append(f"{1000 * statistics.median(own):.2f}")
-            row.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+            row.append(spread([a / b for a, b in zip(exact, own, strict=True)]))
         rows.append(row)
     columns = ["", *(part for name in speeds for part in (f"{name}, ms", "÷"))]
     title = next(iter(speeds.values())).engine.steps_run_by

@@ -12,11 +12,12 @@ most. Prefixes are not kept, so that rounds are alike.
 import argparse
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
 from pathlib import Path
+
+from rounds import in_turn, spread
 
 WORKER = """
 import json, sys
@@ -80,13 +81,9 @@ def main() -> None:
     answers: dict[tuple, list] = {}
     steps = dict.fromkeys(runs, 0)
     for round in range(1 + asked.rounds):  # the first one warms up
-        seconds, tokens, order = (
-            dict.fromkeys(runs, 0.0),
-            dict.fromkeys(runs, 0),
-            random.Random(round),
-        )
+        seconds, tokens = dict.fromkeys(runs, 0.0), dict.fromkeys(runs, 0)
         for prompt in prompts if round else prompts[:3]:
-            for run in order.sample(runs, len(runs)):
+            for run in in_turn(runs, round, prompt):
                 said = workers[run[:2]].answer(prompt, asked.tokens, run[2])
                 seconds[run] += said["seconds"]
                 tokens[run] += len(said["ids"]) - 1
@@ -105,7 +102,7 @@ def main() -> None:
         a_step = asked.rounds * sum(len(a) - 1 for a in own) / max(steps[run], 1)
         print(
             f"{':'.join(run):40} {statistics.median(rates[run]):7.1f} tokens/s  "
-            f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})  "
+            f"{spread(ratios)}  "
             f"{a_step:.2f} tokens a step; "
             f"as own plain: {same} of {len(plain)}; as the first run: "
             f"{sum(a == b for a, b in zip(own, first, strict=True))} of {len(first)}"

@@ -11,6 +11,8 @@ import argparse
 import statistics
 import time
 
+from rounds import rotated, spread
+
 import medusa_kit
 from medusa_kit import console
 from medusa_kit.data.readers import read_rows
@@ -34,7 +36,7 @@ def blocks_of(prompts, rows, count, number):
 
 def run_block(engine, block, tokens, turn):
     """Tokens a second of each drafter; whose turn it is first changes from block to block."""
-    order = DRAFTERS[turn % 3 :] + DRAFTERS[: turn % 3]
+    order = rotated(DRAFTERS, turn)
     ran = {name: seconds_of(engine, block, len(block), name, tokens) for name in order}
     answers = [ran[name][1] for name in DRAFTERS]
     if answers[1:] != answers[:-1]:
@@ -74,8 +76,7 @@ def main():
         line = [rows, f"{statistics.median(speeds[rows, 'none']):.0f}"]
         for name in DRAFTERS[1:]:
             line.append(f"{statistics.median(speeds[rows, name]):.0f}")
-            own = sorted(ratios[rows, name])
-            line.append(f"{statistics.median(own):.2f} ({own[0]:.2f} to {own[-1]:.2f})")
+            line.append(spread(ratios[rows, name]))
         table.append(line)
     columns = ["rows", "plain tokens/s", "heads", "of plain", "auto", "of plain"]
     console.out.print(console.table(f"{len(prompts)} prompts", columns, table))

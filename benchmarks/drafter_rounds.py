@@ -5,23 +5,24 @@
 Each drafter has an engine of its own, so they share nothing that they learn. They answer each
 prompt one after another, in an order drawn anew for each prompt and round; the reading of the
 prompt does not count. Speeds are ratios to plain decoding by the same kit: over all, and for each
-category with the least and the largest of the rounds. The interval is of a bootstrap over prompts.
+category with the least and the largest of the rounds. The interval is of the prompts' ratios.
 Greedy answers are compared with plain decoding's; sampled ones too, since a seed has one text. The
 report of all rounds so far is printed after each.
 """
 
 import argparse
 import json
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rounds import in_turn
+
 import medusa_kit
 from medusa_kit import console
+from medusa_kit.bench.interval import interval_of
 
 PLAIN = "none"
-RESAMPLES = 2000
 
 
 class Answer(NamedTuple):
@@ -51,9 +52,8 @@ def main() -> None:
     for number in range(options.rounds):
         with console.progress(f"round {number + 1}", len(rows), "prompts") as bar:
             for prompt, row in enumerate(rows):
-                order = random.Random(f"{number} {prompt}").sample(names, len(names))
                 texts = {}
-                for name in order:
+                for name in in_turn(names, number, prompt):
                     result = _answer(engines[name], row, options, prompt)
                     texts[name] = result.token_ids
                     answers.append(Answer.of(result.stats, name, number, prompt, row))
@@ -92,10 +92,9 @@ def _report(answers: Sequence[Answer], names: Sequence[str], rounds: int) -> Non
             cells.append(f"{name} {_ratio(own, name):.3f} ({min(each):.3f} to {max(each):.3f})")
         print(" | ".join(cells), flush=True)
     for name in names[1:]:
-        low, high = _interval(answers, lambda some, name=name: _ratio(some, name))
         own = [one for one in answers if one.drafter == name]
         length = sum(one.tokens for one in own) / sum(one.steps for one in own)
-        print(f"{name}: 95 % of resamples {low:.3f} to {high:.3f}; acceptance length {length:.3f}")
+        print(f"{name}: {_interval(answers, name)}; acceptance length {length:.3f}")
 
 
 def _rate(answers: Sequence[Answer], name: str) -> float:
@@ -107,18 +106,15 @@ def _ratio(answers: Sequence[Answer], name: str) -> float:
     return _rate(answers, name) / _rate(answers, PLAIN)
 
 
-def _interval(
-    answers: Sequence[Answer], figure: Callable[[Sequence[Answer]], float]
-) -> tuple[float, float]:
+def _interval(answers: Sequence[Answer], name: str) -> str:
+    """Of the prompts' ratios, each over all rounds."""
     by_prompt: dict[int, list[Answer]] = {}
     for one in answers:
         by_prompt.setdefault(one.prompt, []).append(one)
-    prompts, drawn = list(by_prompt), random.Random(0)
-    found = sorted(
-        figure([one for p in drawn.choices(prompts, k=len(prompts)) for one in by_prompt[p]])
-        for _ in range(RESAMPLES)
-    )
-    return found[RESAMPLES // 40], found[-1 - RESAMPLES // 40]
+    found = interval_of([_ratio(own, name) for own in by_prompt.values()])
+    if found is None:
+        return "too few prompts for an interval"
+    return f"{found.ratio:.3f} a prompt, 95 % interval {found.low:.3f} to {found.high:.3f}"
 
 
 if __name__ == "__main__":

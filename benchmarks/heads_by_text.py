@@ -17,10 +17,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from side_by_side import markdown, save, set_up_fonts
+from side_by_side import save, set_up_fonts
 
+from medusa_kit import console
 from medusa_kit.base.placement import DTYPES
-from medusa_kit.files import atomic_write
+from medusa_kit.files import write_json, write_text
 from medusa_kit.heads import load_heads
 from medusa_kit.infer.packed.base import base_for_decoding
 from medusa_kit.quick.answers import read_answers
@@ -47,8 +48,7 @@ def main() -> None:
                 recipe.base.model, dtype=recipe.base.dtype, device=recipe.base.device
             )
             figures = _measured(base, run, options.held_out, options.test)
-            with atomic_write(known) as temporary:
-                temporary.write_text(json.dumps(figures, indent=1))
+            write_json(known, figures)
         found.append(json.loads(known.read_text()))
     _write(found, recipe, output)
 
@@ -101,8 +101,7 @@ def _measured(base: Any, run: Path, held_out: Path, test: Path) -> dict[str, Any
 
 
 def _write(found: list[dict[str, Any]], recipe: TrainRecipe, output: Path) -> None:
-    with atomic_write(output / "curve.json") as temporary:
-        temporary.write_text(json.dumps({"recipe": recipe.model_dump(), "runs": found}, indent=1))
+    write_json(output / "curve.json", {"recipe": recipe.model_dump(), "runs": found})
     columns = ["positions", *(f"N = {nodes}" for nodes in NODES), "top-1 of heads",
                "training", "hidden states"]  # fmt: skip
     rows = [
@@ -115,9 +114,9 @@ def _write(found: list[dict[str, Any]], recipe: TrainRecipe, output: Path) -> No
         ]
         for one in found
     ]
-    with atomic_write(output / "curve.md") as temporary:
-        temporary.write_text(markdown(columns, rows))
-    print((output / "curve.md").read_text(), end="")
+    text = console.markdown(columns, rows)
+    write_text(output / "curve.md", text + "\n")
+    print(text)
     _draw(found, output / "curve.svg")
 
 

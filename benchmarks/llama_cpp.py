@@ -28,7 +28,7 @@ from llama_tools import NAME
 from side_by_side import Measured, run_rounds
 
 from medusa_kit import console
-from medusa_kit.files import atomic_write
+from medusa_kit.files import write_json
 from medusa_kit.settings.engine import EMBEDDED_NAME
 
 FIGURES = "figures.json"
@@ -90,11 +90,11 @@ def whole_answers(given: argparse.Namespace, engine: Any, gguf: Path) -> dict[st
             Oracle.beside(engine.base),
         )
         with servers(given, gguf, []) as urls:
-            record[ANSWERS] = answers.beside_transformers(oracle, drafters, urls).as_dict()
+            record[ANSWERS] = answers.beside_transformers(oracle, drafters, urls).to_json()
     if GUESSING in given.parts:
         answers = Answers(engine, given.copying or given.prompts, given.copying_limit, tokens)
         with servers(given, gguf, given.speculation) as urls:
-            record[GUESSING] = answers.by_guessing(DRAFTERS, urls).as_dict()
+            record[GUESSING] = answers.by_guessing(DRAFTERS, urls).to_json()
     return record
 
 
@@ -182,8 +182,7 @@ def main() -> None:
     given.output.mkdir(parents=True, exist_ok=True)
 
     def keep(record: dict[str, Any]) -> None:
-        with atomic_write(path) as temporary:
-            temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_json(path, record)
 
     show(measure(given, keep), given.output)
     console.note(f"wrote {path}")

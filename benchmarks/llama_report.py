@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from llama_cases import ANSWERS, GUESSING
-from llama_tools import NAME
 from side_by_side import (
     COLOURS,
     COLUMNS,
@@ -13,72 +12,58 @@ from side_by_side import (
     THEIRS,
     Measured,
     chart,
-    markdown,
     rows,
     save,
     set_up_fonts,
 )
 
 from medusa_kit import console
-from medusa_kit.bench.methods import FORMER, ONE_NODE
-from medusa_kit.files import atomic_write
+from medusa_kit.bench.report import NO_DRAFTER, ONE_NODE, BenchReport, MethodResult
+from medusa_kit.files import write_text
 
 IMAGES = Path("docs/images")
-# How the bench names methods (or how those names end): what the chart says, and whose.
+# What the chart says of methods, and whose they are, by kind and drafter.
 BARS = {
-    "transformers generate": ("transformers generate", "transformers"),
-    "transformers prompt lookup": ("transformers prompt lookup", "transformers"),
-    f"endpoint, {NAME}": ("llama.cpp, the same GGUF file", THEIRS),
-    ONE_NODE: (ONE_NODE, OURS),
-    ", medusa": ("medusa-kit, heads", OURS),
-    ", auto": ("medusa-kit, auto (the default)", OURS),
+    ("transformers", None): ("transformers generate", "transformers"),
+    ("peer", None): ("transformers prompt lookup", "transformers"),
+    ("endpoint", None): ("llama.cpp, the same GGUF file", THEIRS),
+    ("ours", NO_DRAFTER): (ONE_NODE, OURS),
+    ("ours", "medusa"): ("medusa-kit, heads", OURS),
+    ("ours", "auto"): ("medusa-kit, auto (the default)", OURS),
 }
 
 
-def method_rows(report: dict[str, Any]) -> list[list[str]]:
+def method_rows(report: BenchReport) -> list[list[str]]:
     """Of whole answers: tokens a second, also without the reading of prompts, and ratios of both to
     the first method and to the same program's plain decoding."""
-    ran = {_name(one): one for one in report["methods"] if "not_run" not in one}
     cells = []
-    for name, one in ran.items():
-        plain = ran.get(plain_of(name), {})
+    for one in report.results:
+        if one.not_run is not None:
+            cells.append([one.name, f"not run: {one.not_run}", *["–"] * 6])
+            continue
+        plain, total = _plain_of(one, report), one.total
         cells.append([
-            name, f"{one['tokens_per_second']:.1f}", f"{one['ratio']:.2f}",
-            _number(one["decoding_tokens_per_second"], 1),
-            _over(one, plain, "tokens_per_second"), _over(one, plain, "decoding_tokens_per_second"),
-            _number(one["acceptance_length"], 3),
-            "–" if one["identical"] is None else f"{one['identical']}/{one['answers']}",
+            one.name, f"{total.tokens_per_second:.1f}",
+            f"{total.ratio(report.results[0].total):.2f}",
+            console.number(total.decoding_tokens_per_second, ".1f"),
+            f"{total.ratio(plain.total):.2f}",
+            console.number(total.decoding_ratio(plain.total), ".2f"),
+            console.number(total.acceptance_length, ".3f"),
+            "–" if total.identical is None else f"{total.identical}/{total.answers}",
         ])  # fmt: skip
-    missing = ([one["name"], f"not run: {one['not_run']}", *["–"] * 6]
-               for one in report["methods"] if "not_run" in one)  # fmt: skip
-    return [*cells, *missing]
+    return cells
+
+
+def _plain_of(result: MethodResult, report: BenchReport) -> MethodResult:
+    """The method that decodes plainly in the same program: the first of its servers; ours of one
+    node; transformers generate."""
+    if result.kind == "endpoint":
+        return next(one for one in report.ran if one.kind == "endpoint")
+    return (report.plain if result.ours else None) or report.results[0]
 
 
 METHOD_COLUMNS = ("method", "tokens/s", "to the first", "decoding only", "to its plain decoding",
                   "decoding only, to its plain", "acceptance length", "identical")  # fmt: skip
-
-
-def _name(method: dict[str, Any]) -> str:
-    """As the bench names it now; the record may be an earlier release's."""
-    name: str = method["name"]
-    return FORMER.get(name, name)
-
-
-def plain_of(name: str) -> str:
-    """The method that decodes plainly in the same program."""
-    for start, plain in (("endpoint", f"endpoint, {NAME}"), ("medusa-kit", ONE_NODE)):
-        if name.startswith(start):
-            return plain
-    return "transformers generate"
-
-
-def _over(one: dict[str, Any], plain: dict[str, Any], figure: str) -> str:
-    mine, other = one.get(figure), plain.get(figure)
-    return _number(mine / other if mine and other else None, 2)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def tables(record: dict[str, Any]) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
@@ -88,10 +73,8 @@ def tables(record: dict[str, Any]) -> Iterator[tuple[str, Sequence[str], list[li
         yield "in turn, medians of rounds; ratios within a round", COLUMNS, rows(found)
     for part in (ANSWERS, GUESSING):
         if part in record:
-            report = record[part]
-            title = (
-                f"{part}: {report['num_prompts']} prompts, {report['max_new_tokens']} new tokens"
-            )
+            report = BenchReport.from_json(record[part])
+            title = f"{part}: {report.num_prompts} prompts, {report.max_new_tokens} new tokens"
             yield title, METHOD_COLUMNS, method_rows(report)
 
 
@@ -105,9 +88,8 @@ def show(record: dict[str, Any], output: Path) -> None:
     text = f"{title_of(record)}, {record['date']}\n\n"
     for title, columns, cells in tables(record):
         console.out.print(console.table(title, columns, cells))
-        text += f"{title}\n\n{markdown(columns, cells)}\n"
-    with atomic_write(output / "beside.md") as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        text += f"{title}\n\n{console.markdown(columns, cells)}\n\n"
+    write_text(output / "beside.md", text)
     draw(record, IMAGES if record["complete"] else output)
 
 
@@ -123,17 +105,15 @@ def draw_answers(record: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     speeds = {}
-    for method in record[ANSWERS]["methods"]:
-        end = next((end for end in BARS if _name(method).endswith(end)), None)
-        if end is not None and "not_run" not in method:
-            speeds[end] = method["tokens_per_second"]
-    shown = [end for end in BARS if end in speeds]
+    for result in BenchReport.from_json(record[ANSWERS]).ran:
+        speeds[result.kind, result.drafter] = result.total.tokens_per_second
+    shown = [what for what in BARS if what in speeds]
     set_up_fonts(pyplot)
     figure, axes = pyplot.subplots(figsize=(8, 0.5 * len(shown) + 0.8))
-    for place, end in enumerate(shown):
-        axes.barh(place, speeds[end], color=COLOURS[BARS[end][1]], height=0.7)
-        axes.text(speeds[end], place, f" {speeds[end]:.0f}", va="center")
-    axes.set_yticks(range(len(shown)), [BARS[end][0] for end in shown])
+    for place, what in enumerate(shown):
+        axes.barh(place, speeds[what], color=COLOURS[BARS[what][1]], height=0.7)
+        axes.text(speeds[what], place, f" {speeds[what]:.0f}", va="center")
+    axes.set_yticks(range(len(shown)), [BARS[what][0] for what in shown])
     axes.invert_yaxis()
     axes.margins(x=0.1)
     axes.set_xlabel(f"tokens/s, {title_of(record)}")

@@ -1,7 +1,7 @@
-"""Pairs of figures of two versions, measured one after the other: their ratio and a verdict.
+"""Figures measured in rounds, one after the other: who is first, ratios, intervals, a verdict.
 
-A ratio above 1 is better for the new version, whatever the figure: costs (seconds, MB) are turned
-round. Counts are exact, so one of them decides.
+Of two versions a ratio above 1 is better for the new one, whatever the figure: costs (seconds, MB)
+are turned round. Counts are exact, so one of them decides.
 """
 
 import random
@@ -34,6 +34,19 @@ class Verdict:
 def in_turn(versions: Sequence[T], *place: object) -> list[T]:
     """An order of its own for each place in the run, the same in every run."""
     return random.Random(repr(place)).sample(versions, len(versions))
+
+
+def rotated(turns: Sequence[T], number: int) -> list[T]:
+    """Another one is first in each round."""
+    at = number % len(turns)
+    return [*turns[at:], *turns[:at]]
+
+
+def spread(ratios: Sequence[float]) -> str:
+    """The median with the least and the greatest."""
+    if not ratios:
+        return "–"
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def verdict(old: Sequence[float], new: Sequence[float], kind: Kind) -> Verdict:

@@ -27,17 +27,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
+from rounds import rotated, spread
 
 from medusa_kit import console
 from medusa_kit.bench.endpoint import Asked
 from medusa_kit.bench.load.arrivals import Closed, Poisson
-from medusa_kit.bench.load.report import draw, load_name, write_json
+from medusa_kit.bench.load.report import draw_load, load_name
 from medusa_kit.bench.load.run import LoadRun
 from medusa_kit.cli.prompts import read_prompts
 from medusa_kit.distill.openai_client import Endpoint
 from medusa_kit.distill.openai_stream import probe, stream_answer
 from medusa_kit.errors import MedusaKitError
-from medusa_kit.files import atomic_write
+from medusa_kit.files import write_json, write_text
 
 START_SECONDS = 900
 STOP_SECONDS = 30
@@ -157,12 +158,6 @@ def shares_of(prompts, loads, number):
     ]
 
 
-def in_order(servers, number):
-    """Rotated, so that none is always the first of a round."""
-    at = number % len(servers)
-    return servers[at:] + servers[:at]
-
-
 def run_rounds(servers, prompts, loads, values, given, keep):
     """By server: the figures of each round, or why there are none (then it is not tried again).
 
@@ -171,7 +166,7 @@ def run_rounds(servers, prompts, loads, values, given, keep):
     rounds, not_run = {server["name"]: [] for server in servers}, {}
     for number in range(given.rounds):
         shares = shares_of(prompts, loads, number)
-        for server in in_order(servers, number):
+        for server in rotated(servers, number):
             name = server["name"]
             if name in not_run:
                 continue
@@ -201,16 +196,6 @@ def tokens_per_second(point):
 def first_token(point):
     known = point["first_token_seconds"]
     return None if known is None else known["p50"]
-
-
-def interval(values):
-    if not values:
-        return "–"
-    middle, least, greatest = (
-        f"{value:.2f}" if value < 10 else f"{value:.1f}"
-        for value in (statistics.median(values), values[0], values[-1])
-    )
-    return f"{middle} ({least}–{greatest})"
 
 
 def median(rounds, place, kind, figure, scale=1.0, digits=1):
@@ -253,9 +238,9 @@ def row_of(rounds, first, name, place, kind):
     return [
         name,
         median(own, place, kind, tokens_per_second),
-        interval(ratios(rounds, first, name, place, kind, tokens_per_second)),
+        spread(ratios(rounds, first, name, place, kind, tokens_per_second)),
         median(own, place, kind, first_token, 1e3),
-        interval(ratios(rounds, first, name, place, kind, first_token)),
+        spread(ratios(rounds, first, name, place, kind, first_token)),
         median(own, place, kind, between_tokens, 1e3),
         sum(one[place][kind]["failed"] for one in own),
         same_answers(rounds, first, name, place, kind),
@@ -267,28 +252,20 @@ def between_tokens(point):
     return None if known is None else known["p50"]
 
 
-def markdown(shown, not_run):
-    text = ""
-    for title, rows in shown:
-        lines = [[name.replace("\n", " ") for name in COLUMNS], ["---"] * len(COLUMNS), *rows]
-        text += f"{title}\n\n" + "".join(f"| {' | '.join(map(str, row))} |\n" for row in lines)
-        text += "\n"
-    return text + "".join(f"- {name}: not run: {why}\n" for name, why in not_run.items())
-
-
 def write(rounds, not_run, servers, loads, given):
-    shown = list(tables(rounds, not_run, servers, loads))
-    for title, rows in shown:
+    text = ""
+    for title, rows in tables(rounds, not_run, servers, loads):
         narrow = [[str(cell).replace(" (", "\n").rstrip(")") for cell in row] for row in rows]
         console.out.print(console.table(title, COLUMNS, narrow))
+        text += f"{title}\n\n{console.markdown(COLUMNS, rows)}\n\n"
     for name, why in not_run.items():
         console.warn(f"{name} was not run: {why}")
-    with atomic_write(given.output / "serving.md") as temporary:
-        temporary.write_text(markdown(shown, not_run), encoding="utf-8")
+        text += f"- {name}: not run: {why}\n"
+    write_text(given.output / "serving.md", text)
     drawn = {name: [point[UNSEEN] for point in found[-1]]
              for name, found in rounds.items() if found}  # fmt: skip
     if drawn:
-        draw(drawn, loads[0].what, "prompts not seen before, the last round", given.output)
+        draw_load(drawn, loads[0].what, "prompts not seen before, the last round", given.output)
 
 
 def loads_of(given):

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rounds import rotated, spread
+
 from medusa_kit import console
 from medusa_kit.errors import MedusaKitError
 
@@ -60,19 +62,16 @@ class Measured:
             "unit": self.unit,
             "rounds": self.figures,
             "median": {who: self.median(who) for who in (OURS, THEIRS)},
-            "ratio": spread(ratios) if ratios else None,
+            "ratio": {"median": statistics.median(ratios), "least": ratios[0],
+                      "greatest": ratios[-1]} if ratios else None,
             "not_run": self.not_run,
-        }
+        }  # fmt: skip
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Measured":
         """From such a record."""
         named = (record["part"], record["name"], record["unit"])
         return cls(*named, record["rounds"], record["not_run"])
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "least": min(values), "greatest": max(values)}
 
 
 def run_rounds(
@@ -84,15 +83,10 @@ def run_rounds(
     for number in range(rounds):
         for place, (case, measured) in enumerate(zip(cases, found, strict=True)):
             console.note(f"round {number + 1} of {rounds}: {case.part}, {case.name}")
-            for who in turns(number + place):
+            for who in rotated((OURS, THEIRS), number + place):
                 _measure(case, measured, who)
         keep(found)
     return found
-
-
-def turns(number: int) -> tuple[str, str]:
-    """Who is first in this turn, and who second."""
-    return (THEIRS, OURS) if number % 2 else (OURS, THEIRS)
 
 
 def _measure(case: Case, measured: Measured, who: str) -> None:
@@ -112,7 +106,7 @@ COLUMNS = ("what", "unit", OURS, THEIRS, "ours / theirs")
 def rows(found: Iterable[Measured]) -> list[list[str]]:
     return [
         [f"{one.part}: {one.name}", one.unit, *(_shown(one.median(who)) for who in (OURS, THEIRS)),
-         interval(one.ratios)]
+         spread(one.ratios)]
         for one in found
     ]  # fmt: skip
 
@@ -121,19 +115,6 @@ def _shown(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def interval(ratios: Sequence[float]) -> str:
-    """The median with the least and the greatest."""
-    if not ratios:
-        return "–"
-    values = spread(ratios)
-    return f"{values['median']:.2f} ({values['least']:.2f} to {values['greatest']:.2f})"
-
-
-def markdown(columns: Sequence[str], cells: Sequence[Sequence[object]]) -> str:
-    lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *cells]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
 def chart(found: Sequence[Measured], title: str, path: Path) -> None:

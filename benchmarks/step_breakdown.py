@@ -13,7 +13,7 @@ import torch
 import medusa_kit
 from medusa_kit import console
 from medusa_kit.bench.breakdown import Breakdown, break_down
-from medusa_kit.bench.methods import ONE_NODE
+from medusa_kit.bench.report import ONE_NODE
 from medusa_kit.cli.bench_report import breakdown_table
 from medusa_kit.tree.candidate_tree import CandidateTree
 

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from medusa_kit.bench.bench import BenchReport, Method, bench
-from medusa_kit.bench.methods import ONE_NODE, check_room, engine_method, standard_methods
+from medusa_kit.bench.bench import Method, bench
+from medusa_kit.bench.methods import check_room, engine_method, standard_methods
+from medusa_kit.bench.report import ONE_NODE, BenchReport
 from medusa_kit.cli.bench_endpoint import Served, Server
 from medusa_kit.cli.prompts import read_prompt_set
 from medusa_kit.settings.sampling import SamplingParams

@@ -130,11 +130,17 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
     """A table ready for `out.print`: first column left, the others right; cells by str()."""
     result = Table(title=title, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
-        first = index == 0
-        result.add_column(column, justify="left" if first else "right", no_wrap=first)
+        result.add_column(column, justify="right" if index else "left", no_wrap=not index)
     for row in rows:
         result.add_row(*(Text(str(cell)) for cell in row))
     return result
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """The same table for a file in Markdown, without a title."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    cells = ([str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def _rate(per_second: float, unit: str) -> str:

@@ -25,6 +25,15 @@ def parse_json(text: str | bytes) -> Any:
         raise json.JSONDecodeError("nested too deeply", "", 0) from None
 
 
+def write_text(path: Path, text: str) -> None:
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it to `path` on success, remove it on failure.

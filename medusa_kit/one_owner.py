@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from medusa_kit import console
 from medusa_kit.errors import ConfigError
-from medusa_kit.files import atomic_write
+from medusa_kit.files import write_json
 
 PATIENCE = 1.0  # seconds: a killed process holds its lock until the system has put it away
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -42,8 +42,7 @@ def one_owner(
             raise
         console.note(f"{lock_path} cannot be locked ({error}): nothing keeps a second process out")
     try:
-        with atomic_write(holder) as temporary:
-            temporary.write_text(json.dumps(_here()))
+        write_json(holder, _here())
         yield
     finally:
         holder.unlink(missing_ok=True)

@@ -38,8 +38,8 @@ TIERS = [
     {"drafters"},
     {"engine"},
     {"distill", "tuning"},
-    {"bench", "serve", "hub"},
-    {"quick"},
+    {"bench", "serve"},
+    {"quick", "hub"},
     {"demo"},
     {"cli", "__main__"},
 ]

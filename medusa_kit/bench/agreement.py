@@ -39,7 +39,7 @@ class Agreement:
             "first difference"
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "share": self.share}
 
 

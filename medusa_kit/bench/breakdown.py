@@ -10,7 +10,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from medusa_kit.base.quantization import stored_bytes
-from medusa_kit.bench.methods import ONE_NODE
+from medusa_kit.bench.report import ONE_NODE
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.request import make_row
@@ -49,9 +49,6 @@ class Breakdown:
     weight_bytes: int  # that the base model's part of a step reads
     floor_seconds: float  # to read that many bytes once
     kernels: dict[str, float] = field(default_factory=dict)  # means over steps on CUDA
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def break_down(

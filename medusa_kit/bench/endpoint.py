@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from medusa_kit.bench.bench import Answers, Batch, Decoding, Method
+from medusa_kit.bench.bench import Batch, Method
+from medusa_kit.bench.report import Answers, Decoding
 from medusa_kit.bench.served_acceptance import (
     Counts,
     ServedSteps,
@@ -64,7 +65,7 @@ class EndpointRun:
         return f"endpoint, {self.endpoint.model}"
 
     def method(self) -> Method:
-        return Method(self.name, self.run, warm=True, has_ids=self.compare)
+        return Method(self.name, self.run, kind="endpoint", warm=True, has_ids=self.compare)
 
     def run(self, batch: Batch) -> Answers:
         """Raises MedusaKitError after HOPELESS_FAILURES failures in a row."""

@@ -4,7 +4,6 @@ from a part of that file.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from medusa_kit.base.adapters import read_info
 from medusa_kit.base.files import resolve
 from medusa_kit.base.gguf import embedded_gguf, gguf_digest
 from medusa_kit.base.model import BaseModel
+from medusa_kit.bench.verify_report import EncodingDifference
 from medusa_kit.data.template import chat_template, encode_text, encodes_text, render_text
 from medusa_kit.files import parse_json
 
@@ -19,17 +19,6 @@ FILE = "tokenizer.json"
 KEPT = Path(__file__).parents[1] / "assets" / "encodings.json"
 SHOWN_IDS, SHOWN_TEXT = 4, 20
 Encoding = Callable[[str], list[int]]
-
-
-@dataclass(frozen=True)
-class EncodingDifference:
-    """The first place where a prompt's ids are not those of the independent encoding."""
-
-    prompt: int
-    position: int
-    expected: list[int]  # what both go on with from there, a few ids
-    actual: list[int]
-    text: str  # what the prompt says up to there, its end
 
 
 def kept_encodings(base: BaseModel) -> dict[str, list[int]]:

@@ -1,16 +1,65 @@
 """The machine and the versions that figures were measured with."""
 
 import platform
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from medusa_kit.base.processor import processor_name
+from medusa_kit.bench.about import About
+from medusa_kit.bench.verify_report import LAYER_BY_LAYER, VerifyReport
 from medusa_kit.engine.engine import Engine
-from medusa_kit.files import file_digest
+from medusa_kit.files import file_digest, write_json
 from medusa_kit.heads.checkpoint import WEIGHTS_NAME
+from medusa_kit.settings.engine import FLOAT32
+from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.version import __version__
+
+
+def bench_about(
+    engines: Mapping[str, Engine], prompts: str, sampling: SamplingParams, **more: Any
+) -> About:
+    """The first engine, and the heads of all."""
+    engine = next(iter(engines.values()))
+    return About.of(
+        prompts,
+        sampling,
+        base=engine.base.info.as_dict(),
+        weights=engine.weights,
+        activations=engine.activations,
+        cache=engine.cache,
+        lossy=bool(engine.lossy_by),
+        drafter=engine.own_drafter,
+        heads_refused=engine.heads_refused,
+        attention=engine.attention.report(),
+        setup=describe_setup(engine),
+        heads={name: heads_digest(one) for name, one in engines.items()},
+        **more,
+    )
+
+
+def write_verify(
+    reports: Mapping[str, VerifyReport], engine: Engine, prompts: str, path: Path
+) -> None:
+    """The reports by name, the greedy one first; `prompts`: what they are called."""
+    held_to = reports["greedy"].reference
+    if engine.activations == FLOAT32:
+        layers = ", layer by layer" if held_to == LAYER_BY_LAYER else ""
+        held_to = f"plain transformers with {engine.weights} weights{layers}"
+    about = About.model_validate({
+        "prompts": prompts,
+        "base": engine.base.info.as_dict(),
+        "activations": engine.activations,
+        "lossy": engine.base.info.lossy,
+        "held_to": held_to,
+        "heads": heads_digest(engine),
+        "setup": describe_setup(engine),
+    })  # fmt: skip
+    parts = {name: replace(one, about=about).to_json() for name, one in reports.items()}
+    write_json(path, parts)
 
 
 def describe_setup(engine: Engine) -> dict[str, Any]:

@@ -3,20 +3,25 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from medusa_kit import console
 from medusa_kit.base.model import BaseModel
-from medusa_kit.bench.bench import Answers, Batch, BenchReport, Decoding, Method
+from medusa_kit.bench.bench import Batch, Method
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.peers import DEFAULT_PEERS, PEERS, PeerCase, transformers_method
+from medusa_kit.bench.report import (
+    NO_DRAFTER,
+    ONE_NODE,
+    TRANSFORMERS,
+    Answers,
+    BenchReport,
+    Decoding,
+)
 from medusa_kit.drafters.memory import Memory
 from medusa_kit.drafters.native.mtp_layers import layers_or_error
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ContextLengthError
 from medusa_kit.settings.drafters import READ_HEADS, check_drafting
 from medusa_kit.settings.sampling import SamplingParams
-
-ONE_NODE = "medusa-kit, plain decoding"
-FORMER = {"medusa-kit, one node": ONE_NODE}  # names in reports of earlier releases
-TRANSFORMERS = "transformers generate"
 
 
 def named_drafters(given: Sequence[str], draft_model: str | None = None) -> list[str]:
@@ -47,10 +52,10 @@ def standard_methods(
     sampling, methods = sampling or SamplingParams(), list[Method]()
     if oracle is not None:
         case = PeerCase(oracle, max_new_tokens, sampling, batch_size, assistant)
-        methods = [transformers_method(case, TRANSFORMERS)]
+        methods = [replace(transformers_method(case, TRANSFORMERS), kind="transformers")]
         methods += [PEERS[name](case) for name in peers]
     first = next(iter(engines.values()))
-    methods.append(engine_method(ONE_NODE, first, max_new_tokens, sampling, drafter="none"))
+    methods.append(engine_method(ONE_NODE, first, max_new_tokens, sampling, drafter=NO_DRAFTER))
     for name, engine, drafter in _drafting(engines, drafters):
         methods.append(engine_method(name, engine, max_new_tokens, sampling, drafter))
     return methods
@@ -65,7 +70,7 @@ def _drafting(
     for drafter in wanted:
         for index, (name, engine) in enumerate(engines.items()):
             used = drafter or engine.own_drafter
-            if used == "none" or (index and used not in READ_HEADS):
+            if used == NO_DRAFTER or (index and used not in READ_HEADS):
                 continue
             if drafter is None and engine.drafter is None and engine.heads is not None:
                 yield name, engine, None
@@ -111,25 +116,21 @@ def engine_method(
         return Answers([result.token_ids for result in results], seconds, stats, decoding)
 
     lossy, activations = bool(engine.lossy_by), engine.activations
-    return Method(name, run, ours=True, lossy=lossy, activations=activations)
+    used = drafter or engine.own_drafter
+    return Method(name, run, kind="ours", drafter=used, lossy=lossy, activations=activations)
 
 
 def not_paying(report: BenchReport) -> list[str]:
     """Notes on our drafters that are slower than decoding one node a step."""
-    plain = next((result for result in report.ran if result.name == ONE_NODE), None)
-    if plain is None or not plain.total.decoding_tokens_per_second:
+    if (plain := report.plain) is None:
         return []
-    said = []
-    for result in report.ran:
-        length, rate = result.total.acceptance_length, result.total.decoding_tokens_per_second
-        if result is plain or not result.ours or length is None or rate is None:
-            continue
-        if (ratio := rate / plain.total.decoding_tokens_per_second) < 1:
-            said.append(
-                f"{result.name} is not worth its cost here: {ratio:.2f} × the speed of plain "
-                f"decoding, at {length:.2f} tokens per step"
-            )
-    return said
+    found = [(one, one.total.decoding_ratio(plain.total)) for one in report.ran if one.drafts]
+    return [
+        f"{result.name} is not worth its cost here: {ratio:.2f} × the speed of plain decoding, at "
+        f"{console.number(result.total.acceptance_length, '.2f')} tokens per step"
+        for result, ratio in found
+        if ratio is not None and ratio < 1
+    ]
 
 
 def check_room(base: BaseModel, prompts: Sequence[Sequence[int]]) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from medusa_kit.base.model import BaseModel
-from medusa_kit.bench.bench import Answers, Batch, Decoding, Method
+from medusa_kit.bench.bench import Batch, Method
 from medusa_kit.bench.oracle import Oracle
+from medusa_kit.bench.report import Answers, Decoding
 from medusa_kit.errors import ConfigError, MedusaKitError, unknown_value
 from medusa_kit.settings.sampling import SamplingParams
 

@@ -12,77 +12,25 @@ they agree with float32, which is the second model's, is counted beside that.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import asdict, replace
+from typing import Protocol
 
 from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
 from medusa_kit.bench.agreement import Agreement, first_difference
-from medusa_kit.bench.independent_encoding import EncodingDifference, compare_encodings
+from medusa_kit.bench.independent_encoding import compare_encodings
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.oracle_in_pieces import Asked, Choice, OracleInPieces
+from medusa_kit.bench.report import TRANSFORMERS
+from medusa_kit.bench.verify_report import LAYER_BY_LAYER, Difference, VerifyReport
 from medusa_kit.engine.engine import Engine, Prompt
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.cpu.cache_dtype import refuse_float16_cache
 from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.settings.sampling import SamplingParams
-
-LAYER_BY_LAYER, GENERATE = "transformers, layer by layer", "transformers generate"
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The first place where an answer differs from the oracle's."""
-
-    prompt: int
-    position: int  # in the answer, from 0
-    expected: int | None
-    actual: int | None
-    margin: float  # infinite where one answer has ended
-    rounding_tolerance: float
-
-    @property
-    def is_rounding(self) -> bool:
-        return self.margin < self.rounding_tolerance
-
-
-@dataclass(frozen=True)
-class VerifyReport:
-    num_prompts: int
-    num_tokens: int
-    differences: list[Difference]
-    rounding_tolerance: float
-    acceptance_length: float
-    attention: dict[str, Any]  # the backend asked for, the one in use, and why they differ
-    drafter: str
-    reference: str  # what answers were held against
-    encodings: list[EncodingDifference] = field(default_factory=list)
-    encoded_by: str | None = None  # what prompts were held against; None: nothing
-    # Of rounded activations with the second model; None: of float32, or not measured.
-    agreement: Agreement | None = None
-
-    @property
-    def failed(self) -> bool:
-        """Whether anything differs by more than rounding."""
-        return bool(self.bugs or self.encodings)
-
-    @property
-    def bugs(self) -> list[Difference]:
-        return [difference for difference in self.differences if not difference.is_rounding]
-
-    @property
-    def identical(self) -> int:
-        return self.num_prompts - len(self.differences)
-
-    def as_dict(self) -> dict[str, Any]:
-        told = asdict(self)
-        del told["agreement"]
-        agreement = None if self.agreement is None else self.agreement.as_dict()
-        counts = {"identical": self.identical, "bugs": len(self.bugs)}
-        return {**told, **counts, "agreement_with_float32": agreement}
 
 
 class Scores(Protocol):
@@ -176,7 +124,7 @@ class _Judge:
             return f"plain decoding with {self._engine.activations} activations"
         if self._in_pieces:
             return LAYER_BY_LAYER
-        return GENERATE if self._sampling.greedy else "plain decoding"
+        return TRANSFORMERS if self._sampling.greedy else "plain decoding"
 
     def compare(self, ids: list[int], answer: Sequence[int]) -> None:
         number = len(self.asked)

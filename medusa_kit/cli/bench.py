@@ -1,6 +1,6 @@
 """`medusa-kit bench`: tokens a second against plain transformers, in one interleaved run."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -148,25 +148,16 @@ def _report(
     report: Any, breakdowns: dict[str, Any], engines: dict[str, Any], sampling: Any, prompts: str,
     output: Path | None, served: bench_endpoint.Served | None,
 ) -> None:  # fmt: skip
-    from medusa_kit.bench.machine import describe_setup, heads_digest
-    from medusa_kit.bench.records import engine_record, write_bench
+    from medusa_kit.bench.machine import bench_about
 
     engine = next(iter(engines.values()))
-    setup = describe_setup(engine)
-    what, where = bench_report.engine_title(engine, setup)
-    chosen, caveat = bench_report.chosen(sampling), options.quantised_note(engine)
-    bench_report.show(report, breakdowns, what, chosen, where, caveat)
+    more: dict[str, Any] = {} if served is None else {"endpoint": served.record()}
+    more["breakdown"] = {name: asdict(one) for name, one in breakdowns.items()}
+    report.about = bench_about(engines, prompts, sampling, **more)
+    what, where = bench_report.engine_title(engine, report.about.setup)
+    bench_report.show(report, breakdowns, what, where, options.quantised_note(engine))
     if output is not None:
-        record = {
-            **engine_record(engine, setup),
-            "prompts": prompts,
-            "heads": {name: heads_digest(one) for name, one in engines.items()},
-            "sampling": {"temperature": sampling.temperature, "seed": sampling.seed},
-        }
-        if served is not None:
-            record["endpoint"] = served.record()
-        name = engine.base.info.name + options.weights_note(engine)
-        write_bench(report, breakdowns, record, name, output)
+        report.write(engine.base.info.name + options.weights_note(engine), output)
 
 
 def _named(heads: list[str]) -> dict[str, str]:

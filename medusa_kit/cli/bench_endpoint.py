@@ -211,8 +211,8 @@ class Served:
         waiting for the last request, and mix all categories.
         """
         from medusa_kit.base.loading import load_tokenizer
+        from medusa_kit.bench.about import About
         from medusa_kit.bench.bench import bench
-        from medusa_kit.version import __version__
 
         keys = [(number,) for number in range(len(asked))]  # prompts have no ids here
         method = self._method(asked, keys, functools.cache(lambda: load_tokenizer(self.model)),
@@ -226,15 +226,10 @@ class Served:
         )  # fmt: skip
         report.batch_size = self.concurrency  # requests that ran together; rounds only group them
         where = "a server, timed from outside; nothing was loaded here"
-        chosen = bench_report.chosen(sampling)
-        bench_report.show(report, {}, self.endpoint.url, chosen, where)
+        report.about = About.of(prompts, sampling, endpoint=self.record())
+        bench_report.show(report, {}, self.endpoint.url, where)
         if output is not None:
-            from medusa_kit.bench.records import write_bench
-
-            drawn = {"temperature": sampling.temperature, "seed": sampling.seed}
-            record = {"prompts": prompts, "sampling": drawn, "endpoint": self.record(),
-                      "setup": {"medusa_kit": __version__}}  # fmt: skip
-            write_bench(report, {}, record, self.endpoint.model, output)
+            report.write(self.endpoint.model, output)
 
     def _measure_under_load(
         self, asked: Sequence[Any], prompts: str, output: Path | None, loading: Mapping[str, Any]
@@ -242,10 +237,10 @@ class Served:
         """One load after another; answers are compared with the base's own, decoded here first,
         unless the server is measured alone or tokens are drawn by chance."""
         from medusa_kit.base.loading import load_tokenizer
+        from medusa_kit.bench.about import About
         from medusa_kit.bench.endpoint import Asked
         from medusa_kit.bench.load import report
         from medusa_kit.bench.load.run import LoadRun, PlainAnswers
-        from medusa_kit.version import __version__
 
         questions = [Asked(number, messages)
                      for number, (messages, _) in enumerate(asked, start=1)]  # fmt: skip
@@ -260,11 +255,10 @@ class Served:
         for number, one in enumerate(self.loads, start=1):
             console.note(f"load {number} of {len(self.loads)}: {report.described(one)}")
             run.measure(one)
-        report.show(run, bench_report.chosen(sampling))
+        about = About.of(prompts, sampling)
+        report.show(run, about.sampled)
         if output is not None:
-            drawn = {"temperature": sampling.temperature, "seed": sampling.seed}
-            setup = {"medusa_kit": __version__}
-            report.write(run, {"prompts": prompts, "sampling": drawn, "setup": setup}, output)
+            report.write(run, about.to_json(), output)
 
     def _method(
         self, asked: Sequence[Any], keys: Sequence[Any], tokenizer: Any, compare: bool
@@ -281,8 +275,7 @@ class Served:
 
     def record(self) -> dict[str, Any]:
         """For bench.json."""
-        record: dict[str, Any] = self.runs[-1].record()
-        return record
+        return dict(self.runs[-1].record())
 
 
 def with_server(command: Callable[..., None]) -> Callable[..., None]:

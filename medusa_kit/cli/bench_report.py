@@ -1,6 +1,7 @@
-"""What a bench prints: tables and remarks. bench/records.py writes its files."""
+"""What a bench prints: tables and remarks. bench/report.py writes its file."""
 
 import textwrap
+from collections.abc import Mapping
 from typing import Any
 
 from medusa_kit import console
@@ -13,44 +14,38 @@ NAME_WIDTH = 26  # characters of a method's name, and of the reason why it was n
 
 
 def show(
-    report: Any, breakdowns: dict[str, Any], what: str, sampled: str, where: str,
-    caveat: str | None = None,
-) -> None:  # fmt: skip
-    """Print what was measured. `sampled`: how tokens were chosen; `caveat`: what exact means."""
+    report: Any, breakdowns: dict[str, Any], what: str, where: str, caveat: str | None = None
+) -> None:
+    """Print what was measured. `caveat`: what exact means."""
     from medusa_kit.bench.methods import not_paying
 
     title = (
-        f"{what}: {report.num_prompts} prompts, {report.max_new_tokens} new tokens, {sampled}, "
-        f"batch {report.batch_size}\n{where}"
+        f"{what}: {report.num_prompts} prompts, {report.max_new_tokens} new tokens, "
+        f"{report.about.sampled}, batch {report.batch_size}\n{where}"
     )
     console.out.print(_methods_table(report, title))
     if caveat is not None:
         console.note(caveat)
-    console.out.print(
-        "decoding only: tokens/s after the first, prefill excluded"
-        + _meaning_of_same(report, sampled),
-        markup=False,
-        highlight=False,
-    )
-    if said := _agreement(report):
-        console.out.print(said, markup=False, highlight=False)
-    for result in report.ran:
-        for said in result.drafter_notes:
-            console.out.print(f"{result.name}: {said}", markup=False, highlight=False)
-    for said in not_paying(report):
-        console.out.print(said, markup=False, highlight=False)
+    said = [
+        "decoding only: tokens/s after the first, prefill excluded" + _meaning_of_same(report),
+        *_agreement(report),
+        *(f"{result.name}: {note}" for result in report.ran for note in result.drafter_notes),
+        *not_paying(report),
+    ]
+    console.out.print("\n".join(said), markup=False, highlight=False)
     if report.categories:
         console.out.print(_category_table(report))
     if breakdowns:
         console.out.print(breakdown_table(breakdowns, "a step, ms (medians)"))
 
 
-def _meaning_of_same(report: Any, sampled: str) -> str:
+def _meaning_of_same(report: Any) -> str:
     lossy = f"; {LOSSY}: another model's answers" if any(r.lossy for r in report.ran) else ""
     known = [result.total.identical is not None for result in report.ran if not result.lossy]
     if not any(known):
         return lossy
-    others = "; others draw other random numbers" if sampled != GREEDY and not all(known) else ""
+    sampled = report.about.sampled != GREEDY
+    others = "; others draw other random numbers" if sampled and not all(known) else ""
     return (
         f"; same: answers that equal those of {_references(report)}, token for token{others}{lossy}"
     )
@@ -65,18 +60,18 @@ def _references(report: Any) -> str:
     return ", or ".join(f"{name} ({said or FLOAT32})" for name, said in found.items())
 
 
-def _agreement(report: Any) -> str | None:
+def _agreement(report: Any) -> list[str]:
     if all(one.activations == FLOAT32 for one in report.ran):
-        return None
+        return []
     if report.agreement is None:
-        return (
+        return [
             "agreement with float32: not measured; it is of greedy answers that transformers gives"
-        )
-    return f"{report.agreeing}: {report.agreement.told(report.results[0].name)}"
+        ]
+    return [f"{report.identical_to}: {report.agreement.told(report.results[0].name)}"]
 
 
 def _methods_table(report: Any, title: str) -> Any:
-    rows = []
+    rows, first = list[tuple[str, ...]](), report.results[0].total
     for result in report.results:
         name = textwrap.fill(result.name, NAME_WIDTH)
         if result.not_run is not None:
@@ -84,7 +79,6 @@ def _methods_table(report: Any, title: str) -> Any:
             rows.append((f"{name}\n{why}", *["–"] * 7))
             continue
         total = result.total
-        length = total.acceptance_length
         depths = " ".join(f"{share:.2f}" for share in total.acceptance_by_depth)
         same = "–" if total.identical is None else f"{total.identical}/{total.answers}"
         same = LOSSY if result.lossy else same
@@ -92,12 +86,10 @@ def _methods_table(report: Any, title: str) -> Any:
             (
                 name,
                 f"{total.tokens_per_second:.1f}",
-                f"{report.ratio(result):.2f} ×",
-                f"{report.median_ratio(result):.2f} ×",
-                "–"
-                if (decoding := total.decoding_tokens_per_second) is None
-                else f"{decoding:.1f}",
-                "–" if length is None else f"{length:.3f}",
+                f"{total.ratio(first):.2f} ×",
+                f"{total.median_ratio(first):.2f} ×",
+                console.number(total.decoding_tokens_per_second, ".1f"),
+                console.number(total.acceptance_length, ".3f"),
                 depths or "–",
                 same,
             )
@@ -111,11 +103,10 @@ def _category_table(report: Any) -> Any:
     first, *others = report.ran
     rows = []
     for category in report.categories:
-        cells = []
+        cells, base = [], first.categories[category]
         for result in others:
-            ratio = f"{report.category_ratio(result, category):.2f} ×"
-            cells.append(_with_length(ratio, result.categories[category]))
-        base = first.categories[category]
+            tally = result.categories[category]
+            cells.append(_with_length(f"{tally.ratio(base):.2f} ×", tally))
         speed = _with_length(f"{base.tokens_per_second:.1f}", base)
         rows.append((category, base.answers, speed, *cells))
     names = [result.name.removeprefix("transformers ").removeprefix("medusa-kit, ")
@@ -136,32 +127,23 @@ def breakdown_table(breakdowns: dict[str, Any], title: str) -> Any:
 
     found = list(breakdowns.values())
     kinds = [kind for kind in (*KERNELS, OTHER) if any(kind in one.kernels for one in found)]
-    rows: list[tuple[Any, ...]] = [
-        (part, *(f"{one.parts[part] * 1e3:.2f}" for one in found)) for part in PARTS
-    ]
-    rows += [
-        (f"kernels: {kind}", *(f"{one.kernels[kind] * 1e3:.2f}" if kind in one.kernels else "–"
-                               for one in found))
-        for kind in kinds
-    ]  # fmt: skip
-    rows += [
+    rows = [
+        *((part, *(f"{one.parts[part] * 1e3:.2f}" for one in found)) for part in PARTS),
+        *(
+            (f"kernels: {kind}", *(f"{one.kernels[kind] * 1e3:.2f}" if kind in one.kernels else "–"
+                                   for one in found))
+            for kind in kinds
+        ),
         ("step", *(f"{one.step_seconds * 1e3:.2f}" for one in found)),
         ("reading the weights once", *(f"{one.floor_seconds * 1e3:.2f}" for one in found)),
         ("weights, MB", *(f"{one.weight_bytes / 1e6:,.1f}" for one in found)),
         ("nodes of a request", *(f"{one.num_nodes:.2f}" for one in found)),
         ("steps", *(one.num_steps for one in found)),
-    ]
+    ]  # fmt: skip
     return console.table(title, ("part", *breakdowns), rows)
 
 
-def chosen(sampling: Any) -> str:
-    """How tokens were chosen."""
-    if sampling.greedy:
-        return GREEDY
-    return f"temperature {sampling.temperature}, seed {sampling.seed}"
-
-
-def engine_title(engine: Any, setup: dict[str, Any]) -> tuple[str, str]:
+def engine_title(engine: Any, setup: Mapping[str, Any]) -> tuple[str, str]:
     """(what was measured, where)."""
     info = engine.base.info
     return (

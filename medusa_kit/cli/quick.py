@@ -11,6 +11,9 @@ from medusa_kit import console
 from medusa_kit.errors import DID_YOU_MEAN, UsageError, nearest
 from medusa_kit.settings.quick import MADE_FOR, MadeFor
 
+FAILED = {"bugs": "a difference is more than rounding",
+          "encodings": "prompts are encoded otherwise"}  # fmt: skip
+
 
 def run_quick(
     refused: Sequence[str],
@@ -62,12 +65,10 @@ def run_quick(
         line = f"  {command:<{width}}  {what}"
         console.out.print(line, markup=False, highlight=False, soft_wrap=True)
     console.note(f"the same is in {folder / 'report.json'} and {folder / 'report.md'}")
-    if verified.get("bugs"):
-        console.err.print("error: a difference is more than rounding", style="bold red")
-        raise typer.Exit(1)
-    if verified.get("encodings"):
-        console.err.print("error: prompts are encoded otherwise", style="bold red")
-        raise typer.Exit(1)
+    for figure, what in FAILED.items():
+        if verified.get(figure):
+            console.err.print(f"error: {what}", style="bold red")
+            raise typer.Exit(1)
 
 
 def _check(refused: Sequence[str], prompts: str | None, hours: float, engine: str) -> MadeFor:

@@ -51,7 +51,7 @@ def verify(
     With --weights int8 the second model is rounded as well. That shows that decoding adds nothing
     to the rounding, not that answers are those of the checkpoint.
     """
-    from medusa_kit.bench.records import write_verify
+    from medusa_kit.bench.machine import write_verify
     from medusa_kit.bench.verify import verify as run
     from medusa_kit.settings.sampling import SamplingParams
 

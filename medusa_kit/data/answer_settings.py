@@ -1,12 +1,11 @@
 """FILE.meta.json beside a file of answers: the settings that its rows were made with."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING, Encodings, compare
 from medusa_kit.errors import DataError
-from medusa_kit.files import atomic_write, link_target, parse_json
+from medusa_kit.files import link_target, parse_json, write_json
 
 BASE_FINGERPRINT = "base_fingerprint"
 
@@ -36,8 +35,7 @@ def read_settings(answers: Path) -> dict[str, Any] | None:
 
 
 def write_settings(answers: Path, settings: dict[str, Any]) -> None:
-    with atomic_write(settings_path(answers)) as temporary:
-        temporary.write_text(json.dumps(settings, indent=2) + "\n")
+    write_json(settings_path(answers), settings)
 
 
 def base_that_answered(source: str) -> str | None:

@@ -182,12 +182,11 @@ def _own(
 
 
 def _write(found: "Comparison", engine: "Engine", work: "Work", folder: Path) -> None:
-    from medusa_kit.bench.machine import describe_setup
-    from medusa_kit.bench.records import engine_record, write_bench
+    from medusa_kit.bench.machine import bench_about
+    from medusa_kit.settings.sampling import SamplingParams
 
-    record = {**engine_record(engine, describe_setup(engine)), "prompts": work.asked.name,
-              "sampling": {"temperature": 0.0, "seed": 0}}  # fmt: skip
-    write_bench(found.report, {}, record, engine.base.info.name, folder)
+    found.report.about = bench_about({"medusa-kit": engine}, work.asked.name, SamplingParams())
+    found.report.write(engine.base.info.name, folder)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from medusa_kit.bench.bench import Answers, Batch, BenchReport, Method, MethodResult, bench
+from medusa_kit.bench.bench import Batch, Method, bench
 from medusa_kit.bench.interval import Interval, interval_of
 from medusa_kit.bench.methods import standard_methods
 from medusa_kit.bench.oracle import Oracle
-from medusa_kit.bench.verify import Difference, difference_of
+from medusa_kit.bench.report import Answers, BenchReport, MethodResult
+from medusa_kit.bench.verify import difference_of
+from medusa_kit.bench.verify_report import Difference
 from medusa_kit.engine.engine import Engine
 from medusa_kit.quick.search import plain_step
 from medusa_kit.settings.sampling import SamplingParams
@@ -68,8 +70,7 @@ class Comparison:
         ours, theirs = self.result(name), self.result(reference)
         if ours is None or theirs is None:
             return None
-        pairs = zip(ours.total.rates, theirs.total.rates, strict=True)
-        return interval_of([one / other for one, other in pairs if one and other])
+        return interval_of([one for one in ours.total.ratios(theirs.total) if one])
 
     @property
     def wrong(self) -> list[Difference]:

@@ -10,7 +10,7 @@ from medusa_kit.demo.curve import Point, read_curve
 from medusa_kit.demo.work import Deadline, Work
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import with_heads
-from medusa_kit.files import atomic_write, parse_json
+from medusa_kit.files import parse_json, write_text
 from medusa_kit.infer.backends import check_base
 from medusa_kit.infer.packed.base import base_for_decoding
 from medusa_kit.quick import settings
@@ -128,10 +128,10 @@ def recipe_for(engine: Engine, work: Work, places: Places) -> TrainRecipe:
     """What `train --quick` trains, with enough epochs for the demo's updates. It is decided once
     and written, so that a run that is resumed trains as it began, wherever its folder lies now."""
     if not places.recipe.is_file():
-        _write_recipe(places.recipe, _new_recipe(engine, work, places))
+        write_text(places.recipe, dump(_new_recipe(engine, work, places)))
     for path in (places.recipe, places.run / "recipe.yaml"):
         if path.is_file():
-            _write_recipe(path, _moved(load_recipe(path), places))
+            write_text(path, dump(_moved(load_recipe(path), places)))
     return load_recipe(places.recipe)
 
 
@@ -154,11 +154,6 @@ def _moved(recipe: TrainRecipe, places: Places) -> TrainRecipe:
     parts = {name: getattr(recipe, name).model_copy(update=here[name])
              for name in ("data", "train")}  # fmt: skip
     return recipe.model_copy(update={"output_dir": here["output_dir"], **parts})
-
-
-def _write_recipe(path: Path, recipe: TrainRecipe) -> None:
-    with atomic_write(path) as temporary:
-        temporary.write_text(dump(recipe))
 
 
 class _Pace:

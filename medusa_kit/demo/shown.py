@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from medusa_kit import console
 from medusa_kit.bench.interval import Interval
-from medusa_kit.bench.methods import ONE_NODE, TRANSFORMERS
+from medusa_kit.bench.report import ONE_NODE, TRANSFORMERS
 from medusa_kit.demo import curve
 from medusa_kit.demo.comparison import Comparison, Size
 from medusa_kit.demo.own import Places, Trained

@@ -26,7 +26,7 @@ from medusa_kit.errors import (
     unknown_value,
     unreadable,
 )
-from medusa_kit.files import atomic_write, parse_json
+from medusa_kit.files import atomic_write, parse_json, write_json
 from medusa_kit.heads.blocks import RecurrentNetwork
 from medusa_kit.heads.config import (
     KINDS,
@@ -70,9 +70,7 @@ def save_heads(
 
 
 def write_config(folder: Path, config: HeadsConfig) -> None:
-    with atomic_write(folder / CONFIG_NAME) as temporary:
-        text = json.dumps({"format": FORMAT, **config.as_dict()}, indent=2)
-        temporary.write_text(text + "\n")
+    write_json(folder / CONFIG_NAME, {"format": FORMAT, **config.as_dict()})
 
 
 def says_ours(folder: Path) -> bool:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from medusa_kit import console
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.heads.formats.engines import OWN_NAME, engines_for
 from medusa_kit.hub.figures import acceptance, exactness, speed, tree
-from medusa_kit.hub.markdown import table
 from medusa_kit.hub.measured import Measured
 from medusa_kit.hub.redact_paths import redact_paths
 from medusa_kit.hub.usage import usage
@@ -92,7 +92,7 @@ def _introduction(measured: Measured, options: CardOptions) -> Iterator[str]:
         + (
             "the answer should have the base model's own words, which it did not always when it "
             "was verified (see Exactness)."
-            if any(part.get("bugs") for part in (measured.verify or {}).values())
+            if any(part.bugs for part in measured.verify.values())
             else "the answer has the base model's own words."
         )
     )
@@ -117,7 +117,7 @@ def _introduction(measured: Measured, options: CardOptions) -> Iterator[str]:
         ("weights, SHA-256", f"`{measured.weights_digest}`"),
         ("medusa-kit", f"{config.kit_version} (this card: {__version__})"),
     ]
-    yield table(("", ""), rows)
+    yield console.markdown(("", ""), rows)
 
 
 def _engines(config: HeadsConfig) -> str:
@@ -151,7 +151,7 @@ def _training(measured: Measured, options: CardOptions) -> Iterator[str]:
         ("learning rate", train["learning_rate"]),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
     ]
-    yield table(("", ""), rows)
+    yield console.markdown(("", ""), rows)
     yield "The whole recipe, with what was asked for, is in [recipe.yaml](recipe.yaml)."
 
 

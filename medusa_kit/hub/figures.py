@@ -6,9 +6,12 @@ Every figure comes from a file beside the heads (measured.py). None is derived f
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from medusa_kit import console
+from medusa_kit.bench.about import About
+from medusa_kit.bench.agreement import Agreement
+from medusa_kit.bench.report import BenchReport, Tally
 from medusa_kit.engine.before_loading import TREE_NAME
 from medusa_kit.engine.tree_precision import ACTIVATIONS
-from medusa_kit.hub.markdown import table
 from medusa_kit.hub.measured import TOP, Measured
 from medusa_kit.hub.redact_paths import redact_paths
 from medusa_kit.settings.engine import FLOAT32
@@ -17,7 +20,6 @@ from medusa_kit.tree.render import describe_tree, render_tree
 
 NOT_MEASURED = "**Not measured.**"
 LARGEST_TREE = 128  # nodes drawn
-PLAIN = (", plain decoding", ", one node")  # ends of a method's name, the latter in old reports
 CLOSE = 0.95  # predictions that differ by less are no reason to choose another tree
 
 
@@ -33,7 +35,7 @@ def acceptance(measured: Measured) -> Iterator[str]:
             "by replay, `medusa-kit bench --heads FOLDER --output FOLDER` on whole answers."
         )
         return
-    yield table(("prompt set", "how", "acceptance length", "by depth"), lines)
+    yield console.markdown(("prompt set", "how", "acceptance length", "by depth"), lines)
     if measured.replayed is not None:
         yield from _head_hits(measured)
 
@@ -51,23 +53,17 @@ def _replay_lines(measured: Measured) -> Iterator[tuple[str, ...]]:
 
 
 def _bench_lines(measured: Measured) -> Iterator[tuple[str, ...]]:
-    for record in measured.benches:
-        for method in record["methods"]:
-            if method.get("acceptance_length") is not None and _drafts(method):
+    for report in measured.benches:
+        for result in report.ran:
+            length = result.total.acceptance_length
+            if length is not None and result.drafts:
                 yield (
-                    _prompt_set(record),
-                    f"{redact_paths(method['name'])}, {_sampling(record)}, "
-                    f"batch {record.get('batch_size', 1)}",
-                    f"{method['acceptance_length']:.3f}",
-                    _shares(method.get("acceptance_by_depth") or ()),
+                    _prompt_set(report),
+                    f"{redact_paths(result.name)}, {report.about.sampled}, "
+                    f"batch {report.batch_size}",
+                    f"{length:.3f}",
+                    _shares(result.total.acceptance_by_depth),
                 )
-
-
-def _drafts(method: dict[str, Any]) -> bool:
-    """Whether a method of this name in a bench is ours and drafts."""
-    name = str(method["name"])
-    others = ("transformers", "flashspec", "endpoint, ")
-    return not name.startswith(others) and not name.endswith(PLAIN)
 
 
 def _head_hits(measured: Measured) -> Iterator[str]:
@@ -81,7 +77,7 @@ def _head_hits(measured: Measured) -> Iterator[str]:
         f"Each head by itself{given}, on {measured.replayed.num_positions:,} calibration "
         "tokens: how often the true token is among its first predictions."
     )
-    yield table(("", *(f"top {top}" for top in TOP)), rows)
+    yield console.markdown(("", *(f"top {top}" for top in TOP)), rows)
 
 
 def speed(measured: Measured, pictures: Sequence[str]) -> Iterator[str]:
@@ -90,100 +86,88 @@ def speed(measured: Measured, pictures: Sequence[str]) -> Iterator[str]:
             f"{NOT_MEASURED} `medusa-kit bench --heads FOLDER --output FOLDER` measures it against "
             "plain transformers generate, on your machine."
         )
-    for record in measured.benches:
-        yield f"**{_prompt_set(record)}**, {_sampling(record)}: {_machine(record)}."
-        if precision := rounded_activations(record):
-            yield f"{_held_within(precision)} {_agreement(record, 'bench')}"
-        ran = [method for method in record["methods"] if "not_run" not in method]
-        yield table(
+    for report in measured.benches:
+        machine = _machine(report.about, report.batch_size)
+        yield f"**{_prompt_set(report)}**, {report.about.sampled}: {machine}."
+        if report.about.activations != FLOAT32:
+            yield f"{_held_within(report.about)} {_agreement(report.agreement, 'bench')}"
+        yield console.markdown(
             ("method", "tokens/s", "ratio", "acceptance length", "same answers"),
-            [_speed_row(redact_paths(method)) for method in ran],
+            [_speed_row(redact_paths(one.name), one.total, report) for one in report.ran],
         )
-        for method in record["methods"]:
-            if "not_run" in method:
-                shown = redact_paths(method)
-                yield f"{shown['name']}: not run ({shown['not_run']})."
+        for result in report.results:
+            if result.not_run is not None:
+                name, why = redact_paths([result.name, result.not_run])
+                yield f"{name}: not run ({why})."
     yield from _pictures(pictures, "bench", "Tokens a second")
 
 
-def _speed_row(method: dict[str, Any]) -> tuple[str, ...]:
-    length, same = method.get("acceptance_length"), method.get("identical")
+def _speed_row(name: str, total: Tally, report: BenchReport) -> tuple[str, ...]:
     return (
-        method["name"],
-        f"{method['tokens_per_second']:.1f}",
-        f"{method['ratio']:.2f} ×",
-        "–" if length is None else f"{length:.3f}",
-        "–" if same is None else f"{same} of {method['answers']}",
+        name,
+        f"{total.tokens_per_second:.1f}",
+        f"{total.ratio(report.results[0].total):.2f} ×",
+        console.number(total.acceptance_length, ".3f"),
+        "–" if total.identical is None else f"{total.identical} of {total.answers}",
     )
 
 
-def _prompt_set(record: dict[str, Any]) -> str:
-    name = redact_paths(record.get("prompts")) or "prompts without a recorded name"
-    return f"{name} ({record['num_prompts']} prompts)"
+def _prompt_set(report: BenchReport) -> str:
+    name = redact_paths(report.about.prompts) or "prompts without a recorded name"
+    return f"{name} ({report.num_prompts} prompts)"
 
 
-def _sampling(record: dict[str, Any]) -> str:
-    drawn = record.get("sampling") or {}
-    if not drawn.get("temperature"):
-        return "greedy"
-    return f"temperature {drawn['temperature']}, seed {drawn['seed']}"
-
-
-def _machine(record: dict[str, Any]) -> str:
-    setup, base = record.get("setup") or {}, record.get("base") or {}
+def _machine(about: About, batch_size: int = 1) -> str:
+    setup, base = about.setup, about.base
+    rounded = about.activations != FLOAT32
     parts = [
         setup.get("processor", "processor not recorded"),
         f"device {base.get('device', 'not recorded')}",
         f"{base.get('dtype', 'dtype not recorded')}",
-        *([f"{precision} activations"] if (precision := rounded_activations(record)) else []),
+        *([f"{about.activations} activations"] if rounded else []),
         f"threads {setup.get('threads', 'not recorded')}",
-        f"batch {record.get('batch_size', 1)}",
+        f"batch {batch_size}",
         *(f"{name} {setup[name]}" for name in ("torch", "transformers") if name in setup),
         *([f"steps by {setup['steps_run_by']}"] if "steps_run_by" in setup else []),
     ]
     return ", ".join(str(part) for part in parts)
 
 
-def rounded_activations(record: dict[str, Any]) -> str | None:
-    """The precision that a report names; None for float32, as in reports that name none."""
-    precision = record.get(ACTIVATIONS, FLOAT32)
-    return None if precision == FLOAT32 else str(precision)
+def _held_within(about: About) -> str:
+    return (
+        f"With {about.activations} activations answers are held to plain decoding in the same "
+        "precision."
+    )
 
 
-def _held_within(precision: str) -> str:
-    return f"With {precision} activations answers are held to plain decoding in the same precision."
-
-
-def _agreement(record: dict[str, Any], how: str) -> str:
+def _agreement(found: Agreement | None, how: str) -> str:
     """With the answers that float32 gives."""
-    if (found := record.get("agreement_with_float32")) is None:
+    if found is None:
         return f"Agreement with float32 ({how}): not measured."
     return (
-        f"Agreement with float32 ({how}): {found['same']} of {found['answers']} answers are those "
-        f"of plain transformers; {found['same_tokens']:,} of {found['tokens']:,} tokens come "
+        f"Agreement with float32 ({how}): {found.same} of {found.answers} answers are those "
+        f"of plain transformers; {found.same_tokens:,} of {found.tokens:,} tokens come "
         "before a first difference."
     )
 
 
 def exactness(measured: Measured) -> Iterator[str]:
-    if measured.verify is None:
+    if not measured.verify:
         yield (
             f"{NOT_MEASURED} `medusa-kit verify --heads FOLDER --output FOLDER/verify.json` holds "
             "every token to plain transformers on an untouched second model."
         )
         return
     first = measured.verify["greedy"]
-    # Older files call it "noise".
-    tolerance = first.get("rounding_tolerance", first.get("noise"))
     rows = [
         (
             how,
-            redact_paths(part.get("prompts")) or "not recorded",
-            part.get("drafter", "not recorded"),
-            f"{part['identical']} of {part['num_prompts']}",
-            f"{part['num_tokens']:,}",
-            str(len(part["differences"]) - part["bugs"]),
-            str(part["bugs"]),
+            redact_paths(part.about.prompts) or "not recorded",
+            part.drafter or "not recorded",
+            f"{part.identical} of {part.num_prompts}",
+            f"{part.num_tokens:,}",
+            str(len(part.differences) - len(part.bugs)),
+            str(len(part.bugs)),
         )
         for how, part in measured.verify.items()
     ]
@@ -191,22 +175,22 @@ def exactness(measured: Measured) -> Iterator[str]:
                "rounding", "more than rounding")  # fmt: skip
     rounding = (
         "Rounding: the two tokens' logits differ by less than the tolerance measured at load "
-        f"({tolerance:.1e})."
+        f"({first.rounding_tolerance:.1e})."
     )
-    if precision := rounded_activations(first):
-        yield f"{_held_within(precision)} {rounding}"
-        yield from (_agreement(part, how) for how, part in measured.verify.items())
+    if first.about.activations != FLOAT32:
+        yield f"{_held_within(first.about)} {rounding}"
+        yield from (_agreement(part.agreement, how) for how, part in measured.verify.items())
     else:
         yield (
             "Greedy answers are held to plain transformers generate on an untouched second model, "
             f"sampled ones to one-node decoding with the same seed, token by token. {rounding}"
         )
-    yield table(columns, rows)
-    if first.get("setup"):
-        yield f"Measured on {_machine(first)}."
-    if any(part["bugs"] for part in measured.verify.values()):
+    yield console.markdown(columns, rows)
+    if first.about.setup:
+        yield f"Measured on {_machine(first.about)}."
+    if any(part.bugs for part in measured.verify.values()):
         yield "**Some differences are more than rounding: these heads are not exact here.**"
-    if first.get("encodings"):
+    if first.encodings:
         yield "**Prompts are encoded otherwise than the base's tokenizer.json says.**"
 
 
@@ -238,22 +222,18 @@ def _search_table(tree: dict[str, Any], plan: Any) -> Iterator[str]:
     rows = [row for row in tree.get("table", []) if row.get("batch_size", 1) == 1]
     if not rows:
         return
-    machine = tree.get("machine", {})
+    machine, precision = tree.get("machine", {}), tree.get(ACTIVATIONS, FLOAT32)
+    rounded = "" if precision == FLOAT32 else f", {precision} activations"
     yield (
         f"{_chosen(rows, plan)}, over one-node decoding in the same engine, on "
         f"{machine.get('processor', 'a processor not recorded')}, device "
         f"{machine.get('device', 'not recorded')}, threads {machine.get('threads', '?')}, torch "
-        f"{machine.get('torch', '?')}{_found_with(tree)}; another machine may want "
+        f"{machine.get('torch', '?')}{rounded}; another machine may want "
         "another tree (`medusa-kit tree-search --statistics`). Acceptance by replay, step times "
         "measured."
     )
     columns = ("nodes", "acceptance length", "step, ms", "predicted speed-up")
-    yield table(columns, [_search_row(row) for row in rows])
-
-
-def _found_with(tree: dict[str, Any]) -> str:
-    precision = rounded_activations(tree)
-    return f", {precision} activations" if precision else ""
+    yield console.markdown(columns, [_search_row(row) for row in rows])
 
 
 def _chosen(rows: Sequence[dict[str, Any]], plan: Any) -> str:

@@ -55,9 +55,8 @@ def _pictures(measured: Measured) -> Iterator[str]:
     if measured.plan is not None:
         yield TREE_PICTURE
     if (measured.folder / BENCH_NAME).is_file():
-        record = measured.benches[0]
-        drawn = [record.get("base", {}).get("name")]
-        drawn += [method["name"] for method in record["methods"]]
+        report = measured.benches[0]
+        drawn = [report.about.base.get("name"), *(result.name for result in report.results)]
         if redact_paths(drawn) == drawn:
             yield BENCH_PICTURE
 
@@ -84,10 +83,11 @@ def _reports(measured: Measured) -> Iterator[UploadFile]:
     if measured.recipe is not None:
         text = yaml.safe_dump(redact_paths(measured.recipe), sort_keys=False)
         yield UploadFile(RECIPE_NAME, text.encode())
-    for index, record in enumerate(measured.benches):
-        yield UploadFile(bench_name(index), _json(redact_paths(record)))
-    if measured.verify is not None:
-        yield UploadFile(VERIFY_NAME, _json(redact_paths(measured.verify)))
+    for index, report in enumerate(measured.benches):
+        yield UploadFile(bench_name(index), _json(redact_paths(report.to_json())))
+    if measured.verify:
+        parts = {how: part.to_json() for how, part in measured.verify.items()}
+        yield UploadFile(VERIFY_NAME, _json(redact_paths(parts)))
 
 
 def bench_name(index: int) -> str:

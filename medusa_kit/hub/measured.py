@@ -12,13 +12,16 @@ Shapes: P positions, K heads, N nodes.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import CHECKPOINT
+from medusa_kit.bench.about import About
+from medusa_kit.bench.report import BenchReport
+from medusa_kit.bench.verify_report import VerifyReport
 from medusa_kit.engine.before_loading import TREE_NAME
 from medusa_kit.errors import CheckpointError, ConfigError, DataError, in_one_line
 from medusa_kit.files import file_digest, parse_json
@@ -36,6 +39,7 @@ RUN_NAME = "run.json"
 LOCAL_SOURCES = {"folder", "gguf", "adapter", "memory"}
 BENCH_NAME, VERIFY_NAME = "bench.json", "verify.json"
 TOP = (1, 5)  # guesses of a head that count as a hit
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,8 @@ class Measured:
     tree: dict[str, Any] | None
     plan: TreePlan | None
     replayed: Replayed | None
-    benches: list[dict[str, Any]]
-    verify: dict[str, Any] | None
+    benches: list[BenchReport]
+    verify: dict[str, VerifyReport]
     provenance: dict[str, Any] | None
     run: dict[str, Any] | None = None  # run.json of the training
 
@@ -76,8 +80,9 @@ class Measured:
         name = self.config.base_model_name
         if is_local(name) or name.count("/") != 1 or name.endswith(".gguf"):
             return True
-        reports = [*self.benches, *(self.verify or {}).values(), self.run or {}]
-        sources = {(report.get("base") or {}).get("source") for report in reports}
+        reports: list[BenchReport | VerifyReport] = [*self.benches, *self.verify.values()]
+        bases = [*(report.about.base for report in reports), (self.run or {}).get("base") or {}]
+        sources = {base.get("source") for base in bases}
         recipes = [self.recipe or {}, (self.run or {}).get("recipe") or {}]
         asked = {str((recipe.get("base") or {}).get("model", "")) for recipe in recipes}
         places = (Path(), *self.folder.resolve().parents)
@@ -111,7 +116,7 @@ def read_measured(
         plan,
         _replayed(folder, config, plan),
         [_bench(path, config, digest) for path in named],
-        None if verify is None else _verify(verify, config, digest),
+        {} if verify is None else _verify(verify, config, digest),
         _json(folder / PROVENANCE_NAME) if (folder / PROVENANCE_NAME).is_file() else None,
         _run(folder),
     )
@@ -185,10 +190,13 @@ def _check_weights(path: Path, weights: Any, lossy: bool = False) -> None:
         )
 
 
-def _check_heads(path: Path, digests: Any, own: str) -> None:
-    """`digests`: of the heads that a report is about; None where it does not say."""
-    known = [digest for digest in digests if digest is not None]
-    if known and own not in known:
+def _check_about(
+    path: Path, about: About, config: HeadsConfig, digest: str, lossy: bool = False
+) -> None:
+    """Whether a report is about this base and these heads."""
+    _check_base(path, about.base.get("fingerprint"), config)
+    _check_weights(path, about.base.get("weights"), lossy or about.lossy)
+    if about.digests and digest not in about.digests:
         raise ConfigError(
             f"{path} was measured with other heads: none has the weights of this folder",
             hint="measure again with these heads, or leave the file out",
@@ -235,35 +243,36 @@ def _replayed(folder: Path, config: HeadsConfig, plan: TreePlan | None) -> Repla
     return Replayed(result, prompts, held_out.num_answers, positions, hits_K, values_N)
 
 
-def _bench(path: Path, config: HeadsConfig, digest: str) -> dict[str, Any]:
+def _bench(path: Path, config: HeadsConfig, digest: str) -> BenchReport:
     record = _json(path)
-    if not isinstance(record.get("methods"), list) or "num_prompts" not in record:
-        raise DataError(
-            f"{path} is no bench report: it has no methods or prompts",
-            hint="`medusa-kit bench --output FOLDER` writes bench.json",
-        )
     if "endpoint" in record and "base" not in record:
         raise DataError(
             f"{path} is about a server alone, whose heads are not known to be these",
             hint="measure these alongside it: `medusa-kit bench` without --endpoint-only",
         )
-    _check_base(path, record.get("base", {}).get("fingerprint"), config)
-    lossy = any(method.get("lossy") for method in record["methods"])
-    _check_weights(path, record.get("base", {}).get("weights"), lossy)
-    _check_heads(path, (record.get("heads") or {}).values(), digest)
-    return record
+    report = _read(path, BenchReport.from_json, record, "bench", "bench --output FOLDER")
+    _check_about(path, report.about, config, digest, any(one.lossy for one in report.results))
+    return report
 
 
-def _verify(path: Path, config: HeadsConfig, digest: str) -> dict[str, Any]:
-    record = _json(path)
-    parts = [part if isinstance(part, dict) else {} for part in record.values()]
-    if "greedy" not in record or not all("identical" in part for part in parts):
+def _verify(path: Path, config: HeadsConfig, digest: str) -> dict[str, VerifyReport]:
+    """Reports by how tokens were chosen."""
+
+    def read(record: dict[str, Any]) -> dict[str, VerifyReport]:
+        parts = {"greedy": record["greedy"], **record}
+        return {how: VerifyReport.from_json(part) for how, part in parts.items()}
+
+    found = _read(path, read, _json(path), "verify", "verify --output FILE")
+    for report in found.values():
+        _check_about(path, report.about, config, digest)
+    return found
+
+
+def _read(path: Path, read: Callable[[Any], Found], record: Any, kind: str, by: str) -> Found:
+    try:
+        return read(record)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"{path} is no verify report: it has no answers compared",
-            hint="`medusa-kit verify --output FILE` writes one",
-        )
-    for part in parts:
-        _check_base(path, part.get("base", {}).get("fingerprint"), config)
-        _check_weights(path, part.get("base", {}).get("weights"), bool(part.get("lossy")))
-        _check_heads(path, [part.get("heads")], digest)
-    return record
+            f"{path} is no {kind} report: {in_one_line(error)}",
+            hint=f"`medusa-kit {by}` writes one",
+        ) from error

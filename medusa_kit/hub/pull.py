@@ -7,7 +7,6 @@ record in the folder lists what a pull put there. `force` replaces those files a
 
 import glob
 import hashlib
-import json
 import shutil
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from medusa_kit import console
 from medusa_kit.base.hub_client import HubName, with_retries
 from medusa_kit.errors import CheckpointError, HubError, UsageError
-from medusa_kit.files import atomic_write, file_digest, link_target, parse_json
+from medusa_kit.files import atomic_write, file_digest, link_target, parse_json, write_json
 from medusa_kit.heads.checkpoint import CONFIG_NAME, read_config
 
 PULLED = ("*.json", "*.safetensors", "*.npz", "*.yaml", "*.md", "*.png")
@@ -156,8 +155,7 @@ def _write_record(gathering: Path, name: HubName, commit: str) -> None:
              for path in sorted(gathering.rglob("*")) if path.is_file()}  # fmt: skip
     files.pop(RECORD, None)  # of a pull that was interrupted here
     record = {"repository": name.repository, "commit": commit, "files": files}
-    with atomic_write(gathering / RECORD) as temporary:
-        temporary.write_text(json.dumps(record, indent=2) + "\n")
+    write_json(gathering / RECORD, record)
 
 
 def _finish(gathering: Path, target: Path) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from medusa_kit import console
-from medusa_kit.bench.bench import BenchReport, MethodResult, bench
-from medusa_kit.bench.machine import describe_setup, heads_digest
-from medusa_kit.bench.methods import ONE_NODE, TRANSFORMERS, standard_methods
+from medusa_kit.bench.bench import bench
+from medusa_kit.bench.machine import bench_about, write_verify
+from medusa_kit.bench.methods import standard_methods
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.oracle_in_pieces import OracleInPieces, oracle_beside
-from medusa_kit.bench.records import engine_record, write_bench, write_verify
+from medusa_kit.bench.report import BenchReport
 from medusa_kit.bench.verify import verify
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import DataError, MedusaKitError
@@ -136,14 +136,8 @@ def run_bench(session: Session, judge: Judge) -> dict[str, Any]:
         drafters=("medusa", "auto"),
     )  # fmt: skip
     report = bench(methods, prompts[:count], tokens)
-    setup = describe_setup(judge.engine)
-    record = {
-        **engine_record(judge.engine, setup),
-        "prompts": session.prompts.source,
-        "heads": {name: heads_digest(one) for name, one in engines.items()},
-        "sampling": {"temperature": 0.0, "seed": 0},
-    }
-    write_bench(report, {}, record, session.base.info.name, session.heads)
+    report.about = bench_about(engines, session.prompts.source, SamplingParams())
+    report.write(session.base.info.name, session.heads)
     return {"prompts": count, "max_new_tokens": tokens, **_speeds(report)}
 
 
@@ -156,21 +150,16 @@ def sized(tokens: float, prompts: int, most: int, fewest: int) -> tuple[int, int
 
 def _speeds(report: BenchReport) -> dict[str, Any]:
     """Tokens a second after the first, and ratios to plain decoding of the same engine."""
-    ran = {result.name: result for result in report.ran}
-    plain = _decoding(ran[ONE_NODE])
+    assert report.plain is not None, "our methods all run"
     methods = {
-        name: {
+        result.name: {
             "tokens_per_second": round(result.total.tokens_per_second, 2),
-            "decoding_tokens_per_second": round(_decoding(result), 2),
-            "against_plain": round(_decoding(result) / plain, 4) if plain else None,
+            "decoding_tokens_per_second": round(result.total.decoding_tokens_per_second or 0.0, 2),
+            "against_plain": result.total.decoding_ratio(report.plain.total),
             "acceptance_length": result.total.acceptance_length,
             "identical": result.total.identical,
             "answers": result.total.answers,
         }
-        for name, result in ran.items()
+        for result in report.ran
     }
-    return {"methods": methods, "reference": TRANSFORMERS if TRANSFORMERS in ran else ONE_NODE}
-
-
-def _decoding(result: MethodResult) -> float:
-    return result.total.decoding_tokens_per_second or 0.0
+    return {"methods": methods, "reference": report.results[0].name}

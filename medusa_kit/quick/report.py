@@ -1,12 +1,12 @@
 """The end of a quick run: one table, the same as JSON and Markdown, and what to type next."""
 
-import json
 import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from medusa_kit.bench.methods import FORMER, ONE_NODE, TRANSFORMERS
-from medusa_kit.files import atomic_write
+from medusa_kit import console
+from medusa_kit.bench.report import NO_DRAFTER, known_by
+from medusa_kit.files import write_json, write_text
 from medusa_kit.heads.formats.engines import ENGINES, engines_for
 from medusa_kit.quick.plan import minutes
 from medusa_kit.quick.session import Session
@@ -17,8 +17,11 @@ from medusa_kit.settings.recipe import HeadsSection
 
 NAMES = {"held_out": "held-out answers", "answers": "answers", "training": "training",
          "search": "tree search", "verify": "verify", "bench": "bench"}  # fmt: skip
-MEASURED = {ONE_NODE: "plain decoding", "medusa-kit, medusa": "heads alone",
-            "medusa-kit, auto": "auto, the default"}  # fmt: skip
+MEASURED: dict[str | None, str] = {
+    NO_DRAFTER: "plain decoding",
+    "medusa": "heads alone",
+    "auto": "auto, the default",
+}
 Row = tuple[str, str]
 
 
@@ -119,14 +122,14 @@ def _chained(engine: MadeFor, search: dict[str, Any]) -> list[Row]:
 
 def _measured(bench: dict[str, Any]) -> list[Row]:
     methods, rows = bench["methods"], list[Row]()
-    for written, found in methods.items():
-        name = FORMER.get(written, written)
+    for name, found in methods.items():
+        drafter = known_by(name)["drafter"]
         speed = f"{found['decoding_tokens_per_second']:.1f} tokens/s"
-        if name not in (ONE_NODE, TRANSFORMERS) and found["against_plain"]:
+        if drafter not in (None, NO_DRAFTER) and found["against_plain"]:
             length = found["acceptance_length"]
             speed += f", {found['against_plain']:.2f} × plain decoding"
             speed += "" if length is None else f", acceptance length {length:.2f}"
-        rows.append((f"measured: {MEASURED.get(name, name)}", speed))
+        rows.append((f"measured: {MEASURED.get(drafter, name)}", speed))
     return rows
 
 
@@ -153,12 +156,9 @@ def write(session: Session) -> tuple[str, list[Row], list[Row]]:
     record = record_of(session)
     rows, commands = rows_of(record), next_commands(session)
     title = f"heads for {session.request.model}"
-    texts = {"report.json": json.dumps(record, indent=2) + "\n",
-             "report.md": _markdown(title, rows, commands)}  # fmt: skip
     try:
-        for name, text in texts.items():
-            with atomic_write(session.path(name)) as temporary:
-                temporary.write_text(text)
+        write_json(session.path("report.json"), record)
+        write_text(session.path("report.md"), _markdown(title, rows, commands))
     except OSError:
         if not session.state.was_finished:  # then they are there, in a folder that may be read-only
             raise
@@ -166,8 +166,7 @@ def write(session: Session) -> tuple[str, list[Row], list[Row]]:
 
 
 def _markdown(title: str, rows: Sequence[Row], commands: Sequence[Row]) -> str:
-    lines = [f"# {title[0].upper()}{title[1:]}", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {value} |" for name, value in rows]
-    lines += ["", "What to type next:", "", "```sh"]
+    lines = [f"# {title[0].upper()}{title[1:]}", "", console.markdown(("", ""), rows), ""]
+    lines += ["What to type next:", "", "```sh"]
     lines += [f"{command}  # {what}" for command, what in commands]
     return "\n".join([*lines, "```", ""])

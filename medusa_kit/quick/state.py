@@ -1,7 +1,6 @@
 """The record of a quick run on disk: settings, time spent, finished phases and their figures."""
 
 import contextlib
-import json
 import re
 import shutil
 import time
@@ -13,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medusa_kit import console
 from medusa_kit.errors import CheckpointError, ConfigError, MedusaKitError
-from medusa_kit.files import atomic_write, parse_json
+from medusa_kit.files import parse_json, write_json
 from medusa_kit.quick.settings import ANSWERS, FEATURES
 
 RECORD = "quick.json"
@@ -217,8 +216,7 @@ class State:
             "notes": self._notes,
         }
         try:
-            with atomic_write(self.path) as temporary:
-                temporary.write_text(json.dumps(record, indent=2) + "\n")
+            write_json(self.path, record)
         except OSError as error:
             raise MedusaKitError(
                 f"cannot write to {self.folder}: {error.strerror}",

@@ -6,7 +6,7 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.errors import CheckpointError, MedusaKitError
-from medusa_kit.files import atomic_write, parse_json
+from medusa_kit.files import parse_json, write_text
 from medusa_kit.infer.backends import check_base
 from medusa_kit.quick import plan, settings
 from medusa_kit.quick.answers import read_answers
@@ -75,8 +75,7 @@ def _recipe(session: Session) -> TrainRecipe:
         epochs=max(1, math.ceil(epochs)), limit=limit, eval_every=every,
         save_every=max(1, round(pause / max(each, 1e-6))),
     )  # fmt: skip
-    with atomic_write(session.recipe) as temporary:
-        temporary.write_text(_header(session) + dump(recipe))
+    write_text(session.recipe, _header(session) + dump(recipe))
     console.note(f"training on {positions:,} training tokens, about {epochs:.1f} epochs")
     return load_recipe(session.recipe)
 
@@ -106,8 +105,7 @@ def _come_along(session: Session) -> None:
         data, train = (getattr(recipe, part).model_copy(update=places[part])
                        for part in ("data", "train"))  # fmt: skip
         update = {"output_dir": places["output_dir"], "data": data, "train": train}
-        with atomic_write(path) as temporary:
-            temporary.write_text(header + dump(recipe.model_copy(update=update)))
+        write_text(path, header + dump(recipe.model_copy(update=update)))
 
 
 def _header(session: Session) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from medusa_kit.errors import StorageError, TreeError, unreadable
-from medusa_kit.files import atomic_write
+from medusa_kit.files import write_text
 
 Path = tuple[int, ...]
 
@@ -146,8 +146,7 @@ def save_tree(tree: CandidateTree, path: str | pathlib.Path, extra: dict[str, An
     document = {"format": FORMAT, "version": VERSION, "num_nodes": tree.num_nodes}
     fields = {**document, "choices": tree.to_choices(), **extra}
     lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items()]
-    with atomic_write(pathlib.Path(path)) as temporary:
-        temporary.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    write_text(pathlib.Path(path), "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def load_tree(path: str | pathlib.Path) -> tuple[CandidateTree, dict[str, Any]]:

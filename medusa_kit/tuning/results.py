@@ -11,6 +11,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.tree.plan import save_plan
 from medusa_kit.tree.statistics import RankStatistics
 from medusa_kit.tuning.calibrate import calibrate, fitted_dynamic_tree
+from medusa_kit.tuning.charts import draw
 from medusa_kit.tuning.tree_search import TreeSearch
 
 STATISTICS_NAME, PLOT_NAME = "statistics.npz", "tree.png"
@@ -39,11 +40,5 @@ def write_search(engine: Engine, search: TreeSearch, folder: Path) -> None:
     """tree.json, and tree.png where matplotlib is there."""
     save_plan(search.plan, folder / TREE_NAME, search.as_extra(engine))
     console.note(f"wrote {folder / TREE_NAME}")
-    try:
-        from medusa_kit.tuning.plots import plot_trees
-    except ImportError:
-        console.note("no plot: matplotlib is not installed (pip install 'medusa-kit[plot]')")
-        return
     alone = [row for row in search.rows if row.batch_size == 1]
-    plot_trees(alone, search.chosen, folder / PLOT_NAME)
-    console.note(f"wrote {folder / PLOT_NAME}")
+    draw(folder / PLOT_NAME, lambda plots, path: plots.plot_trees(alone, search.chosen, path))

@@ -2,22 +2,17 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from medusa_kit.bench.bench import (
-    Answers,
-    Batch,
-    BenchReport,
-    Decoding,
-    Method,
-    MethodResult,
-    Tally,
-    bench,
-)
+from medusa_kit.bench.about import About
+from medusa_kit.bench.bench import Batch, Method, bench
+from medusa_kit.bench.report import Answers, BenchReport, Decoding, Tally
 from medusa_kit.errors import DataError
+from medusa_kit.settings.sampling import SamplingParams
 
 PROMPTS = [[1], [2], [3]]
 
@@ -68,10 +63,10 @@ def test_totals_and_ratios() -> None:
     assert (slow.name, slow.total.tokens, slow.total.seconds) == ("slow", 40, 4.0), "no warm-up"
     assert (fast.name, fast.total.tokens, fast.total.seconds) == ("fast", 40, 2.0)
     assert (slow.total.tokens_per_second, fast.total.tokens_per_second) == (10.0, 20.0)
-    assert (report.ratio(slow), report.ratio(fast)) == (1.0, 2.0)
+    assert (slow.total.ratio(slow.total), fast.total.ratio(slow.total)) == (1.0, 2.0)
     assert fast.total.rates == [20.0, 20.0, 20.0]
     assert slow.total.rates == [10.0, 5.0, 20.0]
-    assert report.median_ratio(fast) == 2.0, "of 2, 4 and 1"
+    assert fast.total.median_ratio(slow.total) == 2.0, "of 2, 4 and 1"
     assert (slow.total.identical, fast.total.identical) == (3, 2)
     assert report.identical_to == "slow"
     assert (report.num_prompts, report.max_new_tokens) == (3, 20)
@@ -88,12 +83,49 @@ def test_acceptance_is_weighted_by_steps() -> None:
 
 def test_a_report_as_json() -> None:
     report, _ = made_up_report()
-    record = json.loads(json.dumps(report.as_dict()))
+    record = json.loads(json.dumps(report.to_json()))
     assert [method["name"] for method in record["methods"]] == ["slow", "fast"]
     fast = record["methods"][1]
     assert (fast["ratio"], fast["median_ratio"], fast["tokens_per_second"]) == (2.0, 2.0, 20.0)
     assert fast["acceptance_length"] == (40 - 3) / 20
     assert fast["identical"] == 2
+
+
+def test_a_report_is_read_as_it_was_written() -> None:
+    report, _ = made_up_report()
+    report.about = About.of("some", SamplingParams(0.5), heads={"a": None}, other={"kept": [1]})
+    record = json.loads(json.dumps(report.to_json()))
+    read = BenchReport.from_json(record)
+    assert (read, read.to_json()) == (report, record)
+    assert read.about.sampled == "temperature 0.5, seed 0"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "drafter"),
+    [
+        ("transformers generate", "transformers", None),
+        ("transformers assisted (tiny)", "peer", None),
+        ("flashspec (prompt lookup)", "peer", None),
+        ("endpoint, some, auto", "endpoint", None),
+        ("medusa-kit, plain decoding", "ours", "none"),
+        ("medusa-kit, one node", "ours", "none"),
+        ("fresh, auto", "ours", "auto"),
+        ("medusa-kit, runs/heads", "ours", None),
+    ],
+)
+def test_files_of_earlier_versions_say_less(name: str, kind: str, drafter: str | None) -> None:
+    """What a method is follows from its name, tokens of steps from the answers."""
+    report, _ = made_up_report()
+    record = json.loads(json.dumps(report.to_json()))
+    fast = record["methods"][1]
+    for key in ("kind", "drafter", "step_tokens", "lossy", "activations", "identical_to",
+                "decoding_tokens", "decoding_seconds"):  # fmt: skip
+        del fast[key]
+    del record["agreement_with_float32"], record["batch_size"]
+    fast["name"] = name
+    read = BenchReport.from_json(record)
+    assert read.results[1] == replace(report.results[1], name=name, kind=kind, drafter=drafter)
+    assert (read.batch_size, read.agreement) == (1, None)
 
 
 def test_decoding_alone_leaves_the_prompts_out() -> None:
@@ -111,8 +143,7 @@ def test_the_median_stands_between_two_prompts() -> None:
         theirs.add(Answers([[1]], seconds), 1)
     for seconds in (1.0, 0.25):
         ours.add(Answers([[1]], seconds), 1)
-    results = [MethodResult("a", theirs), MethodResult("b", ours)]
-    assert BenchReport(results, 2, 1).median_ratio(results[1]) == 2.5
+    assert ours.median_ratio(theirs) == 2.5
 
 
 def test_batches_are_of_one_category_and_all_sizes_are_warmed_up() -> None:
@@ -133,7 +164,7 @@ def test_batches_are_of_one_category_and_all_sizes_are_warmed_up() -> None:
                for name, tally in result.categories.items()}  # fmt: skip
     assert tallies == {"math": (3, 3, 2.0), "code": (2, 5, 1.0), "(none)": (1, 1, 1.0)}
     assert (result.total.answers, result.total.identical, len(result.total.rates)) == (6, 6, 4)
-    (record,) = report.as_dict()["methods"]
+    (record,) = report.to_json()["methods"]
     assert record["categories"]["code"]["tokens_per_second"] == 5.0
     plain = bench([Method("a", echo)], prompts, 9, batch_size=4)
     assert (plain.categories, plain.results[0].total.rates) == ([], [5.0, 4.0])
@@ -143,24 +174,24 @@ def test_sampled_answers_are_held_against_the_first_of_ours() -> None:
     def nines(batch: Batch) -> Answers:
         return Answers([[9] for _ in batch], 1.0)
 
-    methods = [Method("theirs", echo), Method("one node", echo, ours=True),
-               Method("heads", nines, ours=True)]  # fmt: skip
+    methods = [Method("theirs", echo), Method("one node", echo, kind="ours"),
+               Method("heads", nines, kind="ours")]  # fmt: skip
     report = bench(methods, [[1], [9], [3]], 9, sampled=True)
     assert [result.total.identical for result in report.results] == [None, 3, 1]
     assert report.identical_to == "one node"
-    assert json.loads(json.dumps(report.as_dict()))["methods"][0]["identical"] is None
+    assert json.loads(json.dumps(report.to_json()))["methods"][0]["identical"] is None
 
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_lossy_answers_are_never_the_same(sampled: bool) -> None:
     """Not even with equal tokens; and no other answers are compared with them."""
-    methods = [Method("theirs", echo), Method("rounded", echo, ours=True, lossy=True),
-               Method("exact", echo, ours=True)]  # fmt: skip
+    methods = [Method("theirs", echo), Method("rounded", echo, kind="ours", lossy=True),
+               Method("exact", echo, kind="ours")]  # fmt: skip
     report = bench(methods, [[1], [2]], 9, sampled=sampled)
     same = [result.total.identical for result in report.results]
     assert same == [None if sampled else 2, None, 2]
     assert report.identical_to == ("exact" if sampled else "theirs")
-    assert [record["lossy"] for record in report.as_dict()["methods"]] == [False, True, False]
+    assert [record["lossy"] for record in report.to_json()["methods"]] == [False, True, False]
 
 
 def failing(on: Sequence[int], error: Exception) -> Any:
@@ -183,7 +214,7 @@ def test_a_peer_that_fails_is_left_out_with_its_reason() -> None:
         Method("first", echo),
         Method("at once", failing([1], DataError("nothing here", hint="h"))),
         Method("late", late),
-        Method("ours", echo, ours=True),
+        Method("ours", echo, kind="ours"),
     ]
     report = bench(methods, PROMPTS, 9)
     reasons = [result.not_run for result in report.results]
@@ -191,12 +222,13 @@ def test_a_peer_that_fails_is_left_out_with_its_reason() -> None:
     assert [result.name for result in report.ran] == ["first", "ours"]
     assert calls == [[[1]], [[1]], [[2]]], "not asked again"
     assert report.ran[1].total.answers == 3
-    assert report.as_dict()["methods"][2] == {"name": "late", "not_run": reasons[2]}
+    assert report.to_json()["methods"][2] == {
+        "name": "late", "kind": "peer", "drafter": None, "not_run": reasons[2]}  # fmt: skip
 
 
 @pytest.mark.parametrize("ours", [False, True])
 def test_the_first_method_and_ours_must_not_fail(ours: bool) -> None:
-    bad = Method("bad", failing([2], RuntimeError("broken")), ours=ours)
+    bad = Method("bad", failing([2], RuntimeError("broken")), kind="ours" if ours else "peer")
     methods = [Method("first", echo), bad] if ours else [bad]
     with pytest.raises(RuntimeError, match="broken"):
         bench(methods, PROMPTS, 9)

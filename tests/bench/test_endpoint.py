@@ -10,8 +10,9 @@ from support.serving.streaming_server import StreamingServer
 
 from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.bench import endpoint as endpoint_module
-from medusa_kit.bench.bench import Answers, BenchReport, Decoding, Method, bench
+from medusa_kit.bench.bench import Method, bench
 from medusa_kit.bench.endpoint import Asked, EndpointRun
+from medusa_kit.bench.report import Answers, BenchReport, Decoding
 from medusa_kit.bench.served_acceptance import read_counts, steps_between
 from medusa_kit.distill.openai_client import Endpoint
 from medusa_kit.distill.openai_stream import probe, stream_answer
@@ -266,7 +267,7 @@ def test_beside_others(server: StreamingServer) -> None:
     assert (theirs.total.identical, theirs.total.answers) == (3, 3)
     assert theirs.total.decoding_tokens_per_second is not None
     assert set(theirs.categories) == {"a", "b"}
-    assert report.ratio(theirs) > 0
+    assert theirs.total.ratio(report.results[0].total) > 0
     assert run.record()["prompts_read_otherwise"] == [1, 3, 2]
     assert any("prompt 1: 7 tokens there, 1 here" in said for said in theirs.drafter_notes)
     server.prompt_tokens = 1
@@ -314,12 +315,12 @@ def test_a_prompt_that_fails_is_named_and_the_run_goes_on(server: StreamingServe
     total = report.results[0].total
     assert (total.answers, total.tokens, total.identical) == (2, 10, None)
     assert total.rates[1:3] == [None, None]
-    assert report.median_ratio(report.results[0]) == 1.0
+    assert total.median_ratio(total) == 1.0
     assert sorted(run.failed) == [2, 3]
     said = report.results[0].drafter_notes
     assert any(line.startswith("prompt 2 failed: the answer breaks off") for line in said)
     assert any("prompt 3 failed: the server answers 400" in line for line in said)
-    assert server.url not in json.dumps([report.as_dict(), run.record()])
+    assert server.url not in json.dumps([report.to_json(), run.record()])
 
 
 def test_failures_of_a_batch_leave_the_others_comparable(server: StreamingServer) -> None:

@@ -173,16 +173,15 @@ def test_guessing_is_compared_with_plain_decoding_of_the_same_program(
     engine = build_engine(load_base_model("debug-tiny", device="cpu"))
     urls = {"llama.cpp": server.url, "llama.cpp, ngram-simple": server.url}
     answers = script("whole_answers").Answers(engine, str(prompts), None, 4)
-    report = answers.by_guessing(["prompt-lookup"], urls).as_dict()
-    names = [one["name"] for one in report["methods"]]
+    report = answers.by_guessing(["prompt-lookup"], urls)
+    names = [one.name for one in report.results]
     assert names == ["medusa-kit, plain decoding", "medusa-kit, prompt-lookup",
                      "endpoint, llama.cpp", "endpoint, llama.cpp, ngram-simple"]  # fmt: skip
     assert set(server.questions) == {"To be", "or not"} | {server.questions[0]}
     cells = {row[0]: row for row in script("llama_report").method_rows(report)}
     assert cells["medusa-kit, plain decoding"][4:6] == ["1.00", "1.00"]
     assert cells["medusa-kit, prompt-lookup"][-1] == "2/2"
-    rates = {one["name"]: one["tokens_per_second"] for one in report["methods"]}
-    ratio = rates[names[3]] / rates[names[2]]
+    ratio = report.results[3].total.ratio(report.results[2].total)
     assert cells[names[3]][4] == f"{ratio:.2f}"
 
 
@@ -191,8 +190,7 @@ def test_tables_and_charts(
 ) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
-    method = {"tokens_per_second": 50.0, "ratio": 1.0, "decoding_tokens_per_second": None,
-              "acceptance_length": None, "identical": None, "answers": 3}  # fmt: skip
+    method = {"tokens": 100, "seconds": 2.0, "identical": None, "answers": 3}
     record = {
         "model": "tiny", "date": "today", "setup": {"processor": "a processor", "threads": 2},
         "cases": [made(script, [200.0], [100.0]).record(),

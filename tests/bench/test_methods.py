@@ -18,16 +18,11 @@ from support.tiny_models import CONTEXT, VOCAB, tiny_base
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.bench import peers
-from medusa_kit.bench.bench import BenchReport, MethodResult, Tally, bench
-from medusa_kit.bench.methods import (
-    ONE_NODE,
-    check_room,
-    named_drafters,
-    not_paying,
-    standard_methods,
-)
+from medusa_kit.bench.bench import bench
+from medusa_kit.bench.methods import check_room, named_drafters, not_paying, standard_methods
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.peers import assistant_for, named_peers
+from medusa_kit.bench.report import ONE_NODE, BenchReport, MethodResult, Tally, known_by
 from medusa_kit.cli.prompts import read_prompt_set
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.plain import PlainDrafter
@@ -117,7 +112,7 @@ def test_a_row_for_each_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
     methods = standard_methods(engines, oracle, 6, peers=[], drafters=["medusa", "suffix"])
     report = bench(methods, [[5, 6, 7], [40, 41]], 6)
     assert [result.total.identical for result in report.results] == [2] * 5
-    notes = [method["drafter_notes"] for method in report.as_dict()["methods"]]
+    notes = [method["drafter_notes"] for method in report.to_json()["methods"]]
     assert notes == [[], [], [], [], ["nothing was found", "twice"]]
 
 
@@ -319,11 +314,11 @@ def test_drafters_slower_than_one_node_are_named() -> None:
     def result(name: str, decoding_seconds: float, steps: int) -> MethodResult:
         total = Tally(answers=1, tokens=31, seconds=9.0, num_steps=steps, step_tokens=30)
         total.decoding_tokens, total.decoding_seconds = 30, decoding_seconds
-        return MethodResult(name, total, ours=name != "a server")
+        return MethodResult(name, total, **known_by(name))
 
     rows = [result("transformers generate", 8.0, 0), result(ONE_NODE, 3.0, 30),
             result("lookahead", 4.0, 20), result("suffix", 2.0, 20),
-            result("a server", 5.0, 20)]  # fmt: skip
+            result("endpoint, a server", 5.0, 20)]  # fmt: skip
     assert not_paying(BenchReport(rows, 1, 31)) == [
         "lookahead is not worth its cost here: 0.75 × the speed of plain decoding, at 1.50 tokens "
         "per step"

@@ -18,12 +18,14 @@ from support.kernels.rounded_engine import (
 from support.small_engines import random_prompt
 
 from medusa_kit.base.model import BaseModel
+from medusa_kit.bench.about import About
 from medusa_kit.bench.agreement import Agreement
-from medusa_kit.bench.bench import Answers, Batch, Method, bench
-from medusa_kit.bench.methods import ONE_NODE, TRANSFORMERS, standard_methods
+from medusa_kit.bench.bench import Batch, Method, bench
+from medusa_kit.bench.machine import bench_about, write_verify
+from medusa_kit.bench.methods import standard_methods
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.oracle_in_pieces import Choice, OracleInPieces
-from medusa_kit.bench.records import engine_record, write_verify
+from medusa_kit.bench.report import ONE_NODE, TRANSFORMERS, Answers
 from medusa_kit.bench.verify import OwnScores, verify
 from medusa_kit.cli import bench_report, options
 from medusa_kit.engine.engine import Engine, GenerationResult
@@ -76,7 +78,7 @@ def test_tokens_agree_up_to_the_first_difference() -> None:
     found.compare([[1, 2, 3], [4, 5, 6], [7, 8], [9, 9]], [[1, 2, 3], [4, 0, 6], [7], [9, 9, 9]])
     assert (found.answers, found.same) == (4, 1)
     assert (found.tokens, found.same_tokens) == (10, 3 + 1 + 1 + 2)
-    assert found.as_dict()["share"] == found.share == 0.7
+    assert found.to_json()["share"] == found.share == 0.7
     said = found.told("transformers")
     assert "1 of 4 answers are those of transformers; 7 of 10 tokens (70.00%)" in said
     assert Agreement().share == 1.0
@@ -94,9 +96,9 @@ def made_up(sampled: bool, **first: Any) -> Any:
     methods = [
         Method("transformers", saying([1, 2], [3, 4]), **first),
         Method("peer", saying([1, 2], [3, 0])),
-        Method("plain", saying([1, 2], [3, 5]), ours=True, activations="int16"),
-        Method("heads", saying([1, 2], [3, 5]), ours=True, activations="int16"),
-        Method("wrong", saying([1, 2], [3, 4]), ours=True, activations="int16"),
+        Method("plain", saying([1, 2], [3, 5]), kind="ours", activations="int16"),
+        Method("heads", saying([1, 2], [3, 5]), kind="ours", activations="int16"),
+        Method("wrong", saying([1, 2], [3, 4]), kind="ours", activations="int16"),
     ]
     return bench(methods, [[0], [1]], 2, sampled=sampled)
 
@@ -105,9 +107,9 @@ def test_answers_are_compared_within_their_precision() -> None:
     report = made_up(sampled=False)
     assert [one.total.identical for one in report.results] == [2, 1, 2, 2, 1]
     assert [one.identical_to for one in report.results] == ["transformers"] * 2 + ["plain"] * 3
-    assert (report.identical_to, report.agreeing) == ("plain", "plain")
+    assert report.identical_to == "plain"
     assert report.agreement == Agreement(answers=2, same=1, tokens=4, same_tokens=3)
-    record = json.loads(json.dumps(report.as_dict()))
+    record = json.loads(json.dumps(report.to_json()))
     assert record["agreement_with_float32"] == {
         "answers": 2, "same": 1, "tokens": 4, "same_tokens": 3, "share": 0.75}  # fmt: skip
     assert [one["activations"] for one in record["methods"]] == [FLOAT32] * 2 + ["int16"] * 3
@@ -118,30 +120,31 @@ def test_answers_are_compared_within_their_precision() -> None:
 )
 def test_agreement_is_of_greedy_answers_in_float32(sampled: bool, first: dict[str, Any]) -> None:
     report = made_up(sampled, **first)
-    assert (report.agreement, report.agreeing) == (None, "")
-    assert report.as_dict()["agreement_with_float32"] is None
+    assert report.agreement is None
+    assert report.to_json()["agreement_with_float32"] is None
     assert [one.total.identical for one in report.results][2:] == [2, 2, 1]
 
 
 def test_float32_has_no_agreement() -> None:
-    methods = [Method("transformers", saying([1])), Method("ours", saying([1]), ours=True)]
+    methods = [Method("transformers", saying([1])), Method("ours", saying([1]), kind="ours")]
     report = bench(methods, [[0]], 1)
     assert (report.agreement, report.identical_to) == (None, "transformers")
 
 
 def test_a_bench_says_what_was_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    def shown(report: Any, sampled: str) -> str:
-        bench_report.show(report, {}, "tiny", sampled, "here")
+    def shown(report: Any, temperature: float = 0.0) -> str:
+        report.about = About.of("some", SamplingParams(temperature))
+        bench_report.show(report, {}, "tiny", "here")
         return " ".join(capsys.readouterr().out.split())
 
-    greedy = shown(made_up(sampled=False), "greedy")
+    greedy = shown(made_up(sampled=False))
     assert "equal those of transformers (float32), or plain (int16 activations), token" in greedy
     assert "plain: agreement with float32: 1 of 2 answers are those of transformers;" in greedy
-    drawn = shown(made_up(sampled=True), "temperature 1")
+    drawn = shown(made_up(sampled=True), 1.0)
     assert "equal those of plain, token for token; others draw other" in drawn
     assert "agreement with float32: not measured" in drawn
-    methods = [Method("transformers", saying([1])), Method("ours", saying([1]), ours=True)]
-    assert "float32" not in shown(bench(methods, [[0]], 1), "greedy")
+    methods = [Method("transformers", saying([1])), Method("ours", saying([1]), kind="ours")]
+    assert "float32" not in shown(bench(methods, [[0]], 1))
 
 
 @needs_integers
@@ -160,8 +163,8 @@ def test_a_bench_of_an_engine(base: BaseModel, activations: str) -> None:
     expected.compare([one.token_ids for one in plain],
                      [oracle.generate(ids, TOKENS)[0] for ids in PROMPTS])  # fmt: skip
     assert report.agreement == expected
-    record = engine_record(engine, {})
-    assert (record["activations"], record["lossy"]) == (activations, False)
+    about = bench_about({"ours": engine}, "some", SamplingParams())
+    assert (about.activations, about.lossy) == (activations, False)
 
 
 # verify
@@ -208,7 +211,7 @@ def test_a_difference_within_the_precision_is_a_bug(
     (bug,) = report.bugs
     assert (bug.prompt, bug.position, bug.expected, bug.actual) == (1, 2, plain[2], wrong[2])
     assert report.failed
-    assert report.as_dict()["bugs"] == 1
+    assert report.to_json()["bugs"] == 1
 
 
 @needs_integers

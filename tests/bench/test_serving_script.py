@@ -112,7 +112,7 @@ def test_ratios_are_of_one_round(script: Any) -> None:
     asked = (0, "seen", script.tokens_per_second)
     assert script.ratios(rounds, "ours", "theirs", *asked) == [2.0, 3.0]
     assert script.ratios(rounds, "ours", "none", *asked) == []
-    assert script.interval([2.0, 3.0]) == "2.50 (2.00–3.00)"
+    assert script.spread([2.0, 3.0]) == "2.50 (2.00 to 3.00)"
 
 
 def test_commands_that_serve_nothing_are_rows_with_the_reason(run: Any, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from support.tiny_models import STOP, VOCAB, tiny_base, tiny_model
 from medusa_kit.base.model import wrap_model
 from medusa_kit.bench.agreement import first_difference
 from medusa_kit.bench.oracle import Oracle
-from medusa_kit.bench.verify import VerifyReport, verify
+from medusa_kit.bench.verify import verify
+from medusa_kit.bench.verify_report import VerifyReport
 from medusa_kit.engine.engine import Engine, GenerationResult
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -121,7 +122,7 @@ def test_a_wrong_token_is_a_bug(
         assert difference.rounding_tolerance == pytest.approx(TOLERANCE / 0.8)
     assert difference.margin > difference.rounding_tolerance
     assert report.identical == 2
-    record = json.loads(json.dumps(report.as_dict()))
+    record = json.loads(json.dumps(report.to_json()))
     assert (record["bugs"], record["identical"], record["num_prompts"]) == (1, 2, 3)
     assert record["differences"][0]["position"] == 2
 

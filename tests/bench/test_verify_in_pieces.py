@@ -15,7 +15,8 @@ from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.bench import oracle_in_pieces
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.oracle_in_pieces import OracleInPieces, oracle_beside
-from medusa_kit.bench.verify import VerifyReport, verify
+from medusa_kit.bench.verify import verify
+from medusa_kit.bench.verify_report import VerifyReport
 from medusa_kit.engine.engine import Engine, GenerationResult
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.cpu.int8_weights import with_weights

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from medusa_kit.bench.bench import Answers, Method
+from medusa_kit.bench.bench import Method
+from medusa_kit.bench.report import Answers
 from medusa_kit.demo import comparison, own
 from medusa_kit.demo.work import LIMITS
 from medusa_kit.errors import WriteError

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from medusa_kit.bench.bench import Answers, Batch, Method, bench
+from medusa_kit.bench.bench import Batch, Method, bench
 from medusa_kit.bench.interval import Interval
-from medusa_kit.bench.methods import ONE_NODE, TRANSFORMERS
+from medusa_kit.bench.report import ONE_NODE, TRANSFORMERS, Answers
 from medusa_kit.demo import comparison, own, shown, threads
 from medusa_kit.demo.comparison import Comparison, Size, fitting
 from medusa_kit.demo.curve import Point, lines
@@ -33,7 +33,7 @@ def method(name: str, seconds: float, jitter: float = 0.0) -> Method:
         sign = 1 if batch[0][0] % 2 else -1
         return Answers([[7] * 10], seconds * (1 + sign * jitter))
 
-    return Method(name, run, ours=name != TRANSFORMERS)
+    return Method(name, run, kind="transformers" if name == TRANSFORMERS else "ours")
 
 
 def made_up(*methods: Method) -> Comparison:

@@ -16,7 +16,8 @@ from transformers.generation.candidate_generator import MTPCandidateGenerator
 
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.bench.bench import bench
-from medusa_kit.bench.methods import ONE_NODE, standard_methods
+from medusa_kit.bench.methods import standard_methods
+from medusa_kit.bench.report import ONE_NODE
 from medusa_kit.drafters.native import mtp
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import IncompatibleBaseError

@@ -17,7 +17,8 @@ from medusa_kit.base.loading import load_base_model, load_tokenizer
 from medusa_kit.base.model import BaseModel
 from medusa_kit.bench.independent_encoding import compare_encodings, independent_encoding
 from medusa_kit.bench.oracle import Oracle
-from medusa_kit.bench.verify import VerifyReport, verify
+from medusa_kit.bench.verify import verify
+from medusa_kit.bench.verify_report import VerifyReport
 from medusa_kit.cli import app
 
 CHAT = [{"role": "user", "content": "Is ab c1?"}]
@@ -68,7 +69,7 @@ def test_a_tokenizer_that_was_built_otherwise_fails(folder: Path, template: str 
     ab, a, b = (own.token_to_id(token) for token in ("ab", "a", "b"))
     assert (found.prompt, found.expected[0], found.actual[:2]) == (1, ab, [a, b])
     assert found.text.endswith("Is ")
-    assert report.as_dict()["encodings"][0]["position"] == found.position
+    assert report.to_json()["encodings"][0]["position"] == found.position
 
 
 def test_tokens_of_other_files_are_known(folder: Path) -> None:

@@ -16,9 +16,13 @@ from support.typed import typed_command
 
 from medusa_kit import console
 from medusa_kit.base import hub_client
-from medusa_kit.base.model import BaseModel
+from medusa_kit.base.model import BaseModel, BaseModelInfo
+from medusa_kit.bench.about import About
+from medusa_kit.bench.report import BenchReport, MethodResult, Tally
+from medusa_kit.bench.verify_report import Difference, VerifyReport
 from medusa_kit.files import file_digest
 from medusa_kit.heads import MedusaHeads, save_heads
+from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree, save_tree
 
 Run = Callable[..., tuple[int, str, str]]
@@ -85,8 +89,8 @@ def folder(chat_base: BaseModel, tmp_path: Path) -> Path:
     digest = file_digest(place / "heads.safetensors")
     setup = {"processor": "Abacus 4", "threads": 3, "torch": "9.9", "transformers": "8.8",
              "steps_run_by": "beads"}  # fmt: skip
-    _write(place / "bench.json", _bench(info, digest, setup))
-    _write(place / "verify.json", {"greedy": _verified(info, digest, setup)})
+    _write(place / "bench.json", _bench(info, digest, setup).to_json())
+    _write(place / "verify.json", {"greedy": _verified(info, digest, setup).to_json()})
     return place
 
 
@@ -94,43 +98,23 @@ def _write(path: Path, record: object) -> None:
     path.write_text(json.dumps(record))
 
 
-def _bench(info: object, digest: str, setup: dict[str, object]) -> dict[str, object]:
-    plain = {
-        "name": "transformers generate",
-        "tokens_per_second": 100.0,
-        "ratio": 1.0,
-        "answers": 4,
-        "identical": 4,
-        "acceptance_length": None,
-        "acceptance_by_depth": [],
-    }
-    ours = plain | {"name": "medusa-kit", "tokens_per_second": 225.0, "ratio": 2.25,
-                    "acceptance_length": 1.875, "acceptance_by_depth": [0.625, 0.25]}  # fmt: skip
-    return {
-        "base": info.as_dict(),
-        "setup": setup,
-        "prompts": "/home/me/mt_bench.jsonl",  # type: ignore[attr-defined]
-        "heads": {"medusa-kit": digest},
-        "sampling": {"temperature": 0.0, "seed": 0},
-        "num_prompts": 4,
-        "max_new_tokens": 16,
-        "batch_size": 1,
-        "methods": [plain, ours],
-    }
+def _bench(info: BaseModelInfo, digest: str, setup: dict[str, object]) -> BenchReport:
+    plain = Tally(answers=4, tokens=100, seconds=1.0, identical=4, rates=[100.0] * 4)
+    ours = Tally(answers=4, tokens=225, seconds=1.0, identical=4, rates=[225.0] * 4, num_steps=8,
+                 step_tokens=15, depth_steps=[5.0, 2.0])  # fmt: skip
+    results = [
+        MethodResult("transformers generate", plain, kind="transformers"),
+        MethodResult("medusa-kit", ours, kind="ours", drafter="medusa"),
+    ]
+    about = About.of(
+        "/home/me/mt_bench.jsonl", SamplingParams(), base=info.as_dict(), setup=setup,
+        heads={"medusa-kit": digest},
+    )  # fmt: skip
+    return BenchReport(results, 4, 16, about=about)
 
 
-def _verified(info: object, digest: str, setup: dict[str, object]) -> dict[str, object]:
-    return {
-        "num_prompts": 7,
-        "num_tokens": 1234,
-        "differences": [{}],
-        "identical": 6,
-        "bugs": 0,
-        "rounding_tolerance": 1.5e-6,
-        "acceptance_length": 1.8,
-        "drafter": "medusa",
-        "heads": digest,
-        "base": info.as_dict(),
-        "setup": setup,
-        "prompts": "verify_prompts.jsonl",
-    }  # type: ignore[attr-defined]
+def _verified(info: BaseModelInfo, digest: str, setup: dict[str, object]) -> VerifyReport:
+    about = {"heads": digest, "base": info.as_dict(), "setup": setup,
+             "prompts": "verify_prompts.jsonl"}  # fmt: skip
+    return VerifyReport(7, 1234, [Difference(2, 5, 7, 8, 1e-7, 1.5e-6)], 1.5e-6, 1.8,
+                        drafter="medusa", about=About.model_validate(about))  # fmt: skip

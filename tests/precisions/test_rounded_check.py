@@ -54,7 +54,7 @@ def one_bit_in_company(nodes: Any, logits_NV: torch.Tensor) -> None:
 
 
 def one_bit_in_a_second_row(nodes: Any, logits_NV: torch.Tensor) -> None:
-    if len(nodes.counts) > 1:
+    if len(nodes.counts) > 1 and len(logits_NV) == sum(nodes.counts):  # no prompts
         logits_NV[nodes.counts[0], 7] *= 1 + 2.0**-22
 
 

@@ -16,10 +16,11 @@ from safetensors.torch import load_file
 from support.debug_model import small_tokenizer
 from support.tiny_models import model_of, tiny_model
 
+from medusa_kit import files
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError
 from medusa_kit.hub.measured import read_measured
-from medusa_kit.quick import judging, plan, report, search, state, text, trial
+from medusa_kit.quick import judging, plan, report, search, text, trial
 from medusa_kit.quick import run as quick_run
 from medusa_kit.quick.run import prepared, run
 from medusa_kit.quick.session import Request
@@ -118,7 +119,7 @@ def test_what_a_run_leaves(request_for: Build, prompt_file: Path, tmp_path: Path
     measured = read_measured(folder / "run" / "heads")  # as push reads them
     assert measured.tree is not None
     assert measured.replayed is not None
-    assert measured.verify is not None
+    assert measured.verify
     assert len(measured.benches) == 1
     recipe = load_recipe(folder / "recipe.yaml")
     assert recipe.train.epochs == 5
@@ -274,8 +275,7 @@ def test_a_finished_run_is_told_from_a_folder_that_cannot_be_written(
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(quick_run, "only_training_in", read_only)
-    monkeypatch.setattr(state, "atomic_write", read_only)
-    monkeypatch.setattr(report, "atomic_write", read_only)
+    monkeypatch.setattr(files, "atomic_write", read_only)
     again = prepared(request_for())
     assert run(again) == session.state.figures("verify")
     assert [line for line in report.write(again)[1] if line[0] != "disk"] == [

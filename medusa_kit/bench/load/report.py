@@ -1,6 +1,5 @@
 """The figures of a server under load: tables, load.json and a chart."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,8 +7,9 @@ from typing import Any
 from medusa_kit import console
 from medusa_kit.bench.load.arrivals import Load, Poisson
 from medusa_kit.bench.load.run import LoadRun
-from medusa_kit.files import atomic_write
+from medusa_kit.files import write_json
 from medusa_kit.settings.engine import FLOAT32
+from medusa_kit.tuning.charts import draw
 
 TIMES = ("first_token_seconds", "token_seconds", "piece_seconds", "answer_seconds")
 FAILURES_SHOWN = 5
@@ -27,8 +27,7 @@ def show(run: LoadRun, sampled: str) -> None:
     )
     console.out.print(figures_table(points, load.what, title))
     console.out.print(times_table(points, load.what))
-    for said in notes(run, points):
-        console.out.print(said, markup=False, highlight=False)
+    console.out.print("\n".join(notes(run, points)), markup=False, highlight=False)
 
 
 def described(load: Load) -> str:
@@ -40,19 +39,19 @@ def load_name(point: Mapping[str, Any], what: str) -> str:
 
 
 def figures_table(points: Sequence[Mapping[str, Any]], what: str, title: str) -> Any:
-    rows = []
-    for point in points:
-        length = point["acceptance_length"]
-        rows.append((
+    rows = [
+        (
             load_name(point, what),
             f"{point['tokens_per_second']:.1f}",
             f"{point['answers_per_second']:.2f}",
             point["most_at_once"],
             point["answered"],
             point["failed"],
-            NONE if length is None else f"{length:.3f}",
+            console.number(point["acceptance_length"], ".3f"),
             NONE if point["same"] is None else f"{point['same']}/{point['compared']}",
-        ))  # fmt: skip
+        )
+        for point in points
+    ]
     columns = ("requests", "tokens/s", "answers/s", "most at once", "answered", "failed",
                "accept. length", "same")  # fmt: skip
     return console.table(title, columns, rows)
@@ -105,25 +104,13 @@ def _precision(run: LoadRun) -> str:
 def write(run: LoadRun, record: Mapping[str, Any], folder: Path) -> None:
     """load.json, and load.png where matplotlib is there. `record`: what was measured with."""
     write_json(folder / "load.json", {**record, **run.as_dict()})
+    console.note(f"wrote {folder / 'load.json'}")
     points = [point.as_dict() for point in run.points]
     name, what = run.endpoint.model, run.points[0].load.what
-    draw({name: points}, what, f"{name} under load", folder)
+    draw_load({name: points}, what, f"{name} under load", folder)
 
 
-def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    console.note(f"wrote {path}")
-
-
-def draw(
+def draw_load(
     servers: Mapping[str, Sequence[Mapping[str, Any]]], what: str, title: str, folder: Path
 ) -> None:
-    """load.png, where matplotlib is there."""
-    try:
-        from medusa_kit.tuning.plots import plot_load
-    except ImportError:
-        console.note("no chart: matplotlib is not installed (pip install 'medusa-kit[plot]')")
-        return
-    plot_load(servers, what, title, folder / "load.png")
-    console.note(f"wrote {folder / 'load.png'}")
+    draw(folder / "load.png", lambda plots, path: plots.plot_load(servers, what, title, path))

@@ -1,10 +1,8 @@
 """Converts heads on disk from one format to another."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -12,7 +10,7 @@ from torch import Tensor
 from medusa_kit.base.files import resolve
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import CheckpointError, ConfigError, did_you_mean
-from medusa_kit.files import atomic_write
+from medusa_kit.files import atomic_write, write_json
 from medusa_kit.heads import checkpoint
 from medusa_kit.heads.formats import numbered, prefixed, vllm
 from medusa_kit.heads.formats.engines import check_shape
@@ -207,20 +205,16 @@ def _save(written: Written, source: Path, folder: Path) -> None:
         for name, tensors in written.files.items():
             save_file(_apart(tensors), temporary / name, metadata=metadata)
             (temporary / name).chmod(0o644)
-        _write_json(temporary / CONFIG_NAME, written.config)
+        write_json(temporary / CONFIG_NAME, written.config)
         if written.index is not None:
             total = sum(t.numel() * t.element_size() for one in written.files.values()
                         for t in one.values())  # fmt: skip
-            _write_json(
+            write_json(
                 temporary / INDEX_NAME,
                 {"metadata": {"total_size": total}, "weight_map": written.index},
             )
         for name in written.copies:
             shutil.copyfile(source / name, temporary / name)
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

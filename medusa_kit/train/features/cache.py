@@ -32,7 +32,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import DTYPES
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING
 from medusa_kit.errors import IncompatibleBaseError, MedusaKitError
-from medusa_kit.files import atomic_write, parse_json
+from medusa_kit.files import parse_json, write_json
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed
 from medusa_kit.train.data import HeadTargets
@@ -218,8 +218,7 @@ def _remove_shards(folder: Path) -> None:
 
 def _write_index(folder: Path, identity: dict[str, Any]) -> None:
     shards = [{"file": path.name, "bytes": path.stat().st_size} for path in shard_files(folder)]
-    with atomic_write(folder / INDEX) as temporary:
-        temporary.write_text(json.dumps({**identity, "shards": shards}, indent=2) + "\n")
+    write_json(folder / INDEX, {**identity, "shards": shards})
 
 
 def _quote(

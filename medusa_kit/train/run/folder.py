@@ -23,7 +23,14 @@ from medusa_kit.errors import (
     MedusaKitError,
     WriteError,
 )
-from medusa_kit.files import atomic_write, is_full_disk, parse_json, why_not_written
+from medusa_kit.files import (
+    atomic_write,
+    is_full_disk,
+    parse_json,
+    why_not_written,
+    write_json,
+    write_text,
+)
 from medusa_kit.settings.recipe import TrainRecipe, differences, dump, load_recipe
 from medusa_kit.train import distributed
 from medusa_kit.train.run.lock import only_training_in
@@ -147,8 +154,7 @@ class RunFolder:
                 if distributed.is_main():
                     (folder / "provenance.json").write_text(provenance(self.recipe))
                     more = {METRIC_LINES: len(self._metric_lines()), DATE: self.date}
-                    with atomic_write(folder / PROGRESS) as temporary:
-                        temporary.write_text(json.dumps({**progress, **more}))
+                    write_json(folder / PROGRESS, {**progress, **more})
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -202,8 +208,8 @@ class RunFolder:
             kept = lines[: progress[METRIC_LINES]]
         else:  # an older version's
             kept = [line for line in lines if _step_of(line) <= progress["step"]]
-        with self.explain_disk(), atomic_write(self.path / METRICS) as temporary:
-            temporary.write_text("".join(f"{line}\n" for line in kept))
+        with self.explain_disk():
+            write_text(self.path / METRICS, "".join(f"{line}\n" for line in kept))
 
     def _metric_lines(self) -> list[str]:
         path = self.path / METRICS
@@ -212,8 +218,8 @@ class RunFolder:
     def finish(self, summary: dict[str, Any]) -> None:
         if not distributed.is_main():
             return
-        with self.explain_disk(), atomic_write(self.path / "run.json") as temporary:
-            temporary.write_text(json.dumps(summary, indent=2) + "\n")
+        with self.explain_disk():
+            write_json(self.path / "run.json", summary)
         self._drop_checkpoints()
 
     @contextlib.contextmanager

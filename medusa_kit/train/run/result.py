@@ -13,7 +13,7 @@ from medusa_kit.base import adapters
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import VARIANT_KEY, BaseModel
 from medusa_kit.base.placement import DTYPES
-from medusa_kit.files import atomic_write
+from medusa_kit.files import atomic_write, write_text
 from medusa_kit.heads import MedusaHeads, save_heads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER, read_config, write_config
 from medusa_kit.heads.config import HeadsConfig
@@ -86,8 +86,7 @@ def _save_heads(
     save_dtype = recipe.heads.save_dtype or recipe.base.dtype
     heads = heads.with_heads(heads.num_heads + recipe.heads.further_heads)
     save_heads(heads, folder, DTYPES[save_dtype], replace(config, num_heads=heads.num_heads))
-    with atomic_write(folder / "provenance.json") as temporary:
-        temporary.write_text(provenance(recipe, ran))
+    write_text(folder / "provenance.json", provenance(recipe, ran))
 
 
 def _save_joint(

@@ -1,0 +1,47 @@
+"""What a report is about: what was measured, with which weights and on which machine.
+
+torch is not imported here, since a bench of a server alone does without.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from medusa_kit.settings.engine import FLOAT32
+from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.version import __version__
+
+
+class About(BaseModel):
+    """As the report's file has it, with whatever else it says. Earlier versions wrote less."""
+
+    model_config = ConfigDict(extra="allow")
+    prompts: str | None = None  # what they are called
+    base: dict[str, Any] = {}
+    setup: dict[str, Any] = {}
+    heads: dict[str, str | None] | str | None = None  # SHA-256 of weights, by name
+    activations: str = FLOAT32
+    lossy: bool = False
+    sampling: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, prompts: str, sampling: SamplingParams, **more: Any) -> "About":
+        drawn = {"temperature": sampling.temperature, "seed": sampling.seed}
+        return cls.model_validate({"prompts": prompts, "sampling": drawn,
+                      "setup": {"medusa_kit": __version__}, **more})  # fmt: skip
+
+    @property
+    def digests(self) -> list[str]:
+        """Of the heads' weights, as far as known."""
+        found = self.heads.values() if isinstance(self.heads, dict) else [self.heads]
+        return [digest for digest in found if digest is not None]
+
+    @property
+    def sampled(self) -> str:
+        """How tokens were chosen."""
+        if not self.sampling.get("temperature"):
+            return "greedy"
+        return f"temperature {self.sampling['temperature']}, seed {self.sampling['seed']}"
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(exclude_unset=True)

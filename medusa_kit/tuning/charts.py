@@ -1,0 +1,19 @@
+"""Charts, where matplotlib is there to draw them."""
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from medusa_kit import console
+
+
+def draw(path: Path, plot: Callable[[Any, Path], None]) -> None:
+    """`plot` gets the module that draws (plots.py), and the path."""
+    try:
+        plots = import_module("medusa_kit.tuning.plots")
+    except ImportError:
+        console.note("no chart: matplotlib is not installed (pip install 'medusa-kit[plot]')")
+        return
+    plot(plots, path)
+    console.note(f"wrote {path}")
