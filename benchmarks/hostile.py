@@ -30,7 +30,7 @@ from served_process import _url, tail
 MODEL = "smollm2-135m-instruct"
 DRAIN = 5.0  # seconds
 # More than without the attack, in seconds; of memory in bytes.
-MOST_GAP, MOST_HEALTH, MOST_MEMORY, MOST_END = 0.5, 0.5, 500_000_000, DRAIN + 5
+MAX_GAP, MAX_HEALTH, MAX_MEMORY, MAX_END = 0.5, 0.5, 500_000_000, DRAIN + 5
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCD"
 SCHEMAS_OF = 6  # threads of an attack
 PROBE = 0.1  # seconds between two looks
@@ -299,7 +299,7 @@ def attacked(name, given):
                 began = time.perf_counter()
                 process.send_signal(signal.SIGTERM)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(3 * MOST_END)
+                    process.wait(3 * MAX_END)
                 ended = time.perf_counter() - began
             row(name, *under, ended=ended)
             _, left = psutil.wait_procs(family, timeout=2)
@@ -313,13 +313,13 @@ def attacked(name, given):
 
 def faults(name, control, under, ended, status, left):
     gap = max(under[0].gaps) - max(control[0].gaps)
-    if gap > MOST_GAP:
+    if gap > MAX_GAP:
         yield f"{name}: a gap {gap:.2f} s longer than without it"
-    if (health := max(under[1].health)) > MOST_HEALTH:
+    if (health := max(under[1].health)) > MAX_HEALTH:
         yield f"{name}: /health took {health:.2f} s"
-    if (more := max(under[1].memory) - max(control[1].memory)) > MOST_MEMORY:
+    if (more := max(under[1].memory) - max(control[1].memory)) > MAX_MEMORY:
         yield f"{name}: {more / 1e6:.0f} MB more than without it"
-    if ended > MOST_END or status != 0:
+    if ended > MAX_END or status != 0:
         yield f"{name}: after SIGTERM it took {ended:.1f} s, and ended with status {status}"
     if left:
         yield f"{name}: processes are left: {left}"

@@ -38,7 +38,7 @@ TARGET = Path("tests/base/gguf_files/llama_cpp.json")
 ASSETS = Path("medusa_kit/assets")
 KEPT, PROMPTS = ASSETS / "encodings.json", ASSETS / "verify_prompts.jsonl"
 SOURCE = f"llama_cpp_python-{llama_tools.LLAMA_CPP_PYTHON}/vendor/llama.cpp/src/llama-vocab.cpp"
-MOST_MERGES = 3000
+MAX_MERGES = 3000
 WHOLE = ("Hello", " world", "123", "1234", "\n\n", "中文", " HTTP")  # tokens that no merges make
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SPECIAL_TEXT = ("<unk>", "<s>", "</s>", *SPECIAL)
@@ -58,7 +58,7 @@ def trained(texts: Sequence[list[str]]) -> list[tuple[str, str]]:
     """Merges of the most frequent pairs, wherever they are, until every text is one token."""
     merges: list[tuple[str, str]] = []
     words = [list(text) for text in texts]
-    while len(merges) < MOST_MERGES:
+    while len(merges) < MAX_MERGES:
         pairs = Counter(pair for word in words for pair in pairwise(word))
         if not pairs:
             break

@@ -33,7 +33,7 @@ from medusa_kit.tree.candidate_tree import CandidateTree, save_tree
 
 EVERY = 20  # answers, one of which is compared
 WARM_UP = 0.25  # of the time, after which memory counts
-MOST_GROWTH = 0.05
+MAX_GROWTH = 0.05
 SAMPLE_SECONDS = 1.0
 NAMED = 6  # heads that requests may name, each with its own weights
 ROOM_FOR = 3  # of them in memory
@@ -263,8 +263,8 @@ def main():
     part = max(1, len(counted) // 4)
     first, last = statistics.mean(counted[:part]), statistics.mean(counted[-part:])
     growth = last / first - 1
-    if growth > MOST_GROWTH:
-        soak.fail(f"memory grew by {growth:.1%}; expected at most {MOST_GROWTH:.0%}")
+    if growth > MAX_GROWTH:
+        soak.fail(f"memory grew by {growth:.1%}; expected at most {MAX_GROWTH:.0%}")
     rows = [[name, f"{count:,}"] for name, count in sorted(soak.counts.items())]
     rows += [
         ["compared token for token", f"{len(soak.to_check):,}"],

@@ -105,12 +105,12 @@ STACKS = (
     re.compile(r"\[enforce fail at [^\]]*\] ?"),
     re.compile(r" ?at \"?[\w./+-]+\.(?:cpp|cc|cuh|cu|hpp|h)\"?:\d+"),
 )
-MOST_COMPARED = 300  # characters of a word whose nearest is looked for
+MAX_COMPARED = 300  # characters of a word whose nearest is looked for
 
 
 def nearest(value: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
     """The known word closest to `value` in any case, or None when nothing is close."""
-    if len(value) > MOST_COMPARED:  # which takes long, and is close to none
+    if len(value) > MAX_COMPARED:  # which takes long, and is close to none
         return None
     words = {word.lower(): word for word in known}
     matches = difflib.get_close_matches(value.lower(), words, n=1, cutoff=cutoff)

@@ -15,7 +15,7 @@ from benchmarks.gpu.steps import loose_forwards
 from benchmarks.gpu.workbench import CAPTURED, Workbench
 from medusa_kit.bench.gpu.shapes import Shape
 from medusa_kit.bench.load.arrivals import Closed
-from medusa_kit.infer.cuda_graph.captured import MOST_NODES
+from medusa_kit.infer.cuda_graph.captured import MAX_NODES
 
 PROMPT, ANSWER, ROUNDS = 256, 128, 3  # each client asks that often
 # Seconds on average, between an answer and the same client's next request.
@@ -69,7 +69,7 @@ def load(shape: Shape, clients: int, kind: str, bench: Workbench) -> dict[str, A
 
 def nodes_for(clients: int) -> int:
     """Of each row's tree: as many as one captured forward has room for, 64 at most."""
-    return max(1, min(64, MOST_NODES // 2 // clients))
+    return max(1, min(64, MAX_NODES // 2 // clients))
 
 
 def _figures(start: float, answers: list[tuple[float, Told]]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from medusa_kit import console
 from medusa_kit.bench.time_limit import time_limit
 from medusa_kit.errors import MedusaKitError
 
-FEWEST_SECONDS = 3.0  # a part is not begun with less of the budget left
+MIN_SECONDS = 3.0  # a part is not begun with less of the budget left
 TRACEBACK_LINES = 12
 GB = 1e9
 
@@ -29,7 +29,7 @@ class Part:
     name: str
     kind: str
     run: Callable[[Workbench], Mapping[str, Any]]
-    needs: float = FEWEST_SECONDS
+    needs: float = MIN_SECONDS
     shape: str = ""
 
 

@@ -31,7 +31,7 @@ PER_KERNEL = 1.0  # µs from one kernel of a graph to the next: assumed, not mea
 OURS = ("split_kernel", "merge_kernel")
 # The most kernels of a Llama's forward, compiled or not, so that no new one goes unnoticed: in each
 # layer, and once for embedding, trees, rotary tables, the last norm, logits and likeliest tokens.
-MOST_A_LAYER, MOST_ONCE = {False: 44, True: 18}, 48
+MAX_A_LAYER, MAX_ONCE = {False: 44, True: 18}, 48
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def check(quick: bool) -> Report:
 def _misses(found: Sequence[Count]) -> Iterator[str]:
     seen: dict[tuple[str, bool, bool], Count] = {}
     for row in found:
-        most = MOST_A_LAYER[row.compiled] * row.num_layers + MOST_ONCE
+        most = MAX_A_LAYER[row.compiled] * row.num_layers + MAX_ONCE
         what = f"{row.shape}, {row.rows} x {row.num_nodes} nodes"
         what += ", compiled" if row.compiled else ""
         if row.num_kernels > most:

@@ -58,7 +58,7 @@ IMPOSSIBLE = {
 # mask lets it see. So a tree's mask is enough; the layers add the choice to it themselves.
 INDEXED = ("deepseek_v32", "glm_moe_dsa")
 NO_LIMIT = 1 << 30  # context of families that state none
-LEAST_CONTEXT = 17  # tokens of the longest text that the self-check reads
+MIN_CONTEXT = 17  # tokens of the longest text that the self-check reads
 
 
 def needs_chains(config: Any) -> str | None:
@@ -95,9 +95,9 @@ def masks_itself(config: Any) -> bool:
 
 def too_short(config: Any) -> str | None:
     """Why a context has no room for the self-check; None where it has."""
-    if (length := context_length(config)) >= LEAST_CONTEXT:
+    if (length := context_length(config)) >= MIN_CONTEXT:
         return None
-    return f"its context holds {length} tokens; expected {LEAST_CONTEXT} or more"
+    return f"its context holds {length} tokens; expected {MIN_CONTEXT} or more"
 
 
 def refuse_impossible(config: Any, name: str) -> None:

@@ -23,8 +23,8 @@ from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.locks import lock_of
 
 # Of one forward: more would save reading weights, but activations take memory as well.
-MOST_TOKENS = 2048
-MOST_LOGITS = 1 << 27  # 512 MB
+MAX_TOKENS = 2048
+MAX_LOGITS = 1 << 27  # 512 MB
 PIECE = 1 << 24  # numbers of the output embedding that are read at a time
 
 # What becomes of a linear layer's weights before they are used.
@@ -122,7 +122,7 @@ class ModelInPieces:
         for index in sorted(range(len(texts)), key=lambda i: -len(texts[i])):
             own = len(texts[index]) - starts[index]
             tokens = (len(batch) + 1) * len(texts[batch[0]] if batch else texts[index])
-            if batch and (tokens > MOST_TOKENS or (wanted + own) * self.num_logits > MOST_LOGITS):
+            if batch and (tokens > MAX_TOKENS or (wanted + own) * self.num_logits > MAX_LOGITS):
                 yield batch
                 batch, wanted = [], 0
             batch, wanted = [*batch, index], wanted + own

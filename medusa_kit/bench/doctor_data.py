@@ -13,9 +13,9 @@ from medusa_kit.data.template import chat_template as template_of
 from medusa_kit.data.turns import GENERATION_MARK
 from medusa_kit.errors import DataError
 
-LEAST_TRAINED = 0.02  # share of tokens that are trained on
-LEAST_ENDING = 0.9  # share of answers that end with a stop token
-LEAST_OWN = 0.5  # share of trained tokens that the base itself would have written
+MIN_TRAINED = 0.02  # share of tokens that are trained on
+MIN_ENDING = 0.9  # share of answers that end with a stop token
+MIN_OWN = 0.5  # share of trained tokens that the base itself would have written
 CHUNK = 256  # positions whose logits are in memory at once
 SAMPLE = [
     {"role": "user", "content": "Name a tree."},
@@ -84,7 +84,7 @@ def loss_mask(case: Case) -> Finding:
     report = case.report
     share = report.trained_tokens / report.tokens
     what = f"{share:.1%} of {report.tokens:,} tokens in {len(case.examples)} rows are trained on"
-    if share < LEAST_TRAINED:
+    if share < MIN_TRAINED:
         return warning(what, "give rows with longer answers, or shorter prompts")
     if report.skipped:
         row, reason = report.skipped[0]
@@ -117,7 +117,7 @@ def stop_token(case: Case) -> Finding:
     if not ending:
         hint = f"they end with token {last[0]}: is it missing from the generation config's eos?"
         return problem(f"{what}, so it is never trained on", hint)
-    if ending < LEAST_ENDING * len(last):
+    if ending < MIN_ENDING * len(last):
         return warning(what, "answers that end without it teach heads to continue")
     return ok(what)
 
@@ -201,6 +201,6 @@ def own_words(case: Case) -> Finding:
             same += int((best_T == ids_T[first + start :][: len(best_T)]).sum())
         total += len(hidden_TD)
     what = f"the base would have written {same / total:.0%} of {total:,} trained tokens"
-    if same < LEAST_OWN * total:
+    if same < MIN_OWN * total:
         return warning(f"{what}: the data is not its own text", SELF_DISTIL)
     return ok(what)

@@ -24,7 +24,7 @@ from medusa_kit.tree.replay import replay
 from medusa_kit.tree.statistics import NOT_AVAILABLE, RankStatistics
 from medusa_kit.tuning import calibrate as calibration
 
-LEAST_COVERED = 0.85  # share of trained tokens that a reduced projection should hold
+MIN_COVERED = 0.85  # share of trained tokens that a reduced projection should hold
 ORACLE_STEPS = 4
 ROUNDED = {torch.float64: 0.02, torch.float32: 0.02}  # share of steps that near-ties may change
 MIN_POSITIONS = 20  # fewest for a meaningful share
@@ -74,7 +74,7 @@ def projection(case: Case) -> Finding:
         return ok(what)
     share = sum(token in columns for token in trained) / len(trained)
     what += f", which are {share:.1%} of the trained tokens"
-    if share < LEAST_COVERED:
+    if share < MIN_COVERED:
         return warning(what, "train with a larger reduced_size, on text like this")
     return ok(what)
 

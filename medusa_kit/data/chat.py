@@ -15,7 +15,7 @@ from medusa_kit.data.template import chat_template, check_characters, render
 from medusa_kit.data.turns import written
 from medusa_kit.errors import DataError
 
-MOST_REASONS = 8  # for skipped rows, that are told
+MAX_REASONS = 8  # for skipped rows, that are told
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class EncodeReport:
         common = sorted(rows.items(), key=lambda item: -len(item[1]))
         told = [
             f"{len(those):,} rows skipped, the first is row {those[0]}: {reason}"
-            for reason, those in common[:MOST_REASONS]
+            for reason, those in common[:MAX_REASONS]
         ]
-        if len(common) > MOST_REASONS:
-            others = sum(len(those) for _, those in common[MOST_REASONS:])
-            told.append(f"{others:,} rows skipped for {len(common) - MOST_REASONS} other reasons")
+        if len(common) > MAX_REASONS:
+            others = sum(len(those) for _, those in common[MAX_REASONS:])
+            told.append(f"{others:,} rows skipped for {len(common) - MAX_REASONS} other reasons")
         return told
 
     def notes(self) -> list[str]:

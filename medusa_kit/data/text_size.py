@@ -8,7 +8,7 @@ from typing import Any
 from medusa_kit.data.template import encode_text
 from medusa_kit.errors import ContextLengthError
 
-MOST_PER_TOKEN = 32  # characters of any text; usual ones have 2 to 5
+MAX_PER_TOKEN = 32  # characters of any text; usual ones have 2 to 5
 USUAL_PER_TOKEN = 8  # a text of no more is encoded at once
 SLACK = 64  # tokens by which the beginning of a text may have more than the same part of it all
 
@@ -17,7 +17,7 @@ def check_size(context: int, *given: Any) -> None:
     """Raises ContextLengthError for more text than a context of so many tokens could hold. `given`:
     JSON values whose strings are rendered."""
     length = sum(map(_length, given))
-    if length > MOST_PER_TOKEN * context:
+    if length > MAX_PER_TOKEN * context:
         raise ContextLengthError(
             f"the prompt has {length:,} characters; the model's context holds {context:,} tokens, "
             "answer included",

@@ -15,7 +15,7 @@ MEMORY = 300.0  # guesses of a kind after which all counts are halved
 # Of guesses of heads before any step: of the first head's likeliest one, and how much less each
 # further depth and rank has (recurrent heads of a small model: 0.60, 0.99 and 0.21 to 0.43).
 FIRST_GUESS, DEEPER, NEXT_RANK = 0.5, 0.9, 0.3
-MOST_CERTAIN = 0.97  # the highest chance of any kind of guess
+MAX_CERTAIN = 0.97  # the highest chance of any kind of guess
 
 
 class AcceptanceEstimate:
@@ -35,7 +35,7 @@ class AcceptanceEstimate:
             believed, weight = measured, MEASURED_BELIEF
         with self._lock:
             right, tried = self._seen.get(key, (0.0, 0.0))
-        return min((right + weight * believed) / (tried + weight), MOST_CERTAIN)
+        return min((right + weight * believed) / (tried + weight), MAX_CERTAIN)
 
     def record(self, key: Hashable, right: bool) -> None:
         with self._lock:

@@ -33,7 +33,7 @@ from medusa_kit.infer.node_choice.measured import MeasuredSteps
 from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
 from medusa_kit.infer.request import Emitted, Row, make_row
 from medusa_kit.infer.self_check import TreeCheck
-from medusa_kit.infer.threaded.batch_thread import MOST_WAITING, BatchThread
+from medusa_kit.infer.threaded.batch_thread import MAX_WAITING, BatchThread
 from medusa_kit.infer.turns import Turns
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.drafters import READ_HEADS, default_drafter, drafts_without_heads
@@ -181,7 +181,7 @@ class Engine:
     def shared_batch(
         self,
         max_rows: int = 8,
-        most_waiting: int = MOST_WAITING,
+        most_waiting: int = MAX_WAITING,
         max_pause: float | None = MAX_PAUSE,
     ) -> SharedBatch:
         """A batch with a thread of its own, that any number of threads give prompts to; to be

@@ -22,7 +22,7 @@ from medusa_kit.errors import (
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.heads.formats.files import CONFIG_NAME, heads_place
 
-MOST_JSON = 16 << 20  # bytes of a file that is read whole as text
+MAX_JSON = 16 << 20  # bytes of a file that is read whole as text
 Version = tuple[tuple[str, int, int, int], ...]  # name, size, time and inode of each file
 
 
@@ -123,9 +123,9 @@ def _check_file(name: str, file: str, stat: os.stat_result) -> None:
         raise CheckpointError(
             f"heads {name!r}: {file} is no regular file", hint="put a file in its place"
         )
-    if file.endswith(".json") and stat.st_size > MOST_JSON:
+    if file.endswith(".json") and stat.st_size > MAX_JSON:
         raise CheckpointError(
-            f"heads {name!r}: {file} has {stat.st_size} bytes; expected {MOST_JSON} at most",
+            f"heads {name!r}: {file} has {stat.st_size} bytes; expected {MAX_JSON} at most",
             hint="heads are described in some thousand bytes",
         )
 

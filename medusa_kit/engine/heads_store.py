@@ -32,7 +32,7 @@ from medusa_kit.errors import (
 from medusa_kit.heads.checkpoint import WEIGHTS_NAME, read_config, says_ours
 from medusa_kit.locks import SharedLock
 
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 LOADERS = 4  # heads loaded at the same time, downloads included
 STUCK = 30.0  # seconds after which one that takes a loader's place no longer holds up others
 ATTEMPTS = 3  # to read a folder that changes meanwhile
@@ -115,7 +115,7 @@ class HeadsStore:
         engine: Engine,
         folder: str | Path | None,
         allowed_hub_ids: Collection[str] = (),
-        most_bytes: int = MOST_BYTES,
+        most_bytes: int = MAX_BYTES,
     ) -> None:
         self.engine, self.most_bytes = drafting_with_heads(engine), most_bytes
         self.folder = HeadsFolder(folder, allowed_hub_ids)

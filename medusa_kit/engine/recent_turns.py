@@ -15,14 +15,14 @@ from typing import Any
 from medusa_kit.data.readers import Message
 from medusa_kit.engine.turns import Answered, said_aloud
 
-MOST_BYTES = 32 * 1024 * 1024
+MAX_BYTES = 32 * 1024 * 1024
 BYTES_PER_ID = 40  # an int and its place in a list
 
 
 class RecentTurns:
     """`most_bytes`: about so much memory is used at most."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int = MAX_BYTES) -> None:
         self.most_bytes = most_bytes
         self._turns: OrderedDict[bytes, tuple[Answered, int]] = OrderedDict()
         self._lock = threading.Lock()

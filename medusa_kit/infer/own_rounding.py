@@ -19,7 +19,7 @@ OWN_ROUNDING_TOKENS = 12
 # Lengths of the texts on which a model in 16 bits is compared with itself, and the largest error
 # that may pass for rounding, as a share of the logits' spread.
 OWN_LENGTHS = (8, 12, 16, 20)
-MOST_ROUNDED = 0.5
+MAX_ROUNDED = 0.5
 # What a model's code raises where it is asked for something that it cannot do.
 FAILURES = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)
 
@@ -45,7 +45,7 @@ def allowed_error(base: BaseModel, measured: float) -> float:
         return allowed
     if base.dtype.itemsize != 2 and not needs_chains(base.config):
         return allowed
-    return max(allowed, min(2 * own_rounding(base), MOST_ROUNDED))
+    return max(allowed, min(2 * own_rounding(base), MAX_ROUNDED))
 
 
 @no_gradients

@@ -20,7 +20,7 @@ from medusa_kit.quick.session import Session, encoded
 from medusa_kit.settings.sampling import SamplingParams
 
 LONGEST, SHORTEST = 128, 32  # new tokens of an answer
-MOST_VERIFIED = 20  # prompts
+MAX_VERIFIED = 20  # prompts
 SAMPLED = SamplingParams(0.8)
 OTHERS = (
     3.0  # plain steps a token that verify takes beside the oracle: ours greedy, ours twice drawn
@@ -94,7 +94,7 @@ def run_verify(session: Session, judge: Judge) -> dict[str, Any]:
     prompts, seconds = judge.prompts(), session.share("verify")
     step = judge.step(prompts[0])
     each = OTHERS * step + (judge.oracle_step(prompts[0]) or step)
-    tokens, count = sized(seconds / each, len(prompts), MOST_VERIFIED, fewest=1)
+    tokens, count = sized(seconds / each, len(prompts), MAX_VERIFIED, fewest=1)
     console.note(f"verifying {count} prompts, {tokens} tokens each")
     reports, began = {}, session.clock()
     for name, sampling in (("greedy", None), ("sampled", SAMPLED)):

@@ -17,8 +17,8 @@ from medusa_kit.distill.generate import asked_messages
 from medusa_kit.errors import DataError
 
 FEWEST = 8  # prompts
-KEPT_OUT, MOST_KEPT_OUT = 0.1, 500  # share and number of prompts
-TESTED, MOST_TESTED = 0.2, 80  # of these: for verify and bench, not for calibration
+KEPT_OUT, MAX_KEPT_OUT = 0.1, 500  # share and number of prompts
+TESTED, MAX_TESTED = 0.2, 80  # of these: for verify and bench, not for calibration
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def read_prompts(source: str) -> Prompts:
             hint=hint or f"a few hundred give first heads, ten thousand good ones; {EXAMPLES}",
         )
     training, out = _divided(source, list(unique.values()))
-    tested = min(MOST_TESTED, max(1, round(TESTED * len(out))))
+    tested = min(MAX_TESTED, max(1, round(TESTED * len(out))))
     whole = json.dumps([(row.id, messages) for row, messages in rows])
     digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
     return Prompts(source, training, out[tested:], out[:tested], digest, len(refused),
@@ -83,7 +83,7 @@ def _divided(
     source: str, ordered: Sequence[Asked]
 ) -> tuple[list[Conversation], list[Conversation]]:
     """(to train on, held out)."""
-    count = min(MOST_KEPT_OUT, max(FEWEST // 2, round(KEPT_OUT * len(ordered))))
+    count = min(MAX_KEPT_OUT, max(FEWEST // 2, round(KEPT_OUT * len(ordered))))
     names = list(dict.fromkeys(_name(*item) for item in ordered))  # rows may share an id
     kept = set(names[:count])
     out = [item[0] for item in ordered if _name(*item) in kept]

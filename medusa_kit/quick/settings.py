@@ -10,7 +10,7 @@ from medusa_kit.train.cpu_products import fast_in_bfloat16
 
 ANSWER_TOKENS = 192  # longest answer
 ANSWER_BATCH = 48  # prompts answered together
-EPOCHS, MOST_EPOCHS = 3.0, 5.0  # planned for; taken where prompts run out before the time does
+EPOCHS, MAX_EPOCHS = 3.0, 5.0  # planned for; taken where prompts run out before the time does
 ANSWERS, FEATURES = "answers.jsonl", "features"  # in the folder
 COLUMNS = 8192  # of a reduced projection; a smaller vocabulary is kept whole
 MAX_LENGTH = 2048

@@ -9,13 +9,13 @@ from medusa_kit import console
 from medusa_kit.errors import DataError, MedusaKitError
 from medusa_kit.quick import plan, settings, trial
 from medusa_kit.quick.answers import Written, answer, read_answers
-from medusa_kit.quick.plan import FEWEST_POSITIONS, Rates, minutes
+from medusa_kit.quick.plan import MIN_POSITIONS, Rates, minutes
 from medusa_kit.quick.session import Session, encoded
 from medusa_kit.train.features.cache import SPARE_BYTES
 from medusa_kit.tuning import calibrate
 
-FEWEST_ANSWERS = 4  # in a first round, whatever they take
-FEWEST_HELD_OUT = 2  # a tree is found on some and judged on others
+MIN_ANSWERS = 4  # in a first round, whatever they take
+MIN_HELD_OUT = 2  # a tree is found on some and judged on others
 PROBE_PROMPTS, PROBE_TOKENS = 2, 9
 CHANGED = 0.15  # of the planned positions: said if it is more
 SPARE_DISK = 1 << 30
@@ -33,7 +33,7 @@ def run_held_out(session: Session) -> dict[str, Any]:
         possible = (plan.share("held_out", session.total) - used) * rate / written.length
         first = written.asked == 0
         count = plan.round_of(possible, settings.ANSWER_BATCH, first)
-        return max(count, FEWEST_ANSWERS) if first else count
+        return max(count, MIN_ANSWERS) if first else count
 
     written = answer(
         session.base, session.prompts.calibration, session.held_out, more, session.clock
@@ -49,10 +49,10 @@ def run_held_out(session: Session) -> dict[str, Any]:
 def _check_enough(session: Session) -> None:
     """Raises DataError where no tree could be found on the held-out answers."""
     usable = calibrate.usable_answers(session.base, read_answers(session.held_out))
-    if len(usable) < FEWEST_HELD_OUT:
+    if len(usable) < MIN_HELD_OUT:
         raise DataError(
             f"{len(usable)} of {len(session.prompts.calibration)} held-out prompts gave an answer; "
-            f"the search for a tree needs {FEWEST_HELD_OUT} or more",
+            f"the search for a tree needs {MIN_HELD_OUT} or more",
             hint="give more prompts, or prompts that leave more room for answers",
         )
 
@@ -148,7 +148,7 @@ class _Enough:
         self._tell(min(positions, len(self.session.prompts.training) * written.length), rates)
         possible, first = (positions - written.tokens) / written.length, written.asked == 0
         count = plan.round_of(possible, settings.ANSWER_BATCH, first)
-        return max(count, FEWEST_ANSWERS) if first else count
+        return max(count, MIN_ANSWERS) if first else count
 
     def _tell(self, positions: float, rates: Rates) -> None:
         if self.told is not None and abs(positions - self.told) <= CHANGED * self.told:
@@ -165,14 +165,14 @@ def _room_on_disk(session: Session, rates: Rates) -> float:
     """Positions whose hidden states the disk has room for. Raises MedusaKitError for too few."""
     each = 2 * session.base.info.hidden_size * rates.row_tokens
     free = shutil.disk_usage(session.request.output).free
-    least = FEWEST_POSITIONS * each + SPARE_BYTES
+    least = MIN_POSITIONS * each + SPARE_BYTES
     if free < least:
         raise MedusaKitError(
             f"{session.request.output} has {free / 1e6:,.0f} MB free; expected "
             f"{least / 1e6:,.0f} or more, for hidden states",
             hint="make room and run the same command again, or name another folder with --output",
         )
-    return max(float(FEWEST_POSITIONS), (free - SPARE_DISK) / each)
+    return max(float(MIN_POSITIONS), (free - SPARE_DISK) / each)
 
 
 def _check_useful(session: Session, seconds: float, rate: float) -> None:
@@ -180,7 +180,7 @@ def _check_useful(session: Session, seconds: float, rate: float) -> None:
     positions a second."""
     possible = seconds * rate
     all_of_them = len(session.prompts.training) * settings.ANSWER_TOKENS / 4
-    needed = min(float(FEWEST_POSITIONS), all_of_them)
+    needed = min(float(MIN_POSITIONS), all_of_them)
     if possible >= needed:
         return
     hours = plan.hours_for(needed / rate, session.total - session.left)

@@ -64,7 +64,7 @@ def _recipe(session: Session) -> TrainRecipe:
         positions, epochs = round(positions * min(1.0, limit / len(answers))), 1.0
         limit = limit if limit < len(answers) else None
         console.note(f"time is left for {positions:,} of the training tokens, once")
-    epochs = min(epochs, settings.MOST_EPOCHS)
+    epochs = min(epochs, settings.MAX_EPOCHS)
     trained = positions * rates.trained
     per_epoch = max(1, round(trained / settings.update_positions(session.base)))
     every = max(1, round(per_epoch * epochs / EVALUATIONS))
@@ -82,7 +82,7 @@ def _recipe(session: Session) -> TrainRecipe:
 
 def _check_useful(session: Session, positions: int, seconds: float) -> None:
     """Raises MedusaKitError where less is left of the time than heads need."""
-    least = session.rates.training(min(positions, plan.FEWEST_POSITIONS), 1.0)
+    least = session.rates.training(min(positions, plan.MIN_POSITIONS), 1.0)
     if seconds >= least:
         return
     everything = session.rates.training(positions, 1.0)

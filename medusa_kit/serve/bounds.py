@@ -8,23 +8,23 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from medusa_kit.serve.labels import MOST_FIELDS
-from medusa_kit.serve.operations.bodies import MOST_VALUES
+from medusa_kit.serve.labels import MAX_FIELDS
+from medusa_kit.serve.operations.bodies import MAX_VALUES
 
-MOST_ANSWERS = MOST_TOOLS = 128  # OpenAI's; calls of a message are as many
-MOST_MESSAGES = MOST_PARTS = MOST_PROMPTS = 4096
-MOST_BIASES = 10_000
-MOST_OF_A_STOP = 1000  # characters
+MAX_ANSWERS = MAX_TOOLS = 128  # OpenAI's; calls of a message are as many
+MAX_MESSAGES = MAX_PARTS = MAX_PROMPTS = 4096
+MAX_BIASES = 10_000
+MAX_OF_A_STOP = 1000  # characters
 
 Few = partial(Field, fail_fast=True)
 ModelName = Annotated[str, Field(max_length=512)]
-Named = Annotated[dict[str, Any], Field(max_length=MOST_FIELDS)]
-Biases = Annotated[dict[int, float], Field(max_length=MOST_BIASES)]
-Stop = Annotated[str, Field(min_length=1, max_length=MOST_OF_A_STOP)]
+Named = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)]
+Biases = Annotated[dict[int, float], Field(max_length=MAX_BIASES)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_OF_A_STOP)]
 Stops = Annotated[list[Stop], Few(max_length=16)]
-TokenIds = Annotated[list[int], Few(min_length=1, max_length=MOST_VALUES)]
-Texts = Annotated[list[str], Few(max_length=MOST_PROMPTS)]
-ManyIds = Annotated[list[TokenIds], Few(max_length=MOST_PROMPTS)]
+TokenIds = Annotated[list[int], Few(min_length=1, max_length=MAX_VALUES)]
+Texts = Annotated[list[str], Few(max_length=MAX_PROMPTS)]
+ManyIds = Annotated[list[TokenIds], Few(max_length=MAX_PROMPTS)]
 
 
 def texts(whole: Any) -> Iterator[str]:

@@ -28,7 +28,7 @@ from medusa_kit.serve.hints import said_to_client
 from medusa_kit.serve.schema import ChatRequest, CompletionRequest
 
 RETRY_SECONDS = 1
-MOST_OF_A_MESSAGE, MOST_OF_A_NAME = 2000, 500  # characters
+MAX_OF_A_MESSAGE, MAX_OF_A_NAME = 2000, 500  # characters
 NESTED = "the body is nested too deeply: objects and lists in one another, hundreds of them"
 FIELDS = frozenset([*ChatRequest.model_fields, *CompletionRequest.model_fields])
 BLAMED = re.compile(r"(?:field of )?(([a-z_]+)(?:[.[][^ :]*)?)")  # how messages about values begin
@@ -128,9 +128,9 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 def body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
     """Of a message that names a value, the client knows the rest of that."""
-    if len(message) > MOST_OF_A_MESSAGE:
-        message = f"{message[: MOST_OF_A_MESSAGE // 2]} … {message[-MOST_OF_A_MESSAGE // 2 :]}"
-    param = param and param[:MOST_OF_A_NAME]
+    if len(message) > MAX_OF_A_MESSAGE:
+        message = f"{message[: MAX_OF_A_MESSAGE // 2]} … {message[-MAX_OF_A_MESSAGE // 2 :]}"
+    param = param and param[:MAX_OF_A_NAME]
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-MOST_FIELDS = 100  # of an object
-MOST_PAIRS, MOST_KEY, MOST_VALUE = 16, 64, 512  # OpenAI's, of metadata
+MAX_FIELDS = 100  # of an object
+MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512  # OpenAI's, of metadata
 
 
 class Fields(BaseModel):
@@ -19,8 +19,8 @@ class Fields(BaseModel):
     @classmethod
     def _few(cls, data: Any) -> Any:
         """pydantic has an error for each unknown one."""
-        if isinstance(data, Mapping) and len(data) > MOST_FIELDS:
-            raise ValueError(f"{len(data)} fields are given; expected at most {MOST_FIELDS}")
+        if isinstance(data, Mapping) and len(data) > MAX_FIELDS:
+            raise ValueError(f"{len(data)} fields are given; expected at most {MAX_FIELDS}")
         return data
 
 
@@ -33,20 +33,20 @@ class CacheBreakpoint(Fields):
 
 
 def _pairs(value: Any) -> Any:
-    fits = isinstance(value, Mapping) and len(value) <= MOST_PAIRS
+    fits = isinstance(value, Mapping) and len(value) <= MAX_PAIRS
     if not fits or not all(
-        isinstance(said, str) and len(key) <= MOST_KEY and len(said) <= MOST_VALUE
+        isinstance(said, str) and len(key) <= MAX_KEY and len(said) <= MAX_VALUE
         for key, said in value.items()
     ):
         raise ValueError(
-            f"metadata: expected up to {MOST_PAIRS} pairs of text, with keys of up to {MOST_KEY} "
-            f"characters and values of up to {MOST_VALUE}"
+            f"metadata: expected up to {MAX_PAIRS} pairs of text, with keys of up to {MAX_KEY} "
+            f"characters and values of up to {MAX_VALUE}"
         )
     return value
 
 
-Metadata = Annotated[dict[str, str], Field(max_length=MOST_PAIRS)]
-Label = Annotated[str, Field(max_length=MOST_VALUE)]
+Metadata = Annotated[dict[str, str], Field(max_length=MAX_PAIRS)]
+Label = Annotated[str, Field(max_length=MAX_VALUE)]
 
 
 class CacheOptions(Fields):

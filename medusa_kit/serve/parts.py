@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import model_validator
 
-from medusa_kit.serve.bounds import MOST_PARTS, Few
+from medusa_kit.serve.bounds import MAX_PARTS, Few
 from medusa_kit.serve.labels import CacheBreakpoint, Fields
 
 
@@ -33,4 +33,4 @@ class TextPart(Fields):
         return data
 
 
-Parts = Annotated[list[TextPart], Few(max_length=MOST_PARTS)]
+Parts = Annotated[list[TextPart], Few(max_length=MAX_PARTS)]

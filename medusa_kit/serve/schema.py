@@ -13,10 +13,10 @@ from pydantic.json_schema import SkipJsonSchema
 
 from medusa_kit.infer.accept.default_sampling import with_defaults
 from medusa_kit.serve.bounds import (
-    MOST_ANSWERS,
-    MOST_BIASES,
-    MOST_MESSAGES,
-    MOST_TOOLS,
+    MAX_ANSWERS,
+    MAX_BIASES,
+    MAX_MESSAGES,
+    MAX_TOOLS,
     Biases,
     Few,
     ManyIds,
@@ -86,7 +86,7 @@ class Message(Fields):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Parts | None = None
     name: Annotated[str, Field(pattern=NAME)] | None = None
-    tool_calls: Annotated[list[ToolCall], Few(max_length=MOST_TOOLS)] | None = None
+    tool_calls: Annotated[list[ToolCall], Few(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None  # of the assistant, as answers have it
     parsed: SkipJsonSchema[Any] = None  # `content`, as OpenAI's client sends back what it has read
@@ -154,8 +154,8 @@ def _token_ids(value: Any) -> Any:
     """JSON has text alone for keys."""
     if not isinstance(value, Mapping):
         return value
-    if len(value) > MOST_BIASES:
-        raise ValueError(f"logit_bias: {len(value)} tokens; expected at most {MOST_BIASES}")
+    if len(value) > MAX_BIASES:
+        raise ValueError(f"logit_bias: {len(value)} tokens; expected at most {MAX_BIASES}")
     # Not all that `int` reads: "5" and "05" would be two biases of one token.
     if not all(TOKEN_ID.fullmatch(key) for key in value):
         raise ValueError("logit_bias: expected token ids as keys, such as '42'")
@@ -172,7 +172,7 @@ class Request(Labels):
     adapter_source: ModelName | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] = 1
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 1
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     stop: Annotated[Stops | None, BeforeValidator(_several)] = None
     temperature: float | None = None
@@ -277,9 +277,9 @@ class Prediction(Fields):
 class ChatRequest(Request):
     unsupported: ClassVar[Mapping[str, Any]] = UNSUPPORTED
 
-    messages: Annotated[list[Message], Few(min_length=1, max_length=MOST_MESSAGES)]
+    messages: Annotated[list[Message], Few(min_length=1, max_length=MAX_MESSAGES)]
     response_format: Named | None = None  # these four are checked in tools.py
-    tools: Annotated[list[Named], Few(max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[Named], Few(max_length=MAX_TOOLS)] | None = None
     tool_choice: ModelName | Named | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: Named | None = None  # as vLLM has it

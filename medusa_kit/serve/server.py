@@ -16,7 +16,7 @@ from medusa_kit.serve.operations.connections import uvicorn_options
 from medusa_kit.serve.operations.open_files import QuietAboutFiles
 from medusa_kit.settings.serve import ServeConfig
 
-MOST_WAITING = 2048  # connections that the system keeps until they are taken
+MAX_WAITING = 2048  # connections that the system keeps until they are taken
 TELLING = 2.0  # seconds for which /health says that the server has failed, before it ends
 
 
@@ -88,7 +88,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             for one in sockets or ():
-                one.listen(MOST_WAITING)
+                one.listen(MAX_WAITING)
             self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -27,7 +27,7 @@ NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 # Some models would write space for ever. Callers may say otherwise, by `x-guidance` in a schema.
 INDENTED, ONE_LINE = "[ \\t\\n\\r]{0,32}", " ?"
 OTHERS = ("<function=", "<arg_key>")  # of templates that write other things between the same tags
-MOST_TOOLS = 128  # OpenAI's limit
+MAX_TOOLS = 128  # OpenAI's limit
 INSTRUCTIONS = (
     "You may call functions. These are there, described in JSON:\n<tools>\n{tools}\n</tools>\n"
     "For each call, write the function's name and arguments as JSON between tags:\n"
@@ -161,8 +161,8 @@ def _asked_of(response_format: Mapping[str, Any] | None) -> Usable | None:
 
 def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, Usable]:
     """The schema of a call of each function, by its name."""
-    if len(tools) > MOST_TOOLS:
-        raise ConfigError(f"tools has {len(tools)} entries; expected {MOST_TOOLS} at most")
+    if len(tools) > MAX_TOOLS:
+        raise ConfigError(f"tools has {len(tools)} entries; expected {MAX_TOOLS} at most")
     calls: dict[str, Usable] = {}
     for number, tool in enumerate(tools):
         field = f"tools[{number}]"

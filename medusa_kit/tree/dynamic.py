@@ -18,7 +18,7 @@ from typing import Any
 from medusa_kit.errors import TreeError
 
 NUM_RANKS, BEAM = 32, 8
-MOST_DOUBTS = 8
+MAX_DOUBTS = 8
 MOST = 1e9  # of a temperature or a doubt
 UNUSED = -2  # as parent: the slot holds nothing
 
@@ -59,10 +59,10 @@ class DynamicTree:
             )
         object.__setattr__(self, "temperatures", tuple(float(t) for t in found))
         found = self.doubts
-        listed = isinstance(found, list | tuple) and len(found) <= MOST_DOUBTS
+        listed = isinstance(found, list | tuple) and len(found) <= MAX_DOUBTS
         if not listed or not all(map(_is_scale, found)):
             raise TreeError(
-                f"doubts of a dynamic tree are {found!r}, expected at most {MOST_DOUBTS} numbers "
+                f"doubts of a dynamic tree are {found!r}, expected at most {MAX_DOUBTS} numbers "
                 f"above 0, each at most {MOST:,.0f}"
             )
         object.__setattr__(self, "doubts", tuple(float(doubt) for doubt in found))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.chains.verifier import MOST_UNREAD
+from medusa_kit.infer.chains.verifier import MAX_UNREAD
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.plan import PlannedTree, Tree
 from medusa_kit.tree.replay import replay
@@ -52,7 +52,7 @@ def unread_by_replay(tree: CandidateTree, statistics: RankStatistics) -> Unread:
     unread = tokens = forwards = 0
     for row, later in pairwise(starts):
         unread = 0 if row in begins else unread
-        if unread > MOST_UNREAD:
+        if unread > MAX_UNREAD:
             forwards, unread = forwards + 1, 0
         tokens += unread
         emitted = later - row
@@ -71,13 +71,13 @@ def chain_step_times(
     none = measure_step_times(engine, trees, batch_size=batch_size)
     if len(trees) == 1:
         return none
-    most = measure_step_times(engine, trees, batch_size=batch_size, num_unread=MOST_UNREAD)
+    most = measure_step_times(engine, trees, batch_size=batch_size, num_unread=MAX_UNREAD)
     alone = min(seconds for key, seconds in most.items() if trees[key].num_nodes > 1)
     found = dict(none)
     for key, tree in trees.items():
         if tree.num_nodes > 1:
             assert isinstance(tree, CandidateTree)
             left = unread_by_replay(tree, statistics)
-            more = max(most[key] - none[key], 0.0) * left.tokens / MOST_UNREAD
+            more = max(most[key] - none[key], 0.0) * left.tokens / MAX_UNREAD
             found[key] = none[key] + more + alone * left.forwards
     return found

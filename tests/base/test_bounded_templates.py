@@ -43,7 +43,7 @@ def test_it_is_ended(
 ) -> None:
     if "seconds" in said:
         monkeypatch.setattr(bounded_rendering, "SECONDS", 0.2)
-    monkeypatch.setattr(bounded_rendering, "MOST_WRITTEN", 1 << 20)
+    monkeypatch.setattr(bounded_rendering, "MAX_WRITTEN", 1 << 20)
     with pytest.raises(DataError, match=f"cannot render the conversation: .*{said}"):
         rendering(small_tokenizer(template), TALK)
     assert rendering(small_tokenizer(CHATML_TEMPLATE), TALK)
@@ -58,7 +58,7 @@ def test_a_base_is_loaded_all_the_same(
     """Its tokens can be decoded; what the template does is said, and an end of turns not looked
     for again."""
     monkeypatch.setattr(bounded_rendering, "SECONDS", 0.2)
-    monkeypatch.setattr(bounded_rendering, "MOST_WRITTEN", 1 << 20)
+    monkeypatch.setattr(bounded_rendering, "MAX_WRITTEN", 1 << 20)
     say.cache_clear()  # what it has said before
     base = wrap_model(tiny_model("llama"), small_tokenizer(template), "tiny")
     said = capsys.readouterr().err

@@ -12,7 +12,7 @@ from support.tiny_models import COMMON, tiny_base, tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel, T5ForConditionalGeneration
 
 from medusa_kit.base.families import (
-    LEAST_CONTEXT,
+    MIN_CONTEXT,
     needs_chains,
     refuse_impossible,
     why_impossible,
@@ -157,12 +157,12 @@ def test_families_that_transformers_has_no_sdpa_for_load_from_a_folder(
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_context_without_room_for_the_check_is_refused(family: str) -> None:
     longest = max(self_check.PROMPT_LENGTHS) + len(self_check.TREES) * len(self_check.KEPT)
-    assert longest == LEAST_CONTEXT
+    assert longest == MIN_CONTEXT
     name = "n_positions" if family == "gpt2" else "max_position_embeddings"
-    for length in (1, 5, LEAST_CONTEXT - 1):
+    for length in (1, 5, MIN_CONTEXT - 1):
         with pytest.raises(IncompatibleBaseError, match=f"its context holds {length} tokens"):
             build_engine(wrap_model(tiny_model(family, **{name: length}), None, "short"))
     engine = build_engine(
-        wrap_model(tiny_model(family, **{name: LEAST_CONTEXT}), None, "short"), guesses="paying"
+        wrap_model(tiny_model(family, **{name: MIN_CONTEXT}), None, "short"), guesses="paying"
     )
     assert len(engine.generate([3], max_new_tokens=4, drafter="suffix").token_ids) == 4

@@ -35,7 +35,7 @@ def plain_logits(model: Any, text: list[int]) -> Tensor:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_pieces, "PIECE", 32 * 7)  # 7 rows of the output embedding
-    monkeypatch.setattr(in_pieces, "MOST_TOKENS", 12)
+    monkeypatch.setattr(in_pieces, "MAX_TOKENS", 12)
 
 
 @pytest.mark.parametrize("tied", [True, False])

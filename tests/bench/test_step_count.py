@@ -51,10 +51,10 @@ def test_kernels_grow_with_layers_alone(base: BaseModel) -> None:
     larger = base_of_shape({**TINY, "num_hidden_layers": 3})
     layer = kernels(larger, 8, 16) - forward
     assert layer.total() - (kernels(larger, 1, 16) - alone).total() in (2, 3)
-    assert layer.total() <= part.MOST_A_LAYER[False], layer
+    assert layer.total() <= part.MAX_A_LAYER[False], layer
     assert layer["split_kernel"] == layer["merge_kernel"] == 1
     assert layer["aten.mm.default"] == 7
-    assert forward.total() - 2 * layer.total() <= part.MOST_ONCE, forward
+    assert forward.total() - 2 * layer.total() <= part.MAX_ONCE, forward
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_the_part_says_what_misses_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
     assert {len(row) for row in report.rows} == {len(report.columns)}
     found = [(row["rows"], row["num_nodes"], row["compiled"]) for row in report.data]
     assert found == [(1, 64, False), (1, 64, True), (8, 16, False)]
-    monkeypatch.setattr(part, "MOST_ONCE", 3)
+    monkeypatch.setattr(part, "MAX_ONCE", 3)
     assert len(part.check(quick=True).misses) == 2
 
     def reads(self: CapturedForward) -> Any:

@@ -7,7 +7,7 @@ from support.small_engines import build_engine, random_heads, random_prompt
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.chains.cache import MOST_KEPT, ChainCache
+from medusa_kit.infer.chains.cache import MAX_KEPT, ChainCache
 from medusa_kit.infer.chains.verifier import ChainVerifier
 from medusa_kit.infer.memory import cache_bytes_per_token
 
@@ -98,7 +98,7 @@ def test_states_are_counted_and_few(engine: Engine) -> None:
         engine.verifier.read_prompts(cache, [0], [text[cache.lengths[0] : end]])
         sizes.append(cache.num_bytes)
     states = {id(one) for kept in cache._kept for one in kept.values()}
-    assert len(states) <= MOST_KEPT
+    assert len(states) <= MAX_KEPT
     per_token = cache_bytes_per_token(engine.base, engine.verifier.num_layers)
     assert (per_token == 0) == (engine.base.info.model_type == "mamba2")
     assert sizes[0] > 0

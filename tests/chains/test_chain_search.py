@@ -8,7 +8,7 @@ from support.small_engines import BUSHY, build_engine, random_heads
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import TreeError
-from medusa_kit.infer.chains.verifier import MOST_UNREAD
+from medusa_kit.infer.chains.verifier import MAX_UNREAD
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.replay import replay
 from medusa_kit.tree.statistics import RankStatistics
@@ -34,7 +34,7 @@ def statistics() -> RankStatistics:
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(_, trees, batch_size=1, num_unread=0, **__):  # type: ignore[no-untyped-def]
-        more = UNREAD * num_unread / MOST_UNREAD
+        more = UNREAD * num_unread / MAX_UNREAD
         return {
             key: PLAIN + NODE * (tree.num_nodes - 1) + (more if tree.num_nodes > 1 else 0)
             for key, tree in trees.items()
@@ -54,7 +54,7 @@ def test_chains_of_each_length_are_compared(engine: Engine, statistics: RankStat
         left = unread_by_replay(row.tree, held_out)
         assert left.tokens > 0.5
         alone = PLAIN + NODE + UNREAD
-        expected = PLAIN + NODE * (row.num_nodes - 1) + UNREAD * left.tokens / MOST_UNREAD
+        expected = PLAIN + NODE * (row.num_nodes - 1) + UNREAD * left.tokens / MAX_UNREAD
         assert row.step_seconds == pytest.approx(expected + alone * left.forwards)
         assert row.speed_up == pytest.approx(row.acceptance_length * plain / row.step_seconds)
     assert search.chosen.acceptance is not None
@@ -77,7 +77,7 @@ def test_what_stays_unread_is_counted_as_decoding_does(seed: int) -> None:
     for start, end in zip(statistics.starts, ends, strict=True):
         place, unread = int(start), 0
         while place < end - 1:
-            if unread > MOST_UNREAD:
+            if unread > MAX_UNREAD:
                 forwards, unread = forwards + 1, 0
             tokens, steps = tokens + unread, steps + 1
             right = int(np.argmax([*(statistics.ranks_PK[place, :2] != 0), True]))

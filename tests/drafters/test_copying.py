@@ -70,12 +70,12 @@ def test_chances_of_all_tokens_still_sum_to_one() -> None:
 def test_only_the_likeliest_followers_and_the_newest_text(monkeypatch: pytest.MonkeyPatch) -> None:
     text = np.array([number for token in range(1, 13) for number in (0, token)] + [0, 1, 0])
     found = with_copies([], text, [0], (1.0,))
-    assert len(found) == copying.MOST_MORE
+    assert len(found) == copying.MAX_MORE
     assert found[0][0] == 1  # twice
     assert [token for token, _ in found[1:]] == [2, 3, 4, 5, 6, 7, 8]  # of equal ones the lowest
-    monkeypatch.setattr(copying, "MOST_READ", 6)
+    monkeypatch.setattr(copying, "MAX_READ", 6)
     assert {token for token, _ in with_copies([], text, [0], (1.0,))} == {1, 12}
-    monkeypatch.setattr(copying, "MOST_MATCHES", 1)
+    monkeypatch.setattr(copying, "MAX_MATCHES", 1)
     assert {token for token, _ in with_copies([], text, [0], (1.0,))} == {1}
 
 

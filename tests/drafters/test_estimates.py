@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from medusa_kit.drafters.estimates import MOST_CERTAIN, AcceptanceEstimate
+from medusa_kit.drafters.estimates import MAX_CERTAIN, AcceptanceEstimate
 from medusa_kit.drafters.first_chances import first_chances
 from medusa_kit.drafters.mixed.chooser import LONGEST_WAIT, SHORTEST_WAIT, Chooser
 from medusa_kit.infer.node_choice.cost import StepCost
@@ -49,7 +49,7 @@ def test_luck_follows_a_text_that_changes_and_is_never_certain() -> None:
     acceptance = AcceptanceEstimate()
     for _ in range(1000):
         acceptance.record("copy", True)
-    assert acceptance.chance("copy", 0.5) == MOST_CERTAIN
+    assert acceptance.chance("copy", 0.5) == MAX_CERTAIN
     for _ in range(600):
         acceptance.record("copy", False)
     assert acceptance.chance("copy", 0.5) < 0.15

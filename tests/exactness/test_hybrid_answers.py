@@ -16,7 +16,7 @@ from support.tiny_models import CONTEXT, STOP, tiny_base
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.batch import Batch
-from medusa_kit.infer.chains.verifier import MOST_UNREAD, ChainVerifier
+from medusa_kit.infer.chains.verifier import MAX_UNREAD, ChainVerifier
 from medusa_kit.infer.draft import Draft, Drafter, State, padded_draft
 from medusa_kit.infer.request import Row, make_row
 from medusa_kit.settings.drafters import DRAFTERS
@@ -163,7 +163,7 @@ def test_guesses_that_are_never_right(family: str) -> None:
         batch.raise_error()
         most = max(most, batch.cache.num_unread([0]))
     assert row.token_ids == expected
-    assert 1 < most <= MOST_UNREAD + 1
+    assert 1 < most <= MAX_UNREAD + 1
 
 
 class AlwaysWrong(Drafter):

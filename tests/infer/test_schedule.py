@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from medusa_kit.infer.schedule import LEAST, ReadingSpeed, Schedule
 
-MOST_AT_ONCE = 24  # tokens of prompts in one forward
+MAX_AT_ONCE = 24  # tokens of prompts in one forward
 FORWARD, TOKEN = 0.25, 1.0  # what reading costs by the clock: in each forward, and for each token
 
 
@@ -40,9 +40,9 @@ class Run:
             self.read[key] = 0
         assert len(self.places) <= self.max_rows
         running, before, forwards = list(self.said), self.now, 0
-        for pieces in self.schedule.reading(MOST_AT_ONCE):
+        for pieces in self.schedule.reading(MAX_AT_ONCE):
             size = sum(piece.end - piece.start for piece in pieces)
-            assert 0 < size <= MOST_AT_ONCE
+            assert 0 < size <= MAX_AT_ONCE
             self.now += FORWARD + TOKEN * size
             forwards += 1
             for piece in pieces:

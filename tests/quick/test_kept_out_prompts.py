@@ -45,8 +45,8 @@ def test_most_stay_out_when_prompts_are_added(tmp_path: Path) -> None:
 
 def test_at_most_500(tmp_path: Path) -> None:
     prompts = read_prompts(write(tmp_path / "a.jsonl", numbered(6000)))
-    assert len(kept_out(prompts)) == quick_prompts.MOST_KEPT_OUT
-    assert len(prompts.test) == quick_prompts.MOST_TESTED
+    assert len(kept_out(prompts)) == quick_prompts.MAX_KEPT_OUT
+    assert len(prompts.test) == quick_prompts.MAX_TESTED
 
 
 def test_without_ids_the_text_decides(tmp_path: Path) -> None:

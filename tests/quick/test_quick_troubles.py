@@ -129,7 +129,7 @@ def test_a_disk_that_is_too_small_is_told_before_answers_are_written(
     assert "run the same command again" in str(error.value)
     assert not session.answers.exists()
     each = 2 * session.base.info.hidden_size * 1.5
-    monkeypatch.setattr(text, "FEWEST_POSITIONS", 0)
+    monkeypatch.setattr(text, "MIN_POSITIONS", 0)
     free[0] = text.SPARE_DISK + int(60 * each)
     text.run_answers(session)
     said = capsys.readouterr().err

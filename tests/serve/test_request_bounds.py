@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from support.serving.live_server import LiveServer
 
 from medusa_kit.data import text_size
-from medusa_kit.data.text_size import MOST_PER_TOKEN, check_fits, check_size
+from medusa_kit.data.text_size import MAX_PER_TOKEN, check_fits, check_size
 from medusa_kit.errors import ContextLengthError, nearest
 from medusa_kit.serve import prompts
-from medusa_kit.serve.errors import MOST_OF_A_MESSAGE
+from medusa_kit.serve.errors import MAX_OF_A_MESSAGE
 from medusa_kit.serve.operations import body_route
 from medusa_kit.serve.schema import ChatRequest, CompletionRequest
 
@@ -91,8 +91,8 @@ def test_large_bodies_get_the_errors_of_small_ones(
         answer = http.post(CHAT, json={"model": live.model, **body})
     assert answer.status_code == 400
     assert said in (message := answer.json()["error"]["message"])
-    assert len(message) <= MOST_OF_A_MESSAGE + 3
-    assert len(answer.content) < 3 * MOST_OF_A_MESSAGE
+    assert len(message) <= MAX_OF_A_MESSAGE + 3
+    assert len(answer.content) < 3 * MAX_OF_A_MESSAGE
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_what_cannot_fit_the_context_is_not_rendered(
         raise AssertionError("rendered")
 
     monkeypatch.setattr(live.service.conversations, "prompt", never)
-    long = "a" * (MOST_PER_TOKEN * live.service.engine.base.info.context_length + 1)
+    long = "a" * (MAX_PER_TOKEN * live.service.engine.base.info.context_length + 1)
     tool = {"type": "function", "function": {"name": "f", "description": long}}
     given: Any = {
         "messages": [{"role": "user", "content": long}],
@@ -172,7 +172,7 @@ def test_a_long_text_is_refused_by_its_beginning(
 
     monkeypatch.setattr(text_size, "encode_text", noted)
     context = base.info.context_length
-    text = "hello you " * (MOST_PER_TOKEN * context // 10)
+    text = "hello you " * (MAX_PER_TOKEN * context // 10)
     with pytest.raises(ContextLengthError, match="more than"):
         check_fits(base.tokenizer, context, text)
     assert 0 < sum(encoded) < len(text)
@@ -200,7 +200,7 @@ def test_bodies_under_way_have_a_limit_together(
     from medusa_kit.serve.operations import limits
     from medusa_kit.settings.serve_limits import LimitOptions
 
-    monkeypatch.setattr(limits, "MOST_HELD", 250)
+    monkeypatch.setattr(limits, "MAX_HELD", 250)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()

@@ -12,7 +12,7 @@ from medusa_kit.errors import DataError
 
 T = TypeVar("T")
 SECONDS = 5.0
-MOST_WRITTEN = 1 << 24  # characters, and eight more for each piece of text
+MAX_WRITTEN = 1 << 24  # characters, and eight more for each piece of text
 HINT = "ask with fewer or shorter messages, or use a model with another template"
 
 
@@ -43,7 +43,7 @@ def bounded(template: str | dict[str, str] | None, work: Callable[[], T]) -> T:
     except _TooSlow:
         said = f"it takes more than {SECONDS:g} seconds"
     except _TooLong:
-        said = f"it writes more than {MOST_WRITTEN} characters"
+        said = f"it writes more than {MAX_WRITTEN} characters"
     raise DataError(f"the chat template cannot render the conversation: {said}", hint=HINT)
 
 
@@ -84,7 +84,7 @@ def _joined(pieces: Iterable[Any]) -> str:
     found, written = list[str](), 0
     for piece in pieces:
         written += len(piece) + 8
-        if written > MOST_WRITTEN:
+        if written > MAX_WRITTEN:
             raise _TooLong
         found.append(piece)
     return "".join(found)

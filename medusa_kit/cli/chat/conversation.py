@@ -29,7 +29,7 @@ COMMANDS = {
     "Ctrl-C": "stop an answer and keep what there is of it",
 }
 PROMPT = "› "
-LEAST_COMPARED = 32  # tokens of an answer whose speed says something
+MIN_COMPARED = 32  # tokens of an answer whose speed says something
 
 
 def prepare_streams() -> None:
@@ -223,7 +223,7 @@ class Chat:
         """Without the prompt, which was read for the first answer and not again for the second."""
         count = len(result.token_ids)
         ours, rate = (one.stats.decoding_tokens_per_second for one in (result, plain))
-        if ours is None or rate is None or count < LEAST_COMPARED:
+        if ours is None or rate is None or count < MIN_COMPARED:
             return f"{view.counted(count, 'token')}: too short to compare speeds"
         return (
             f"plain decoding: {view.speed(rate)} tokens/s; with drafting {view.speed(ours)}, "

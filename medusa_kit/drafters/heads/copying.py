@@ -30,9 +30,9 @@ from medusa_kit.tree.dynamic import Guesses
 # For matches of 1, 2, .. tokens, and longer ones are not told apart; fitted by likelihood to which
 # guesses of the heads shipped were right in answers of SmolLM2-135M.
 DOUBTS = (15.0, 3.5, 4.5, 1.3)
-MOST_READ = 8192  # newest tokens of a text that are looked through
-MOST_MATCHES = 512  # positions in it that count, the newest ones
-MOST_MORE = 8  # tokens that are guessed because they followed, beside a head's own guesses
+MAX_READ = 8192  # newest tokens of a text that are looked through
+MAX_MATCHES = 512  # positions in it that count, the newest ones
+MAX_MORE = 8  # tokens that are guessed because they followed, beside a head's own guesses
 
 
 class RowText:
@@ -95,8 +95,8 @@ def followers(text_T: np.ndarray, path: Sequence[int], longest: int) -> Follower
     """`path`: from the root on, which is the last of the text."""
     before = text_T[: len(text_T) - 1][-longest:].tolist()
     last = [*before, *path][::-1]
-    first = max(0, len(text_T) - MOST_READ)
-    at_M = first + np.flatnonzero(text_T[first:-1] == last[0])[-MOST_MATCHES:]
+    first = max(0, len(text_T) - MAX_READ)
+    at_M = first + np.flatnonzero(text_T[first:-1] == last[0])[-MAX_MATCHES:]
     matched_M, same_M = np.ones_like(at_M), np.ones(len(at_M), dtype=bool)
     for back in range(1, min(longest, len(last))):
         same_M &= at_M >= back
@@ -116,13 +116,13 @@ def with_copies(
     guesses: Guesses, text_T: np.ndarray, path: Sequence[int], doubts: Sequence[float]
 ) -> Guesses:
     """A head's guesses after the path with their blended chances, in their order; after them the
-    likeliest followers that are not among them, at most MOST_MORE."""
+    likeliest followers that are not among them, at most MAX_MORE."""
     found = followers(text_T, path, len(doubts))
     blended = [(token, found.blended(token, score, doubts)) for token, score in guesses]
     named = {token for token, _ in guesses}
     more = [(token, found.blended(token, -math.inf, doubts))
             for token in found.of_token if token not in named]  # fmt: skip
-    return [*blended, *sorted(more, key=lambda one: -one[1])[:MOST_MORE]]
+    return [*blended, *sorted(more, key=lambda one: -one[1])[:MAX_MORE]]
 
 
 def with_copies_after(
@@ -132,11 +132,11 @@ def with_copies_after(
     paths_BQJ: Tensor,
     doubts: Sequence[float],
 ) -> tuple[Tensor, Tensor]:
-    """The same after several paths of each row: (ids, scores) of C + MOST_MORE guesses, those that
+    """The same after several paths of each row: (ids, scores) of C + MAX_MORE guesses, those that
     are not there with a score of minus infinity. A text of None is not copied from."""
     (B, Q, C), device = ids_BQC.shape, ids_BQC.device
     ids_BQC, scores_BQC, paths_BQJ = together_on_host(ids_BQC, scores_BQC, paths_BQJ)
-    ids = torch.zeros(B, Q, C + MOST_MORE, dtype=ids_BQC.dtype)
+    ids = torch.zeros(B, Q, C + MAX_MORE, dtype=ids_BQC.dtype)
     scores = torch.full(ids.shape, -math.inf, dtype=scores_BQC.dtype)
     rows = zip(ids_BQC.tolist(), scores_BQC.tolist(), paths_BQJ.tolist(), texts, strict=True)
     for row, (ids_QC, scores_QC, paths_QJ, text_T) in enumerate(rows):

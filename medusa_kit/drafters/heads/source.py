@@ -22,7 +22,7 @@ DRAWN = "drawn"  # guesses of tokens that will be drawn are counted apart
 # A path gets children from this many times the chance on that a guess must have: children are less
 # likely, and naming them takes time.
 ASKED = 3.5
-LEAST_CHANCE, HIGHEST = 0.01, 0.9  # between which these chances are
+MIN_CHANCE, HIGHEST = 0.01, 0.9  # between which these chances are
 
 
 class HeadsSource(TrieDrafter):
@@ -48,7 +48,7 @@ class HeadsSource(TrieDrafter):
             self._nodes = self._likely_nodes(least_chance, acceptance)
             return
         kept, asked = (
-            math.log(min(max(chance, LEAST_CHANCE), HIGHEST))
+            math.log(min(max(chance, MIN_CHANCE), HIGHEST))
             for chance in (least_chance, ASKED * least_chance)
         )
         self._likely = Least(kept, asked)

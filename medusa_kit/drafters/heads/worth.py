@@ -11,7 +11,7 @@ from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.locks import SharedLock
 
 SMOOTHING = 0.03  # share of the newest step in what heads are worth
-LEAST_WORTH = -0.02  # plain steps gained a step, below which heads rest
+MIN_WORTH = -0.02  # plain steps gained a step, below which heads rest
 HOPELESS = -0.2  # the same, below which they rest at once
 RUN = 8  # steps with heads before a rest: behind plain steps the first ones take longer
 SHORTEST_REST, LONGEST_REST = 8, 64  # steps
@@ -57,7 +57,7 @@ class Worth:
             plain = self._plain or seconds
             gained = more_tokens - (min(seconds, (1 + OUTLIER) * plain) / plain - 1)
             self._worth += SMOOTHING * (gained - self._worth)
-            if self._worth >= LEAST_WORTH:
+            if self._worth >= MIN_WORTH:
                 self._next_rest = SHORTEST_REST
                 return 0
             if self._run < RUN and self._worth > HOPELESS:

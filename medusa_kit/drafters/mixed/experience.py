@@ -9,7 +9,7 @@ from medusa_kit.drafters.mixed.chooser import Chooser
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.locks import SharedLock
 
-LEAST_LEFT, FIRST_REST = 0.15, 8  # below this share of hopes, a rest is so long from the start
+MIN_LEFT, FIRST_REST = 0.15, 8  # below this share of hopes, a rest is so long from the start
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Experience:
         about = num_rows.bit_length()
         with self._lock:
             if about not in self._asking:
-                seldom = _left_of_hopes(num_rows, cost) < LEAST_LEFT
+                seldom = _left_of_hopes(num_rows, cost) < MIN_LEFT
                 self._asking[about] = Asking(FIRST_REST if seldom else 0)
             return self._asking[about]
 

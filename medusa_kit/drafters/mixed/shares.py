@@ -8,7 +8,7 @@ from medusa_kit.drafters.trie import Trie
 from medusa_kit.infer.draft import COUNTS
 
 PLAIN = "none"  # a step in which nothing was guessed
-MOST_TOLD = 3  # mixes of sources that notes name
+MAX_TOLD = 3  # mixes of sources that notes name
 
 
 @dataclass
@@ -47,9 +47,9 @@ def tokens_a_step(shares: Mapping[str, Share]) -> list[str]:
     ranked = sorted(shares.items(), key=lambda item: -item[1].steps)
     said = [
         share.told("without draft tokens" if name == PLAIN else f"with {name}")
-        for name, share in ranked[:MOST_TOLD]
+        for name, share in ranked[:MAX_TOLD]
     ]
-    if rest := [share for _, share in ranked[MOST_TOLD:]]:
+    if rest := [share for _, share in ranked[MAX_TOLD:]]:
         others = Share(sum(s.steps for s in rest), sum(s.tokens for s in rest))
         said.append(others.told("otherwise"))
     return [COUNTS + ", ".join(said)]

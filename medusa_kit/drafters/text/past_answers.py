@@ -24,7 +24,7 @@ from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.locks import SharedLock
 
 FORMAT, VERSION = "medusa-kit past answers", 1
-MOST_UNSORTED = 16_384  # tokens kept in an automaton until the next sorting
+MAX_UNSORTED = 16_384  # tokens kept in an automaton until the next sorting
 
 # What numpy, zipfile, zlib and json raise for files that are cut off, damaged or of another kind.
 _UNREADABLE = (
@@ -114,7 +114,7 @@ class PastAnswers:
     def _index(self, fresh: Sequence[bytes]) -> None:
         """Add a few new answers to the automaton; once there are many, sort all anew."""
         waiting = self.recent.num_tokens + sum(map(len, fresh)) // array("i").itemsize
-        if waiting > min(MOST_UNSORTED, self.most_tokens // 16):
+        if waiting > min(MAX_UNSORTED, self.most_tokens // 16):
             self._sort()
             return
         for answer in fresh:

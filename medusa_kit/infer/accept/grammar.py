@@ -36,8 +36,8 @@ from medusa_kit.settings.grammar import Free, Grammar
 KEPT_MASKS = 128  # of a row, so those of its newest trees
 # Compiled grammars of a tokenizer, and characters of their texts; the one used longest ago goes
 # first. A character takes some hundred bytes of memory.
-KEPT, MOST_KEPT = 16, 400_000
-MOST_FORCED = 256  # tokens that are told at once
+KEPT, MAX_KEPT = 16, 400_000
+MAX_FORCED = 256  # tokens that are told at once
 # Of the processor, for a row: in all, and for each mask on top. A usual one takes 0.1 ms.
 SECONDS_FREE, SECONDS_EACH = 0.5, 0.02
 
@@ -91,7 +91,7 @@ class GrammarMask(LogitsProcessor):
         if self._bound(answer) is None or not self._allows(answer):
             return []
         with self._timed():
-            tokens = list(self._matcher.compute_ff_tokens())[:MOST_FORCED]
+            tokens = list(self._matcher.compute_ff_tokens())[:MAX_FORCED]
         ends = self._allows([*answer, *tokens]) and self._matcher.is_stopped()
         return [*tokens, *self._stops] if ends and len(self._stops) == 1 else tokens
 
@@ -189,7 +189,7 @@ class _Compiled:
         with self._lock:
             self._kept[grammar] = found
             size = sum(len(one.text) for one in self._kept)
-            while len(self._kept) > KEPT or (size > MOST_KEPT and len(self._kept) > 1):
+            while len(self._kept) > KEPT or (size > MAX_KEPT and len(self._kept) > 1):
                 size -= len(self._kept.popitem(last=False)[0].text)
             return found.deep_copy()
 

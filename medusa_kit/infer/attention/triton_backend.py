@@ -32,9 +32,9 @@ MAX_HEAD_SIZE = 256
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 WORD = 64
 PROGRAMS_PER_CORE = 2  # enough to keep a streaming multiprocessor busy
-MOST_REGISTERS = 255  # per thread; PROGRAMS_PER_CORE programs of 4 warps can have as many
+MAX_REGISTERS = 255  # per thread; PROGRAMS_PER_CORE programs of 4 warps can have as many
 SLOTS_PER_SPLIT = 64  # at least, in a full cache: one tile of keys
-FEWEST_SLOTS = 16  # per split of a short row: the least that a tensor core's products take
+MIN_SLOTS = 16  # per split of a short row: the least that a tensor core's products take
 FINE_SPLITS = 6  # of short rows, for the self-check: more than are merged at once
 SPLITS_AT_ONCE = 4  # in the merge: as many loads in flight, and few registers
 
@@ -113,7 +113,7 @@ def launched(
         query_BHNE, key_BGLE, value_BGLE, words, depths, lengths, partials_SXV, lses_SX,
         *query_BHNE.stride(), *key_BGLE.stride(), *value_BGLE.stride(),
         call.scale, call.softcap or 0.0, call.slides or 0, G, N, R, words.shape[-1],
-        1 if step.split_finely else FEWEST_SLOTS,
+        1 if step.split_finely else MIN_SLOTS,
         E=E, EV=EV, HAS_WINDOW=step.window_applies(call.window), HAS_CAP=call.softcap is not None,
         **tile,
     )  # fmt: skip
@@ -185,7 +185,7 @@ def configuration(rows: int, head_size: int, value_size: int, item_size: int) ->
     # Without it ptxas saves registers for more programs per core than are launched and spills a few
     # bytes. torch.compile does not know the option, and in float32 it makes things worse.
     if item_size <= 2 and not torch.compiler.is_compiling():
-        chosen["maxnreg"] = MOST_REGISTERS
+        chosen["maxnreg"] = MAX_REGISTERS
     return chosen
 
 

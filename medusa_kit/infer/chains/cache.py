@@ -21,7 +21,7 @@ from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.no_gradients import no_gradients
 
 RowState = tuple[LayerState, ...]  # of one row, in all layers with states
-MOST_KEPT = 3  # states of a row besides the newest; more take memory
+MAX_KEPT = 3  # states of a row besides the newest; more take memory
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class ChainCache(TreeCache):
     def _keep(self, row: int, known: dict[int, RowState]) -> None:
         """The first, which most texts share, and the last ones."""
         lengths = sorted(known)
-        if len(lengths) > MOST_KEPT:
-            lengths = [lengths[0], *lengths[1 - MOST_KEPT :]]
+        if len(lengths) > MAX_KEPT:
+            lengths = [lengths[0], *lengths[1 - MAX_KEPT :]]
         self._kept[row] = {length: known[length] for length in lengths}
 
     def num_unread(self, rows: Sequence[int]) -> int:

@@ -23,7 +23,7 @@ from medusa_kit.no_gradients import no_gradients
 from medusa_kit.transfer import to_device
 
 # Tokens that are read again in front of a chain, at most; more are read in a forward of their own.
-MOST_UNREAD = 8
+MAX_UNREAD = 8
 CHAINS = ", one chain of draft tokens a request"  # in statistics
 
 
@@ -68,7 +68,7 @@ class ChainVerifier(Verifier):
     def score(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> NodeScores:
         """Nodes that do not follow the root are not scored: zeros stand for them."""
         assert isinstance(cache, ChainCache)
-        late = [row for row in rows if len(cache.unread[row]) > MOST_UNREAD]
+        late = [row for row in rows if len(cache.unread[row]) > MAX_UNREAD]
         if late:
             self._read(cache, late, [[] for _ in late], 1)
             cache.commit([[] for _ in late], late)

@@ -11,7 +11,7 @@
 #include "step.h"
 
 constexpr int64_t RANGE = 128;    // part of what a result's bits depend on
-constexpr int64_t MOST_LANES = 64;  // of a unit of work
+constexpr int64_t MAX_LANES = 64;  // of a unit of work
 
 class Attention {
   public:
@@ -94,8 +94,8 @@ class Attention {
         int64_t size = 0;
         for (int64_t b = 0; b < s.batch; ++b) {
             const Row& row = rows[b];
-            const bool by_range = !even && row.num_ranges > 1 && row.lanes <= MOST_LANES;
-            int64_t step = std::min(MOST_LANES, row.lanes);
+            const bool by_range = !even && row.num_ranges > 1 && row.lanes <= MAX_LANES;
+            int64_t step = std::min(MAX_LANES, row.lanes);
             while (!even && !by_range && step > LANES && heads * (row.lanes / step) < 4 * threads) step -= LANES;
             for (int64_t g = 0; g < d.kv_heads; ++g)
                 for (int64_t range = 0; range < (by_range ? row.num_ranges : 1); ++range)

@@ -15,8 +15,8 @@ struct Text {  // mirrored in kernels.py: of a row, its root last
 struct Candidate { double score; int64_t token; };  // a guess with its log-probability
 
 class Copying {
-    static constexpr int64_t LONGEST = 8, MOST_READ = 8192;  // as in tree/dynamic.py and copying.py
-    static constexpr size_t MOST_MATCHES = 512, MOST_MORE = 8;
+    static constexpr int64_t LONGEST = 8, MAX_READ = 8192;  // as in tree/dynamic.py and copying.py
+    static constexpr size_t MAX_MATCHES = 512, MAX_MORE = 8;
 
   public:
     Copying(const double* doubts, int64_t longest) : doubts(doubts), longest(std::min(longest, LONGEST)) {}
@@ -37,7 +37,7 @@ class Copying {
         for (const Follower& one : followers)
             if (!one.named) found.push_back({blended(0.0, one), one.token});
         std::stable_sort(found.begin() + guesses, found.end(), likelier);
-        found.resize(std::min(found.size(), guesses + MOST_MORE));
+        found.resize(std::min(found.size(), guesses + MAX_MORE));
     }
     static bool likelier(const Candidate& a, const Candidate& b) { return a.score > b.score; }
 
@@ -59,8 +59,8 @@ class Copying {
         };
         const int64_t last = from_end(1), most = std::min(longest, text.length + path_length - 1);
         seen.clear(), followers.clear();
-        const int64_t first = std::max<int64_t>(0, text.length - MOST_READ);
-        for (int64_t at = text.length - 2; at >= first && seen.size() < MOST_MATCHES; --at) {
+        const int64_t first = std::max<int64_t>(0, text.length - MAX_READ);
+        for (int64_t at = text.length - 2; at >= first && seen.size() < MAX_MATCHES; --at) {
             if (tokens[at] != last) continue;
             int64_t matched = 1;
             while (matched < most && matched <= at && tokens[at - matched] == from_end(matched + 1)) ++matched;

@@ -41,8 +41,8 @@ template <int ODD> inline Whole six_bits_of(const uint8_t* codes, int octet) {
 // Signed bytes, as with AVX-512: two pieces of four inputs. Digits: [octets][DIGITS][2].
 template <int KIND, int DIGITS> struct InBytes {
     static constexpr int SUMS = DIGITS, PIECES = 2, APART = 2, UNITS = DIGITS * group_of(KIND) / 4;
-    static constexpr int PANELS_OF_ONE_ROW = 2, PANELS = 1, MOST_ROWS = DIGITS == 3 ? 2 : 4;
-    static int rows_at_once(int) { return MOST_ROWS; }
+    static constexpr int PANELS_OF_ONE_ROW = 2, PANELS = 1, ROWS_AT_ONCE = DIGITS == 3 ? 2 : 4;
+    static int rows_at_once(int) { return ROWS_AT_ONCE; }
 
     static constexpr int digits_at(int octet) { return octet * SUMS * PIECES; }
     template <int P> static Whole piece(const uint8_t* codes, int octet) {
@@ -102,9 +102,9 @@ template <int KIND, int DIGITS> struct InBytes {
 // 2048] and codes are at least -128, so the sums of 32 inputs fit into 32 bits.
 template <int KIND, int DIGITS> struct InHalves {
     static constexpr int SUMS = DIGITS == 3 ? 2 : 1, PIECES = 4, APART = 4, UNITS = SUMS * group_of(KIND) / 2;
-    static constexpr int PANELS_OF_ONE_ROW = 2, PANELS = 1, MOST_ROWS = DIGITS == 3 ? 3 : 4;
+    static constexpr int PANELS_OF_ONE_ROW = 2, PANELS = 1, ROWS_AT_ONCE = DIGITS == 3 ? 3 : 4;
     static constexpr bool TIMES_256 = DIGITS != 2;
-    static int rows_at_once(int) { return MOST_ROWS; }
+    static int rows_at_once(int) { return ROWS_AT_ONCE; }
 
     static constexpr int digits_at(int octet) { return octet * SUMS * PIECES; }
     static Whole first_sum(int32_t) { return _mm256_setzero_si256(); }

@@ -24,8 +24,8 @@ template <int KIND, int DIGITS> struct Dots {
     static constexpr int PANELS_OF_ONE_ROW = 2, PANELS = 2;  // multiplied at once
     // Rows multiplied at once: as many as stay in registers. Of many rows with three digits, three are
     // faster.
-    static constexpr int MOST_ROWS = DIGITS == 1 ? 6 : 4;
-    static int rows_at_once(int rows) { return DIGITS == 3 && rows > 4 ? 3 : MOST_ROWS; }
+    static constexpr int ROWS_AT_ONCE = DIGITS == 1 ? 6 : 4;
+    static int rows_at_once(int rows) { return DIGITS == 3 && rows > 4 ? 3 : ROWS_AT_ONCE; }
 
     static constexpr int digits_at(int octet) { return octet / 2 * 4 * DIGITS + octet % 2 * 2; }
     static Whole first_sum(int32_t initial) { return whole_of(initial); }

@@ -28,8 +28,8 @@ inline Whole times_256(Whole x) { return vshlq_n_s32(x, 8); }
 // each eight. Digits: [octets][DIGITS][2].
 template <int KIND, int DIGITS> struct Dots {
     static constexpr int SUMS = DIGITS, PIECES = 2, APART = 2, UNITS = DIGITS * group_of(KIND) / 4;
-    static constexpr int PANELS_OF_ONE_ROW = 1, PANELS = 1, MOST_ROWS = DIGITS == 1 ? 4 : DIGITS == 2 ? 3 : 2;
-    static int rows_at_once(int) { return MOST_ROWS; }
+    static constexpr int PANELS_OF_ONE_ROW = 1, PANELS = 1, ROWS_AT_ONCE = DIGITS == 1 ? 4 : DIGITS == 2 ? 3 : 2;
+    static int rows_at_once(int) { return ROWS_AT_ONCE; }
 
     static constexpr int digits_at(int octet) { return octet * DIGITS * PIECES; }
     static Whole first_sum(int32_t) { return vdupq_n_s32(0); }

@@ -216,7 +216,7 @@ inline void product_by_integers(const Matrix& m, const float* x_q, int rows, int
                     const float* x = x_q + start * groups * units_a_group<KIND, DIGITS>();
                     const Ahead part = ahead(v / D::PANELS * blocks + b, 2 / D::PANELS * blocks);
                     with_rows(n, [&](auto N) {
-                        if constexpr (N <= D::MOST_ROWS)
+                        if constexpr (N <= D::ROWS_AT_ONCE)
                             multiply_integers<KIND, DIGITS, D::PANELS, N>(m.data + (panel + v) * stride, stride, inputs, x,
                                                                           tile + start * 2 * LANES + v * LANES, 2, part);
                     });

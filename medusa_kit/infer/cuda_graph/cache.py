@@ -14,7 +14,7 @@ from torch import Tensor
 
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
 
-FEWEST_SLOTS = 256
+MIN_SLOTS = 256
 
 
 class Target(NamedTuple):
@@ -92,5 +92,5 @@ class FixedCache(TreeCache):
         self.forwards.clear()
 
     def _rounded(self, num_slots: int) -> int:
-        power = max(FEWEST_SLOTS, 1 << (num_slots - 1).bit_length())
+        power = max(MIN_SLOTS, 1 << (num_slots - 1).bit_length())
         return max(num_slots, min(power, self._most_slots))

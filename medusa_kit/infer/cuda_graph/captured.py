@@ -26,7 +26,7 @@ from medusa_kit.infer.tree_step import Nodes, NodeScores, TreeStep
 from medusa_kit.infer.verifier import Forward
 from medusa_kit.transfer import to_device
 
-MOST_NODES = 512  # of all rows in one captured forward
+MAX_NODES = 512  # of all rows in one captured forward
 ROW_GROWTH = 4  # a row's places are 1, 4, 16, 64, ...: attention alone is padded to them
 
 

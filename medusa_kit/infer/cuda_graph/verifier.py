@@ -2,7 +2,7 @@
 
 Everything that decodes goes through `score`, so greedy and sampled requests, all drafters,
 grammars and draft models run captured. What fits no captured forward runs as in the base class:
-prompts, more nodes than MOST_NODES, the last tokens before the cache's end.
+prompts, more nodes than MAX_NODES, the last tokens before the cache's end.
 
 Shapes: B rows of the cache, T nodes, D hidden, V vocabulary.
 """
@@ -23,7 +23,7 @@ from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cuda_graph.cache import FixedCache
 from medusa_kit.infer.cuda_graph.capture import GraphMemory, can_capture
 from medusa_kit.infer.cuda_graph.captured import (
-    MOST_NODES,
+    MAX_NODES,
     ROW_GROWTH,
     CapturedForward,
     Shape,
@@ -42,7 +42,7 @@ from medusa_kit.no_gradients import no_gradients
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
 
-FEWEST_IN_SIGHT = 256
+MIN_IN_SIGHT = 256
 # Enough tokens of a prompt in one forward that the device takes longer than the host, which needs
 # some 30 ms for the operations of an 8B model: 512 take an H100 about 12 ms by arithmetic.
 PREFILL_CHUNK = 2048
@@ -100,7 +100,7 @@ class CapturedVerifier(Verifier):
 
     def slots_of_tree(self, num_nodes: int) -> int:
         """Padded; larger ones are not captured."""
-        return fitting([num_nodes])[1] if num_nodes <= MOST_NODES else num_nodes
+        return fitting([num_nodes])[1] if num_nodes <= MAX_NODES else num_nodes
 
     def check_record(self) -> None:
         """What is captured or compiled is checked each time."""
@@ -165,7 +165,7 @@ class CapturedVerifier(Verifier):
 
     def _shape(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> Shape | None:
         """What these nodes need; None for what is not captured."""
-        if not isinstance(cache, FixedCache) or not nodes.trees or sum(nodes.counts) > MOST_NODES:
+        if not isinstance(cache, FixedCache) or not nodes.trees or sum(nodes.counts) > MAX_NODES:
             return None
         num_nodes, row_nodes = fitting(nodes.counts, len(cache.lengths))
         filled = fills_rows(self, cache)
@@ -175,14 +175,14 @@ class CapturedVerifier(Verifier):
             return None
         in_sight = cache.num_slots
         if self.own_attention is not None or self.attention.masks:  # it reads all that are in sight
-            in_sight = min(max(FEWEST_IN_SIGHT, power_of_two(reached)), in_sight)
+            in_sight = min(max(MIN_IN_SIGHT, power_of_two(reached)), in_sight)
         return Shape(num_nodes, row_nodes, in_sight)
 
     def _why_loose(self, nodes: Nodes) -> str:
         """Why no forward is captured for these nodes; a warning the first time that it matters."""
-        if sum(nodes.counts) <= MOST_NODES:
+        if sum(nodes.counts) <= MAX_NODES:
             return "no room for padded trees behind the text"
-        reason = f"more than {MOST_NODES} nodes in a step"
+        reason = f"more than {MAX_NODES} nodes in a step"
         if not self._warned:
             self._warned = True
             console.warn(f"steps run one kernel after another: {sum(nodes.counts)} nodes, {reason}")
@@ -252,7 +252,7 @@ def usual_steps(num_rows: int) -> list[list[int]]:
     steps = list[list[int]]()
     for most in ROW_SIZES:
         total = max(1, most // ROW_GROWTH * 2)
-        while total <= min(MOST_NODES, power_of_two(num_rows * most)):
+        while total <= min(MAX_NODES, power_of_two(num_rows * most)):
             nodes = min(total, num_rows * most)
             rest = [nodes % most] if nodes % most else []
             steps.append([most] * (nodes // most) + rest)

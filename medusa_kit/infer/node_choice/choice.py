@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from medusa_kit.infer.node_choice.cost import StepCost
 
-LEAST_CHANCE = 0.01  # no guess with less is verified
+MIN_CHANCE = 0.01  # no guess with less is verified
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _likeliest(
         if which in asked
         for row, chances in enumerate(offer.chances)
         for chance in chances
-        if chance >= LEAST_CHANCE
+        if chance >= MIN_CHANCE
     ]
     guesses.sort()
     extra = sum(offers[which].seconds for which in asked)

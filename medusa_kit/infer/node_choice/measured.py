@@ -26,7 +26,7 @@ from medusa_kit.version import __version__
 PREFIX = 32  # tokens before the measured nodes
 REPEATS = 8  # turns: where another program computes beside, few of them see the machine alone
 LONGEST = 0.5  # seconds of one step from which on no larger ones are measured
-LEAST_GROWTH = 0.05  # by which a step of the most nodes takes longer than one of a single node
+MIN_GROWTH = 0.05  # by which a step of the most nodes takes longer than one of a single node
 # Of the steps of a size, so many are as fast as the fastest where the machine is alone, within this
 # factor. Else another program computed beside, and the figures are good for no other process.
 AS_FAST, NEAR = 0.2, 1.15
@@ -110,7 +110,7 @@ def _is_flat(seconds: Mapping[int, float]) -> bool:
     that computes one node after another, something else was timed. Few nodes may cost as much as
     one, while weights are read."""
     most = max(seconds)
-    flat = most == SIZES[-1] and seconds[most] < (1 + LEAST_GROWTH) * seconds[1]
+    flat = most == SIZES[-1] and seconds[most] < (1 + MIN_GROWTH) * seconds[1]
     return flat or len(set(seconds.values())) == 1
 
 

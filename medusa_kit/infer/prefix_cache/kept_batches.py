@@ -25,7 +25,7 @@ KEPT_BYTES = 1 << 29
 KEPT_SHARE = 0.25  # of a device's memory: an 8B model's conversation of 64k tokens takes 8 GB
 GROWTH = 1.25  # more slots than asked for, since a conversation will soon ask for more
 WORTH_KEEPING = 8  # tokens that a batch must hold of the prompts; fewer are read as fast
-MOST_PLACES = 2  # times the rows asked for, in a batch whose rows are made longer
+MAX_PLACES = 2  # times the rows asked for, in a batch whose rows are made longer
 
 
 class KeptBatches:
@@ -89,7 +89,7 @@ class KeptBatches:
         def fits(batch: Batch) -> bool:
             cache, rows = batch.cache, max(max_rows, len(batch.cache.lengths))
             longer = num_slots > cache.num_slots
-            few = not longer or rows <= MOST_PLACES * max_rows
+            few = not longer or rows <= MAX_PLACES * max_rows
             return few and cache.num_bytes <= self.most_bytes
 
         # Forwards captured over a batch's cache are worth keeping whatever it holds.

@@ -29,7 +29,7 @@ from medusa_kit.infer.threaded.submission import OnTokens, Submission, Ticket, c
 from medusa_kit.infer.turns import Turns
 from medusa_kit.locks import SharedLock
 
-MOST_WAITING = 256
+MAX_WAITING = 256
 PATIENCE = 30.0  # seconds that the end of the process waits for the step under way
 
 
@@ -53,7 +53,7 @@ class BatchThread:
     process rows are cancelled.
     """
 
-    def __init__(self, batch: Batch | Turns, most_waiting: int = MOST_WAITING) -> None:
+    def __init__(self, batch: Batch | Turns, most_waiting: int = MAX_WAITING) -> None:
         self._worker = _Worker(batch, batch.max_rows + most_waiting)
         self._pid = os.getpid()
         # A daemon: other threads are waited for before the process ends, this one is ended then.

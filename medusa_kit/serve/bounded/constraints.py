@@ -13,12 +13,12 @@ from typing import Any
 from medusa_kit.background import in_background
 from medusa_kit.errors import ClosedError, ConfigError, MedusaKitError, QueueFullError
 from medusa_kit.serve.bounded.child import Answer, constraint_from, look_at
-from medusa_kit.serve.bounded.lanes import MOST_QUICK, MOST_SLOW, NICE, QUICK, SLOW, Lane
+from medusa_kit.serve.bounded.lanes import MAX_QUICK, MAX_SLOW, NICE, QUICK, SLOW, Lane
 from medusa_kit.serve.errors import ServerClosingError
 from medusa_kit.serve.hints import SIMPLER
 from medusa_kit.serve.tools import Constraint, constraint_of
 
-KEPT, MOST_KEPT = 1024, 32 << 20  # answers, and bytes of what was asked for
+KEPT, MAX_KEPT = 1024, 32 << 20  # answers, and bytes of what was asked for
 LOOK = 0.1  # seconds until those who wait see that the server closes
 
 
@@ -72,7 +72,7 @@ class Constraints:
         """Start the children, which takes a moment of theirs."""
         with self._starting:
             if self._lanes is None and not self._closed and hasattr(os, "fork"):
-                self._lanes = Lane(QUICK, MOST_QUICK), Lane(SLOW, MOST_SLOW, NICE)
+                self._lanes = Lane(QUICK, MAX_QUICK), Lane(SLOW, MAX_SLOW, NICE)
 
     def close(self) -> None:
         """End the children; those who wait get ClosedError."""
@@ -112,7 +112,7 @@ class Constraints:
     def _remember(self, key: bytes, answer: Answer, size: int) -> None:
         self._known[key] = answer, size
         self._num_bytes += size
-        while len(self._known) > KEPT or self._num_bytes > MOST_KEPT:
+        while len(self._known) > KEPT or self._num_bytes > MAX_KEPT:
             _, (_, size) = self._known.popitem(last=False)
             self._num_bytes -= size
 

@@ -18,10 +18,10 @@ import medusa_kit
 from medusa_kit.errors import ClosedError, MedusaKitError, QueueFullError
 from medusa_kit.serve.bounded.child import Answer, Budget, receive, send
 
-MOST_BYTES = 64 << 20
-QUICK = Budget(seconds=0.1, wall=2.0, num_bytes=MOST_BYTES)
-SLOW = Budget(seconds=1.0, wall=15.0, num_bytes=MOST_BYTES)
-MOST_QUICK, MOST_SLOW = 256, 4  # that wait
+MAX_BYTES = 64 << 20
+QUICK = Budget(seconds=0.1, wall=2.0, num_bytes=MAX_BYTES)
+SLOW = Budget(seconds=1.0, wall=15.0, num_bytes=MAX_BYTES)
+MAX_QUICK, MAX_SLOW = 256, 4  # that wait
 PATIENCE = 3.0  # seconds beyond the budget, for a child that answers nothing (stopped, say)
 NICE = 5  # of the slow lane: answers under way come first
 CLOSED = "nobody looks at schemas any more"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-MOST_VISITS = 20_000  # of subschemas; references can name more than anybody could visit
+MAX_VISITS = 20_000  # of subschemas; references can name more than anybody could visit
 Counts = Counter[tuple[str, ...]]  # of patterns, by the place in a value
 
 
@@ -37,7 +37,7 @@ class _Count:
     def at(self, schema: Any, place: tuple[str, ...], inside: frozenset[str]) -> Counts:
         """`inside`: references on the way here."""
         self._visits += 1
-        if not isinstance(schema, Mapping) or self._visits > MOST_VISITS:
+        if not isinstance(schema, Mapping) or self._visits > MAX_VISITS:
             return Counter()
         counts = Counter({place: int("pattern" in schema)})
         for one in _listed(schema, "allOf"):

@@ -25,11 +25,11 @@ RESTS = {"patternProperties": "additionalProperties", "prefixItems": "items"}
 PLAIN = frozenset(["type", "title", "description", "default", "examples"])
 TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 COSTLY = ("pattern", "format", "multipleOf")
-MOST_WORK = 200_000  # for one value; more takes seconds, and fails in the end
-MOST_MULTIPLE = 10_000  # llguidance has a state for each remainder, and no limit
-MOST_JOINED = 8  # patterns of one text
+MAX_WORK = 200_000  # for one value; more takes seconds, and fails in the end
+MAX_MULTIPLE = 10_000  # llguidance has a state for each remainder, and no limit
+MAX_JOINED = 8  # patterns of one text
 # Schemas, since agents send the same tools again and again, and how long one of these may be.
-KEPT, MOST_KEPT = 1024, 65_536
+KEPT, MAX_KEPT = 1024, 65_536
 
 
 class Usable(NamedTuple):
@@ -43,7 +43,7 @@ def usable(field: str, schema: Mapping[str, Any], strict: bool) -> Usable:
     """Raises ConfigError, naming the property of `field`, where `strict`, and for what no schema
     can be."""
     asked = json.dumps(schema)
-    read = _usable if len(asked) <= MOST_KEPT else _usable.__wrapped__
+    read = _usable if len(asked) <= MAX_KEPT else _usable.__wrapped__
     try:
         text, notes = read(field, asked, strict)
     except ConfigError as error:
@@ -139,11 +139,11 @@ class _Walk:
         """Why a subschema cannot be followed. References are taken for known unless it is the
         `whole` schema: the schemas that they name are walked through in their own place. Raises
         ConfigError for what would take gigabytes to find out."""
-        if (multiple := schema.get("multipleOf")) is not None and _digits(multiple) > MOST_MULTIPLE:
+        if (multiple := schema.get("multipleOf")) is not None and _digits(multiple) > MAX_MULTIPLE:
             return f"multipleOf {multiple!r} is too large, or has too many digits"
         joins = not schema.keys().isdisjoint(("allOf", "$ref"))
-        if joins and (joined := most_joined(schema, self._whole)) > MOST_JOINED:
-            said = f"one text has to fit {joined} patterns; expected {MOST_JOINED} at most"
+        if joins and (joined := most_joined(schema, self._whole)) > MAX_JOINED:
+            said = f"one text has to fit {joined} patterns; expected {MAX_JOINED} at most"
             raise ConfigError(f"the JSON schema cannot be used: {said}", hint=HINT)
         given = schema if whole else _without_references(schema)
         draft = {key: value for key, value in self._whole.items() if key == "$schema"}
@@ -154,7 +154,7 @@ class _Walk:
             return begun_fault_of(asked)
         alone = given.keys().isdisjoint((*OF_NAMES, *OF_LISTS, *ALONE))
         costly = alone and not given.keys().isdisjoint(COSTLY)
-        return begun_fault_of(asked, MOST_WORK) if costly else None
+        return begun_fault_of(asked, MAX_WORK) if costly else None
 
     def leave_out(self, field: str, key: str, fault: str) -> None:
         if self._strict:

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 T = TypeVar("T")
 
 SMALL = 4096  # bytes: a body that is checked and parsed at once
-MOST_VALUES = 400_000  # of lists and objects
-MOST_PAIRS = 40_000
-MOST_INSIDE = 20_000  # lists and objects
-MOST_LEVELS = 200
-MOST_DIGITS = 1000  # of a number: each takes time by the square of them
-LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (MOST_DIGITS + 1))
-STRIDE = MOST_DIGITS // 2
+MAX_VALUES = 400_000  # of lists and objects
+MAX_PAIRS = 40_000
+MAX_INSIDE = 20_000  # lists and objects
+MAX_LEVELS = 200
+MAX_DIGITS = 1000  # of a number: each takes time by the square of them
+LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
+STRIDE = MAX_DIGITS // 2
 LARGE = 1 << 20  # bytes of a body whose memory is given back afterwards
 A_WHILE = 1.0  # seconds
 BLOCK = 1 << 17  # bytes that are looked at together
@@ -55,7 +55,7 @@ def check_shape(body: bytes) -> None:
         count.add(outside)
         left.append(outside.tobytes())
     if LONG_NUMBER.search(b"".join(left)):
-        raise ShapeError(f"the body has a number of over {MOST_DIGITS} digits")
+        raise ShapeError(f"the body has a number of over {MAX_DIGITS} digits")
 
 
 class _Count:
@@ -69,27 +69,27 @@ class _Count:
         openings = (outside == ord("[")) | (outside == ord("{"))
         closings = (outside == ord("]")) | (outside == ord("}"))
         levels = np.cumsum(openings.astype(np.int8) - closings.astype(np.int8), dtype=np.int32)
-        if len(levels) and self._level + int(levels.max()) > MOST_LEVELS:
+        if len(levels) and self._level + int(levels.max()) > MAX_LEVELS:
             raise ShapeError(
                 "the body is nested too deeply: objects and lists in one another, more than "
-                f"{MOST_LEVELS} of them"
+                f"{MAX_LEVELS} of them"
             )
         self._level += int(levels[-1]) if len(levels) else 0
         self._values += _count(outside == ord(","))
         self._pairs += _count(outside == ord(":"))
         self._inside += _count(openings)
-        _check_number("values", self._values, MOST_VALUES)
-        _check_number("pairs of names and values", self._pairs, MOST_PAIRS)
-        _check_number("lists and objects", self._inside, MOST_INSIDE)
+        _check_number("values", self._values, MAX_VALUES)
+        _check_number("pairs of names and values", self._pairs, MAX_PAIRS)
+        _check_number("lists and objects", self._inside, MAX_INSIDE)
 
 
 def _may_be_large(body: bytes) -> bool:
     """Counts text too, so most bodies need no closer look."""
     opened = body.count(b"[") + body.count(b"{")
     return (
-        opened > MOST_LEVELS
-        or body.count(b",") > MOST_VALUES
-        or body.count(b":") > MOST_PAIRS
+        opened > MAX_LEVELS
+        or body.count(b",") > MAX_VALUES
+        or body.count(b":") > MAX_PAIRS
         or _may_have_long_numbers(np.frombuffer(body, np.uint8))
     )
 

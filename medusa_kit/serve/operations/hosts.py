@@ -15,7 +15,7 @@ from medusa_kit.serve.operations.refusal import refuse
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 ALL = "*"
 FORM = re.compile(r"(\[[^\[\]]*\]|[^:\[\]@/\s]+)(?::[0-9]*)?")
-MOST_SHOWN = 100  # characters of a name that is refused
+MAX_SHOWN = 100  # characters of a name that is refused
 
 
 def is_loopback(host: str) -> bool:
@@ -60,7 +60,7 @@ class HostMiddleware:
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
-        said = ascii(given[0].decode("latin-1")[:MOST_SHOWN]) if given else "missing"
+        said = ascii(given[0].decode("latin-1")[:MAX_SHOWN]) if given else "missing"
         await refuse(
             send,
             403,

@@ -17,8 +17,8 @@ from medusa_kit.settings.serve_limits import LimitOptions
 LINGER = 1.0  # seconds for which the rest of a body that is too long is read, for the answer to it
 CLOSE = {"Connection": "close"}
 CROWDED = "medusa_kit_crowded"  # in a scope's state: of one connection too many
-MOST_HELD = 128 * 1024 * 1024  # bytes of the bodies of all requests under way
-FEWEST_HELD = 4  # of the longest bodies allowed, where these are longer
+MAX_HELD = 128 * 1024 * 1024  # bytes of the bodies of all requests under way
+MIN_HELD = 4  # of the longest bodies allowed, where these are longer
 
 
 class SlowReaderError(ConnectionError):
@@ -66,7 +66,7 @@ class LimitsMiddleware:
         self.app, self.options = app, options
         self._not_ready = not_ready or _always_ready
         self._turns, self._held = turns or Turns(), 0
-        self._most_held = max(MOST_HELD, FEWEST_HELD * options.max_body)
+        self._most_held = max(MAX_HELD, MIN_HELD * options.max_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

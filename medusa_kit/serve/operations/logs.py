@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from medusa_kit.settings.serve_limits import LogFormat
 
-MOST_LINES = 10_000  # that wait to be written
-MOST_NOTES = 8  # of a line
+MAX_LINES = 10_000  # that wait to be written
+MAX_NOTES = 8  # of a line
 POLLED = ("GET", "/v1/batch", 200)  # not logged: an open page asks each second
 PATIENCE = 1.0  # seconds that the end waits for them
 
@@ -26,7 +26,7 @@ class LineWriter:
     """A thread that writes lines to `stream`, stderr unless given; what cannot be written is
     counted, and told of when lines can be written again."""
 
-    def __init__(self, stream: TextIO | None = None, most_lines: int = MOST_LINES) -> None:
+    def __init__(self, stream: TextIO | None = None, most_lines: int = MAX_LINES) -> None:
         self._given = stream
         self._queue: Queue[str] = Queue(most_lines)
         self._lost = self.written_or_lost = 0
@@ -126,7 +126,7 @@ def _line(form: LogFormat, scope: Scope, status: int, seconds: float, own_id: st
         "client": client[0] if client else None,
         "id": own_id,
     }
-    notes = list(scope.get("state", {}).get("notes", ()))[:MOST_NOTES]
+    notes = list(scope.get("state", {}).get("notes", ()))[:MAX_NOTES]
     if notes:
         fields["notes"] = notes
     if form == "json":

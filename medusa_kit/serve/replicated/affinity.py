@@ -16,8 +16,8 @@ from xxhash import xxh64_intdigest
 
 BLOCK_CHARACTERS = 256
 BLOCK_TOKENS = 64
-MOST_BLOCKS = 100_000  # remembered of each replica
-MOST_HEADS = 256
+MAX_BLOCKS = 100_000  # remembered of each replica
+MAX_HEADS = 256
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class _Known:
     def add(self, key: RoutingKey) -> None:
         # A prompt's first blocks are the newest, so that its last ones are forgotten first.
         for block in reversed(key.blocks):
-            _touch(self._blocks, block, MOST_BLOCKS)
+            _touch(self._blocks, block, MAX_BLOCKS)
         if key.heads is not None:
-            _touch(self._heads, key.heads, MOST_HEADS)
+            _touch(self._heads, key.heads, MAX_HEADS)
 
     def match(self, key: RoutingKey) -> tuple[bool, int]:
         """(whether it has the heads, how many blocks of the prefix)."""

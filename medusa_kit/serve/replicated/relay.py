@@ -23,7 +23,7 @@ PASSED_ON = ("type", "http_version", "method", "scheme", "path", "raw_path", "qu
 OWN_HEADER = b"x-request-id"  # the front's, by which its log names the request
 EVENTS = b"text/event-stream"
 SLACK = 10.0  # seconds by which a replica's own time limit comes first
-MOST_TRIES = 8
+MAX_TRIES = 8
 PAUSE = 0.2  # seconds, after a replica was lost: the router needs a moment to hear of it
 
 
@@ -100,7 +100,7 @@ class Relay:
         await send({"type": "http.response.body", "body": sse_event(described(error)[1])})
 
     async def _tries(self, request: Forwarded, scope: Scope, send: Send) -> None:
-        for number in range(1, MOST_TRIES + 1):
+        for number in range(1, MAX_TRIES + 1):
             source = self._ask(request)
             try:
                 return await self._pass_on(source, scope, send)

@@ -71,7 +71,7 @@ def test_steps_have_a_budget_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_long_text_that_has_to_follow_is_told_in_pieces() -> None:
     mask = mask_of(CONSTANT)
     told = mask.forced([7])
-    assert 0 < len(told) <= grammars.MOST_FORCED
+    assert 0 < len(told) <= grammars.MAX_FORCED
     assert mask.allows([7, *told])
     assert mask.forced([7, *told])
 
@@ -103,7 +103,7 @@ def test_long_grammars_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None
     (compiled,) = (
         one for key, one in grammars._known[tokenizer()].items() if key[1] == tuple(sorted(STOPS))
     )
-    monkeypatch.setattr(grammars, "MOST_KEPT", 100)
+    monkeypatch.setattr(grammars, "MAX_KEPT", 100)
     for letter in "abcde":
         mask_of(Grammar.regex(letter * 40))
         assert sum(len(one.text) for one in compiled._kept) <= 100

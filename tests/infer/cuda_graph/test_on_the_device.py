@@ -16,7 +16,7 @@ from support.tiny_models import CONTEXT, tiny_base, tiny_model
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.cuda_graph.captured import MOST_NODES
+from medusa_kit.infer.cuda_graph.captured import MAX_NODES
 from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 from medusa_kit.infer.memory import cache_bytes_per_token
 from medusa_kit.infer.prefix_cache.kept_batches import KEPT_SHARE
@@ -166,14 +166,14 @@ def test_a_large_tree_behind_a_short_text_is_captured() -> None:
 
 @pytest.mark.usefixtures("cuda_stand_in")
 def test_answers_say_that_steps_had_too_many_nodes(capsys: pytest.CaptureFixture[str]) -> None:
-    num_rows = 1 + MOST_NODES // 60
+    num_rows = 1 + MAX_NODES // 60
     engine = engine_there(DynamicTree(60, (1.0, 1.0, 1.0)))
     asked = PROMPTS * (1 + num_rows // len(PROMPTS))
     results = engine.generate(
         asked[:num_rows], max_new_tokens=4, drafter="medusa", batch_size=num_rows
     )
     assert [one.token_ids for one in results] == plain_answers("llama", asked[:num_rows], 4)
-    reason = f"more than {MOST_NODES} nodes in a step"
+    reason = f"more than {MAX_NODES} nodes in a step"
     assert results[0].stats.steps_run_by == f"torch (not captured: {reason})"
     assert capsys.readouterr().err.count(reason) == 1
 

@@ -35,7 +35,7 @@ def ask(live: LiveServer, model: str = "lively", **asked: Any) -> Any:
 def test_a_schema_over_the_budget_is_the_request_s_fault(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(constraints, "SLOW", Budget(0.2, SOON, lanes.MOST_BYTES))
+    monkeypatch.setattr(constraints, "SLOW", Budget(0.2, SOON, lanes.MAX_BYTES))
     monkeypatch.setattr(chat, "check_size", lambda *_: None)  # which such tools do not pass
     names = {f"p{n}": {"type": "integer"} for n in range(6000)}
     schema = {"type": "object", "properties": names}

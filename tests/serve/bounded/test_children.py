@@ -48,8 +48,8 @@ def tool(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
 def few() -> Iterator[pytest.MonkeyPatch]:
     """A smaller budget than the server's."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(constraints, "QUICK", Budget(0.05, SOON, lanes.MOST_BYTES))
-        patched.setattr(constraints, "SLOW", Budget(0.3, SOON, lanes.MOST_BYTES))
+        patched.setattr(constraints, "QUICK", Budget(0.05, SOON, lanes.MAX_BYTES))
+        patched.setattr(constraints, "SLOW", Budget(0.3, SOON, lanes.MAX_BYTES))
         yield patched
 
 

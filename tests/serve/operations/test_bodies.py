@@ -62,13 +62,13 @@ def test_text_is_not_counted(value: Any, block: int) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (b"[" + b"1," * (bodies.MOST_VALUES + 1) + b"1]", "values"),
-        (b"{" + b'"a":1,' * (bodies.MOST_PAIRS + 1) + b'"a":1}', "pairs"),
-        (b"[" + b"[]," * (bodies.MOST_INSIDE + 1) + b"1]", "lists and objects"),
-        (b"[" * (bodies.MOST_LEVELS + 1), "nested too deeply"),
-        (b'{"a":' * (bodies.MOST_LEVELS + 1), "nested too deeply"),
-        (b'{"a": ' + b"1" * (bodies.MOST_DIGITS + 1) + b"}", "digits"),
-        (b'{"a": 1.' + b"1" * (2 * bodies.MOST_DIGITS) + b"e5}", "digits"),
+        (b"[" + b"1," * (bodies.MAX_VALUES + 1) + b"1]", "values"),
+        (b"{" + b'"a":1,' * (bodies.MAX_PAIRS + 1) + b'"a":1}', "pairs"),
+        (b"[" + b"[]," * (bodies.MAX_INSIDE + 1) + b"1]", "lists and objects"),
+        (b"[" * (bodies.MAX_LEVELS + 1), "nested too deeply"),
+        (b'{"a":' * (bodies.MAX_LEVELS + 1), "nested too deeply"),
+        (b'{"a": ' + b"1" * (bodies.MAX_DIGITS + 1) + b"}", "digits"),
+        (b'{"a": 1.' + b"1" * (2 * bodies.MAX_DIGITS) + b"e5}", "digits"),
         ('{"a": [1]}'.encode("utf-16"), "UTF-8"),
         ('{"a": [1]}'.encode("utf-16-le"), "UTF-8"),
         ('{"a": [1]}'.encode("utf-32-be"), "UTF-8"),
@@ -83,7 +83,7 @@ def test_what_is_not_parsed(body: bytes, said: str) -> None:
     "filler", [b"[", b"1,", b'{\\"a\\":', b"7", b'\\\\\\"', b"\xc3\xa9", b"\xff"]
 )
 def test_text_of_any_length_may_say_anything(filler: bytes) -> None:
-    check_shape(b'{"a": "' + filler * 2 * bodies.MOST_VALUES + b'", "b": [1]}')
+    check_shape(b'{"a": "' + filler * 2 * bodies.MAX_VALUES + b'", "b": [1]}')
 
 
 def test_a_string_that_does_not_end_is_left_to_the_parser() -> None:

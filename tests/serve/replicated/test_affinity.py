@@ -65,7 +65,7 @@ def test_heads_come_before_prefixes() -> None:
 
 
 def test_what_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(affinity, "MOST_BLOCKS", 3)
+    monkeypatch.setattr(affinity, "MAX_BLOCKS", 3)
     chosen, idle = Affinity(slack=2), {"a": 0, "b": 0}
     for text in ("old", "x", "y", "z"):
         chosen.sent(key(messages=said(text)), "a")

@@ -115,7 +115,7 @@ def test_it_is_not_tried_for_ever() -> None:
         client = Client([Script(DiedError()) for _ in range(20)])
         with pytest.raises(ReplicaLostError):
             await client.run()
-        assert len(client.asked) == module.MOST_TRIES
+        assert len(client.asked) == module.MAX_TRIES
 
     asyncio.run(run())
 
