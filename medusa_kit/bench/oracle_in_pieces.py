@@ -19,7 +19,7 @@ from medusa_kit.base.in_pieces import ModelInPieces, model_in_pieces
 from medusa_kit.base.model import INT8, BaseModel
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.cpu.int8_weights import rounded
 from medusa_kit.infer.cpu.mkl_linear import free_memory
 from medusa_kit.settings.sampling import SamplingParams
@@ -90,13 +90,13 @@ class OracleInPieces:
     ) -> list[Choice]:
         found = list[Choice]()
         room = min(max_new_tokens, self.context_length - len(one.prompt_ids))
-        chooser = TokenChooser(self.pieces, sampling, one.prompt_ids, max_new_tokens)
+        sampler = Sampler(self.pieces, sampling, one.prompt_ids, max_new_tokens)
         for position, actual in enumerate([*one.answer, None]):
             before = one.answer[:position]
             if position == room or (before and before[-1] in self.stop_token_ids):
                 ended = [] if actual is None else [Choice(position, None, actual, float("inf"))]
                 return [*found, *ended]
-            scores_V = chooser.scores(logits_NV[position], [*one.prompt_ids, *before])
+            scores_V = sampler.scores(logits_NV[position], [*one.prompt_ids, *before])
             expected = int(scores_V.argmax())
             if actual is None:
                 found.append(Choice(position, expected, None, float("inf")))

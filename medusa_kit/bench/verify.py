@@ -27,7 +27,7 @@ from medusa_kit.bench.report import TRANSFORMERS
 from medusa_kit.bench.verify_report import LAYER_BY_LAYER, Difference, VerifyReport
 from medusa_kit.engine.engine import Engine, Prompt
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.cpu.cache_dtype import refuse_float16_cache
 from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.settings.sampling import SamplingParams
@@ -217,8 +217,8 @@ def difference_of(
     margin = float("inf")
     if None not in tokens:
         prefix = [*prompt_ids, *expected[:position]]
-        chooser = TokenChooser(by.base, sampling, prompt_ids, max_new_tokens)
-        scores_V = chooser.scores(by.logits(prefix), prefix)
+        sampler = Sampler(by.base, sampling, prompt_ids, max_new_tokens)
+        scores_V = sampler.scores(by.logits(prefix), prefix)
         margin = float(scores_V.max() - scores_V[tokens].min())
     tolerance = tolerance_of(engine, sampling)
     return Difference(index, position, tokens[0], tokens[1], margin, tolerance)

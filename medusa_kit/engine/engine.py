@@ -348,7 +348,7 @@ class Engine:
             acceptance_by_depth=[count / row.num_steps for count in at_least],
             seconds=row.seconds,
             tokens_per_second=len(row.token_ids) / row.seconds if row.seconds else 0.0,
-            acceptance=row.chooser.params.acceptance,
+            acceptance=row.sampler.params.acceptance,
             steps_run_by=row.steps_run_by,
             first_token_seconds=row.first_seconds,
             dtype=self.base.info.dtype,

@@ -32,7 +32,7 @@ from medusa_kit.engine.load import build_engine, with_heads
 from medusa_kit.engine.transformers_request import check_request, unpadded
 from medusa_kit.errors import ConfigError, ContextLengthError
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.attention import ATTENTION_NAME
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.decode import decode
@@ -96,7 +96,7 @@ class CustomGenerate:
         new_tokens = generation_config.max_length - input_ids.shape[1]
         rows = _rows(engine, prompts, generation_config, new_tokens)
         name = self.drafter or ("medusa" if engine.heads is not None else WITHOUT_HEADS)
-        drafter = engine.drafter_for(name, self.options, len(rows), rows[0].chooser.params)
+        drafter = engine.drafter_for(name, self.options, len(rows), rows[0].sampler.params)
         with kept.tree_attention(engine.base.model):
             if token_streamer is not None:
                 token_streamer.put(input_ids.cpu())
@@ -257,14 +257,14 @@ def _rows(engine: Engine, prompts: list[list[int]], config: Any, new_tokens: int
     stops = config._eos_token_tensor
     stop_ids = frozenset(() if stops is None else stops.flatten().tolist())
     return [
-        Row(ids, _chooser(engine, ids, one, config, new_tokens), new_tokens, stop_ids)
+        Row(ids, _sampler(engine, ids, one, config, new_tokens), new_tokens, stop_ids)
         for ids, one in zip(prompts, params, strict=True)
     ]
 
 
-def _chooser(
+def _sampler(
     engine: Engine, ids: Sequence[int], params: SamplingParams, config: Any, new_tokens: int
-) -> TokenChooser:
+) -> Sampler:
     """With generate's own processors for this row. Lengths in the settings include padding."""
     model, device = engine.base.model, engine.base.device
     config = copy.deepcopy(config)
@@ -278,7 +278,7 @@ def _chooser(
         device=device,
         model_kwargs={},
     )
-    return TokenChooser(engine.base, params, ids, new_tokens, processors)
+    return Sampler(engine.base, params, ids, new_tokens, processors)
 
 
 def _joined(input_ids_BT: Tensor, answers: list[list[int]], config: Any) -> Tensor:

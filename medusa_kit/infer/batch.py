@@ -244,7 +244,7 @@ class Batch:
         return work()
 
     def _first_token(self, row: Row, hidden_1D: Tensor, logits_V: Tensor) -> Emitted:
-        root = row.chooser.choose(logits_V, row.prompt_ids)
+        root = row.sampler.choose(logits_V, row.prompt_ids)
         if row.counts_near_ties:
             scores = NodeScores(hidden_1D, logits_V[None])
             row.near_ties += int(scores.near_ties(row.rounding_tolerance))
@@ -288,7 +288,7 @@ class Batch:
         self._schedule.begin(row)
         if row.finish_reason is not None:  # its first token was its last
             return
-        state = State([list(row.prompt_ids)], [root], hidden_1D, [row.chooser])
+        state = State([list(row.prompt_ids)], [root], hidden_1D, [row.sampler])
         if read := self._prompt_hidden.pop(row, None):
             parts = [without_watched(one_TW, self.verifier.watched_size) for one_TW in read]
             if all(hidden_TD.shape[1] for hidden_TD, _ in parts):  # C++ gives the layers alone

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.heads.draws import RowDraws
-from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.host_tree import HostTree, host_tree
 from medusa_kit.infer.node_choice.choice import Offer
 from medusa_kit.infer.node_choice.cost import StepCost
@@ -109,7 +109,7 @@ class State:
     tokens: list[list[int]]
     roots_B: list[int]
     hidden_BD: Tensor  # at the last committed token, whose next token is the root
-    choosers: Sequence[TokenChooser] = ()  # of each row; none: by argmax
+    samplers: Sequence[Sampler] = ()  # of each row; none: by argmax
     # When rows join, for a drafter that `reads_prompts`: hidden_TD of each row at the last T tokens
     # of its prompt, which are all but those that a cache held, where torch has read them.
     prompt_hidden: Sequence[Tensor] = ()
@@ -117,8 +117,8 @@ class State:
 
     def draws(self) -> list[RowDraws | None] | None:
         """How the tokens after each row's root will be drawn; None where no row's are."""
-        pairs = zip(self.choosers, self.tokens, strict=True) if self.choosers else ()
-        found = [chooser.draws_after(len(tokens)) for chooser, tokens in pairs]
+        pairs = zip(self.samplers, self.tokens, strict=True) if self.samplers else ()
+        found = [sampler.draws_after(len(tokens)) for sampler, tokens in pairs]
         return found if any(found) else None
 
     def with_rows(self, other: "State") -> "State":
@@ -127,7 +127,7 @@ class State:
             [*self.tokens, *other.tokens],
             [*self.roots_B, *other.roots_B],
             torch.cat([self.hidden_BD, other.hidden_BD]),
-            [*self.choosers, *other.choosers],
+            [*self.samplers, *other.samplers],
         )
 
     def of_rows(self, rows: Sequence[int]) -> "State":
@@ -139,7 +139,7 @@ class State:
             [self.tokens[row] for row in rows],
             [self.roots_B[row] for row in rows],
             hidden_BD,
-            [self.choosers[row] for row in rows] if self.choosers else (),
+            [self.samplers[row] for row in rows] if self.samplers else (),
         )
 
 

@@ -69,7 +69,7 @@ class Group:
         for index, (row, one) in enumerate(zip(self.rows, scored, strict=True)):
             committed = self.state.tokens[index]
             tree = ScoredTree(
-                row.chooser,
+                row.sampler,
                 committed,
                 one.tokens,
                 draft.topologies[index].used_parents,
@@ -120,7 +120,7 @@ class Group:
             pairs = zip(step.hidden, last, strict=True)
             hidden_BD = torch.stack([one[node] for one, node in pairs])
         roots = list(step.next_roots)
-        self._state = State(self.state.tokens, roots, hidden_BD, self.state.choosers)
+        self._state = State(self.state.tokens, roots, hidden_BD, self.state.samplers)
         return emitted
 
     @staticmethod
@@ -208,7 +208,7 @@ def by_row(
                 None if read.ranked_NR is None else read.ranked_NR[own],
                 likeliest,
                 None if read.near_ties is None else read.near_ties[own],
-                likeliest if row.chooser.takes_argmax else drawn,
+                likeliest if row.sampler.takes_argmax else drawn,
                 layers_NX if alone or layers_NX is None else layers_NX[own],
             )
         )

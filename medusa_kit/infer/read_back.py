@@ -33,7 +33,7 @@ def read_back(nodes: Nodes, scores: NodeScores, rows: Sequence[Row], ranks: int 
     """`ranks`: how many of the likeliest tokens drafters read."""
     tolerances = [row.rounding_tolerance for row in rows if row.counts_near_ties]
     tolerance = max(tolerances, default=None)
-    takes_argmax = any(row.chooser.takes_argmax for row in rows)
+    takes_argmax = any(row.sampler.takes_argmax for row in rows)
     if scores.ranked_NR is not None:
         # The C++ kernels' tokens lie in the host's memory, where numbers are read in less time than
         # an operation on few of them takes.
@@ -74,5 +74,5 @@ def _draws(nodes: Nodes, scores: NodeScores, rows: Sequence[Row]) -> Iterator[Te
         logits_NV = scores.logits_NV[first : first + count]
         committed = len(row.prompt_ids) + len(row.token_ids) - 1  # the root is not
         positions = [committed + 1 + depth for depth in tree.on_host.depths_N.tolist()]
-        yield row.chooser.drawn_after(logits_NV, positions)
+        yield row.sampler.drawn_after(logits_NV, positions)
         first += count

@@ -10,7 +10,7 @@ from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.base.tokenizer.ids import check_stop_ids, check_token_ids
 from medusa_kit.errors import ConfigError, ContextLengthError, check_count
 from medusa_kit.infer.accept.grammar import grammar_mask
-from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.details import NOTHING, TokenScore, VerifiedTree, Wanted
 from medusa_kit.infer.detokenize import Place, StopStrings
@@ -29,7 +29,7 @@ class Row:
     """
 
     prompt_ids: list[int]
-    chooser: TokenChooser
+    sampler: Sampler
     max_new_tokens: int
     stop_ids: frozenset[int]
     stop_strings: StopStrings | None = None
@@ -106,7 +106,7 @@ class Row:
     def counts_near_ties(self) -> bool:
         """Whether rounding may have decided tokens, since part of the prompt was not read anew. A
         draw has margins of its own."""
-        return self.num_cached > 0 and self.chooser.takes_argmax
+        return self.num_cached > 0 and self.sampler.takes_argmax
 
     def count_step(
         self, num_emitted: int, path_length: int, num_nodes: int = 0, num_rows: int = 0
@@ -193,7 +193,7 @@ def make_row(
         mask = grammar_mask(sampling.grammar, base.tokenizer, num_logits, stops, len(prompt_ids))
     return Row(
         list(prompt_ids),
-        TokenChooser(base, sampling, prompt_ids, max_new_tokens, mask=mask),
+        Sampler(base, sampling, prompt_ids, max_new_tokens, mask=mask),
         min(max_new_tokens, context - len(prompt_ids)),
         base.stop_token_ids,
         stop_strings,

@@ -1,6 +1,6 @@
 """How a caller may have tokens chosen.
 
-The processing these settings ask for is in logits_processing.py, the choice in token_choice.py.
+The processing these settings ask for is in logits_processing.py, the choice in sampler.py.
 """
 
 import math

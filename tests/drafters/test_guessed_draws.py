@@ -15,7 +15,7 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads import draws as module
 from medusa_kit.heads.draws import SHARPER
 from medusa_kit.heads.noise import gumbel_noise
-from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.draft import State
 from medusa_kit.settings.sampling import SamplingParams
@@ -43,9 +43,9 @@ def heads(base: BaseModel, request: pytest.FixtureRequest) -> MedusaHeads:
 
 def state_of(base: BaseModel, *rows: SamplingParams) -> State:
     hidden_BD = 3 * torch.randn(len(rows), base.info.hidden_size)
-    choosers = [TokenChooser(base, params, [1], 9) for params in rows]
+    samplers = [Sampler(base, params, [1], 9) for params in rows]
     tokens = [[1] * (2 + row) for row in range(len(rows))]
-    return State(tokens, [5 + row for row in range(len(rows))], hidden_BD, choosers)
+    return State(tokens, [5 + row for row in range(len(rows))], hidden_BD, samplers)
 
 
 def expected(heads: MedusaHeads, state: State, row: int, k: int, path: list[int]) -> list[int]:
@@ -54,7 +54,7 @@ def expected(heads: MedusaHeads, state: State, row: int, k: int, path: list[int]
     with torch.no_grad():
         logits_R = heads.project(heads.transform(state.hidden_BD[row][None], k, path_XJ), k)[0]
     ids_R = heads.to_ids(torch.arange(len(logits_R)))
-    params, place = state.choosers[row].params, len(state.tokens[row]) + 1 + k
+    params, place = state.samplers[row].params, len(state.tokens[row]) + 1 + k
     noise_R = gumbel_noise(params.seed, place, ids_R)
     scores_R = logits_R / (SHARPER * params.temperature) + noise_R
     return ids_R[scores_R.argsort(descending=True)].tolist()
@@ -130,7 +130,7 @@ def test_heads_that_know_the_distribution_guess_every_draw(
     assert acceptance(blind, TREES[0], *rows) == [HEADS + 1] * 2
     monkeypatch.setattr(module, "SHARPER", SHARPER)
     known = acceptance(blind, TREES[0], *rows)
-    monkeypatch.setattr(TokenChooser, "draws_after", lambda *_: None)
+    monkeypatch.setattr(Sampler, "draws_after", lambda *_: None)
     likeliest = acceptance(blind, TREES[0], *rows)
     assert all(ours > 1.3 * theirs for ours, theirs in zip(known, likeliest, strict=True))
 

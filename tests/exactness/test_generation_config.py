@@ -24,7 +24,7 @@ from medusa_kit.infer.accept.generation_settings import (
     SETTINGS,
     check_own_settings,
 )
-from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.request import make_row
 from medusa_kit.settings.sampling import SamplingParams
@@ -112,11 +112,11 @@ def test_draws_follow_the_distribution_of_plain_generate(name: str) -> None:
         temperature=0.7, output_scores=True, output_logits=True, return_dict_in_generate=True,
     )  # fmt: skip
     params = SamplingParams(0.7, acceptance="typical")  # scores without the noise of draws
-    chooser = TokenChooser(wrap_model(model), params, PROMPT, 6)
-    plain = TokenChooser(tiny_base("llama"), params, PROMPT, 6)
+    sampler = Sampler(wrap_model(model), params, PROMPT, 6)
+    plain = Sampler(tiny_base("llama"), params, PROMPT, 6)
     for step, (logits_1V, scores_1V) in enumerate(zip(out.logits, out.scores, strict=True)):
         prefix = out.sequences[0, : len(PROMPT) + step].tolist()
-        distribution_V = chooser.scores(logits_1V[0], prefix).double().softmax(-1)
+        distribution_V = sampler.scores(logits_1V[0], prefix).double().softmax(-1)
         torch.testing.assert_close(
             distribution_V, scores_1V[0].double().softmax(-1), atol=1e-6, rtol=0
         )

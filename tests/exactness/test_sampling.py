@@ -37,8 +37,8 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import noise
 from medusa_kit.heads.noise import gumbel_noise
 from medusa_kit.infer.accept import draws as draws_module
-from medusa_kit.infer.accept import token_choice
-from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.accept import sampler as sampler_module
+from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.draft import Draft, Drafter, State, Topology
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -173,13 +173,13 @@ def test_drafters_that_are_right_always_never_and_sometimes() -> None:
 def test_only_nodes_of_the_walk_are_processed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One draw for the prompt, then one for each token: none for a node beside the path."""
     seen: list[int] = []
-    original = TokenChooser.choose
+    original = Sampler.choose
 
-    def choose(self: TokenChooser, logits_V: torch.Tensor, prefix: list[int]) -> int:
+    def choose(self: Sampler, logits_V: torch.Tensor, prefix: list[int]) -> int:
         seen.append(len(prefix))
         return original(self, logits_V, prefix)
 
-    monkeypatch.setattr(TokenChooser, "choose", choose)
+    monkeypatch.setattr(Sampler, "choose", choose)
     engine = engine_with_heads(endless_base(8))
     result = engine.generate([5, 3, 7], max_new_tokens=24, **asdict(SETTINGS[0]))
     assert result.stats.acceptance_length > 1.1
@@ -311,9 +311,9 @@ def test_the_distribution_test_has_the_power_to_reject_wrong_rules() -> None:
 def test_the_distribution_test_rejects_a_rule_that_is_blind_to_the_last_token(
     few_tokens: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = token_choice._processed_by
+    original = sampler_module._processed_by
     monkeypatch.setattr(
-        token_choice,
+        sampler_module,
         "_processed_by",
         lambda processors, logits_V, prefix: original(
             processors, logits_V, prefix[: max(4, len(prefix) - 1)]

@@ -65,7 +65,7 @@ def assert_free(batch: Batch) -> None:
 
 
 def exact(family: str, row: Row) -> list[int]:
-    return alone(family, len(row.prompt_ids), not row.chooser.params.greedy)[: row.max_new_tokens]
+    return alone(family, len(row.prompt_ids), not row.sampler.params.greedy)[: row.max_new_tokens]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -120,7 +120,7 @@ def test_a_row_that_fails_leaves_alone(part: str, drawn: bool) -> None:
         rows[1].stop_strings = Raises(0)  # type: ignore[assignment]
     else:
         raising = [Raises(17 + 3 * (part == "a later token"))]
-        rows[1].chooser._processors = rows[1].chooser._before_warpers = raising
+        rows[1].sampler._processors = rows[1].sampler._before_warpers = raising
     for row in rows:
         batch.add(row, shared)
     served(batch)

@@ -53,7 +53,7 @@ def threaded(engine: Engine, max_rows: int = 2, **options: Any) -> BatchThread:
 
 
 def exact(family: str, row: Row) -> list[int]:
-    return alone(family, len(row.prompt_ids), not row.chooser.params.greedy)[: row.max_new_tokens]
+    return alone(family, len(row.prompt_ids), not row.sampler.params.greedy)[: row.max_new_tokens]
 
 
 def heard(submission: Submission) -> list[int]:

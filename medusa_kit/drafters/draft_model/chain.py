@@ -20,7 +20,7 @@ from medusa_kit.drafters.draft_model.lengths import Lengths
 from medusa_kit.drafters.draft_model.shared_vocabulary import Vocabulary
 from medusa_kit.drafters.trie import Trie
 from medusa_kit.errors import MedusaKitError
-from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.accept.sampler import Sampler
 
 NOTHING = -1  # a token that no node holds: the walk ends
 
@@ -36,7 +36,7 @@ class Chain:
     limit: int  # tokens; below 1 nothing is drafted
     width: int
     stop_ids: frozenset[int]  # in the ids that the draft picks
-    chooser: TokenChooser | None = None
+    sampler: Sampler | None = None
     trie: Trie = field(init=False)
     own_ids: list[int] = field(default_factory=list)  # the chain in the draft's ids
     chance: float = 1.0  # of the chain so far
@@ -94,10 +94,10 @@ class Chain:
 
     def _picks(self, logits_V: Tensor) -> tuple[list[int], list[float]]:
         """(tokens_R, best first, their chances)."""
-        if self.chooser is None or self.chooser.takes_argmax:
+        if self.sampler is None or self.sampler.takes_argmax:
             scores_V = logits_V.float()
         else:
-            scores_V = self.chooser.scores(logits_V, self.prefix)
+            scores_V = self.sampler.scores(logits_V, self.prefix)
         best_R, tokens_R = scores_V.topk(min(self.width, len(scores_V)))
         chances_R = (best_R - scores_V.logsumexp(-1)).exp()
         possible = int((best_R > -math.inf).sum())

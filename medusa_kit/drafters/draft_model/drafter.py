@@ -28,7 +28,7 @@ from medusa_kit.drafters.native.eagle import EagleDrafter
 from medusa_kit.drafters.trie import Trie, TrieDrafter, num_right
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.rules import accept
-from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.draft import State, StepResult
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
@@ -111,21 +111,19 @@ class DraftModelDrafter(TrieDrafter):
         """Each row's draft, by forwards of the draft model until every row has enough."""
         chains = [self._chain(state, row) for row in range(len(state.tokens))]
         self.runner.follow([None if chain.done else chain.text for chain in chains])
-        choosers = state.choosers if self._same_ids else ()
+        samplers = state.samplers if self._same_ids else ()
         first = True
         while not all(chain.done for chain in chains):
-            self._forward(chains, choosers, first)
+            self._forward(chains, samplers, first)
             first = False
         return chains
 
-    def _forward(
-        self, chains: Sequence[Chain], choosers: Sequence[TokenChooser], first: bool
-    ) -> None:
+    def _forward(self, chains: Sequence[Chain], samplers: Sequence[Sampler], first: bool) -> None:
         """One forward: the inner drafter guesses, the draft model verifies, the cache commits."""
         texts = [chain.whole_text if self.inside.needs_state else [] for chain in chains]
         roots = [chain.newest for chain in chains]
         hidden_BD = torch.zeros(len(chains), 0, device=self.runner.device)
-        inner = State([text[:-1] for text in texts], roots, hidden_BD, choosers)
+        inner = State([text[:-1] for text in texts], roots, hidden_BD, samplers)
         draft = self.inside.propose(inner, first)
         hidden, logits = self.runner.verify(draft)
         tokens_BN, paths = draft.tokens_BN.tolist(), list[list[int] | None]()
@@ -154,7 +152,7 @@ class DraftModelDrafter(TrieDrafter):
             contexts[1] - len(text) + 1,
         )
         in_text = self.vocabulary.kind == "text"
-        chooser = state.choosers[row] if state.choosers and not in_text else None
+        sampler = state.samplers[row] if state.samplers and not in_text else None
         return Chain(
             text,
             prefix,
@@ -163,7 +161,7 @@ class DraftModelDrafter(TrieDrafter):
             limit if text else 0,
             self.options.width,
             (self.verifier.base if in_text else self.base).stop_token_ids,
-            chooser,
+            sampler,
         )
 
     def _finish(self, chains: Sequence[Chain]) -> list[Trie]:

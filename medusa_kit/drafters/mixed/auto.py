@@ -98,7 +98,7 @@ class AutoDrafter(Drafter):
 
     def offer(self, state: State, cost: StepCost, num_others: int) -> Offer:
         """The likeliest guesses; none while asking for them does not pay."""
-        forced = any(chooser.mask is not None for chooser in state.choosers)
+        forced = any(sampler.mask is not None for sampler in state.samplers)
         if self._rest > 0 and not forced:  # what a grammar forces costs nothing to name
             self._rest, self._resting = self._rest - 1, state.roots_B
             self.experience.chooser(num_others + len(state.roots_B), cost).rested()

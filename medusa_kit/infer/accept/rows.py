@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from medusa_kit.infer.accept.rules import Verdict, accept, accept_typical
-from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.draft import path_to
 
 
@@ -21,7 +21,7 @@ class ScoredTree:
     own rule, where that is known.
     """
 
-    chooser: TokenChooser
+    sampler: Sampler
     committed: list[int]
     tokens: list[int]
     parents: Sequence[int]
@@ -30,7 +30,7 @@ class ScoredTree:
 
     def accept(self, max_depth: int) -> tuple[list[int], int]:
         """(accepted nodes without the root, the token that follows the last one)."""
-        if self.chooser.params.lossy:
+        if self.sampler.params.lossy:
             return accept_typical(self.tokens, self.parents, self._judge, max_depth)
         choose = self._choose if self.named is None else self.named.__getitem__
         return accept(self.tokens, self.parents, choose, max_depth)
@@ -40,7 +40,7 @@ class ScoredTree:
         return [*self.committed, *(self.tokens[n] for n in path_to(node, self.parents))]
 
     def _choose(self, node: int) -> int:
-        return self.chooser.choose(self.logits_NV[node], self._prefix(node))
+        return self.sampler.choose(self.logits_NV[node], self._prefix(node))
 
     def _judge(self, node: int, guesses: list[int]) -> Verdict:
-        return self.chooser.judge(self.logits_NV[node], self._prefix(node), guesses)
+        return self.sampler.judge(self.logits_NV[node], self._prefix(node), guesses)

@@ -1,4 +1,4 @@
-// The token drawn from a row of logits (token_choice.py): the argmax of scores plus Gumbel noise, a
+// The token drawn from a row of logits (sampler.py): the argmax of scores plus Gumbel noise, a
 // score being a logit by the temperature, among the tokens that top-k, top-p and min-p leave. What
 // cannot win gets no noise, and tokens far below the likeliest are not sorted.
 #pragma once

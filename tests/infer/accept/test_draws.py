@@ -17,7 +17,7 @@ from transformers import (
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.accept.draws import Warping, split_warpers
-from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
 
@@ -40,9 +40,9 @@ def base() -> BaseModel:
     return tiny_base("llama")
 
 
-def both(chooser: TokenChooser, logits_V: torch.Tensor, prefix: list[int]) -> tuple[int, int]:
+def both(sampler: Sampler, logits_V: torch.Tensor, prefix: list[int]) -> tuple[int, int]:
     """(by the kernels, by torch)."""
-    return chooser.choose(logits_V, prefix), int(chooser.scores(logits_V, prefix).argmax())
+    return sampler.choose(logits_V, prefix), int(sampler.scores(logits_V, prefix).argmax())
 
 
 @pytest.mark.parametrize("narrowing", NARROWING, ids=str)
@@ -54,8 +54,8 @@ def test_the_kernels_draw_what_torch_draws(base: BaseModel, narrowing: SamplingO
             if spread == 3 and size > 2:
                 logits_V[torch.rand(size) < 0.5] = -math.inf
             params = SamplingParams(temperature, seed=size, **narrowing)
-            chooser = TokenChooser(base, params, [1], 9)
-            found += [both(chooser, logits_V, [1] * length) for length in range(1, 5)]
+            sampler = Sampler(base, params, [1], 9)
+            found += [both(sampler, logits_V, [1] * length) for length in range(1, 5)]
     assert [ours for ours, _ in found] == [torchs for _, torchs in found]
     assert len({token for token, _ in found}) > 3
 
@@ -64,39 +64,39 @@ def test_the_kernels_draw_what_torch_draws(base: BaseModel, narrowing: SamplingO
 def test_no_call_into_torch_where_the_kernels_draw(
     base: BaseModel, narrowing: SamplingOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chooser = TokenChooser(base, SamplingParams(0.7, **narrowing), [1], 9)
-    monkeypatch.setattr(TokenChooser, "scores", None)
-    assert 0 <= chooser.choose(torch.randn(100), [1]) < 100
+    sampler = Sampler(base, SamplingParams(0.7, **narrowing), [1], 9)
+    monkeypatch.setattr(Sampler, "scores", None)
+    assert 0 <= sampler.choose(torch.randn(100), [1]) < 100
 
 
 def test_one_possible_token_is_drawn_whatever_the_noise(base: BaseModel) -> None:
     for narrowing in NARROWING:
         logits_V = torch.full((500,), -math.inf)
         logits_V[321] = -5.0
-        chooser = TokenChooser(base, SamplingParams(2.0, **narrowing), [1], 9)
-        assert chooser.choose(logits_V, [1]) == 321
+        sampler = Sampler(base, SamplingParams(2.0, **narrowing), [1], 9)
+        assert sampler.choose(logits_V, [1]) == 321
 
 
 def test_processors_before_the_warpers_run_first(base: BaseModel) -> None:
     """A penalty on a token of the prefix, and a bias that decides."""
     params = SamplingParams(0.8, top_p=0.9, repetition_penalty=1.3, logit_bias={7: 50.0})
-    chooser = TokenChooser(base, params, [1], 9)
+    sampler = Sampler(base, params, [1], 9)
     logits_V = torch.randn(60)
-    assert both(chooser, logits_V, [1, 2, 3]) == (7, 7)
+    assert both(sampler, logits_V, [1, 2, 3]) == (7, 7)
     params = SamplingParams(0.8, repetition_penalty=1.9)
-    chooser = TokenChooser(base, params, [1], 9)
+    sampler = Sampler(base, params, [1], 9)
     for length in range(1, 40):
-        ours, torchs = both(chooser, 3 * logits_V, list(range(length)))
+        ours, torchs = both(sampler, 3 * logits_V, list(range(length)))
         assert ours == torchs
 
 
 def test_a_top_k_that_no_integer_of_c_holds_keeps_every_token(base: BaseModel) -> None:
     for top_k in (2**31, 2**63, 2**64 - 1, 2**64 + 5):
-        chooser = TokenChooser(base, SamplingParams(1.5, top_k=top_k, seed=3), [1], 9)
-        plain = TokenChooser(base, SamplingParams(1.5, seed=3), [1], 9)
+        sampler = Sampler(base, SamplingParams(1.5, top_k=top_k, seed=3), [1], 9)
+        plain = Sampler(base, SamplingParams(1.5, seed=3), [1], 9)
         for size in (3, 70):
             logits_V = torch.randn(size)
-            assert chooser.choose(logits_V, [1]) == plain.choose(logits_V, [1])
+            assert sampler.choose(logits_V, [1]) == plain.choose(logits_V, [1])
 
 
 @pytest.mark.parametrize("temperature", [1e-20, 1e-7, 1e-6, 1e-5, 1e-3])
@@ -105,16 +105,16 @@ def test_equal_sums_go_to_the_lower_token(base: BaseModel, temperature: float) -
     for size in (2, 64, 300):
         logits_V = torch.full((size,), 20.0)
         for seed in range(40):
-            chooser = TokenChooser(base, SamplingParams(temperature, seed=seed), [1], 9)
-            ours, torchs = both(chooser, logits_V, [1])
+            sampler = Sampler(base, SamplingParams(temperature, seed=seed), [1], 9)
+            ours, torchs = both(sampler, logits_V, [1])
             assert ours == torchs
 
 
 def test_other_dtypes_and_strides_give_the_same_token(base: BaseModel) -> None:
-    chooser = TokenChooser(base, SamplingParams(0.7, top_p=0.8), [1], 9)
+    sampler = Sampler(base, SamplingParams(0.7, top_p=0.8), [1], 9)
     logits_VX = torch.randn(300, 2)
     for logits_V in (logits_VX[:, 1], logits_VX[:, 0].double(), logits_VX[:, 0].bfloat16()):
-        ours, torchs = both(chooser, logits_V, [1])
+        ours, torchs = both(sampler, logits_V, [1])
         assert ours == torchs
 
 

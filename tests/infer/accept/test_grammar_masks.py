@@ -242,9 +242,9 @@ def test_the_mask_counts_before_top_k_and_in_probabilities() -> None:
         "generate", PROMPT, 4, None, {"temperature": 1.0, "top_k": 1, "grammar": params.grammar}
     )
     logits_V = torch.arange(PADDED).float()
-    possible_V = row.chooser.scores(logits_V, PROMPT) > -math.inf
+    possible_V = row.sampler.scores(logits_V, PROMPT) > -math.inf
     assert possible_V.nonzero().tolist() == [[max(ids_of("xyz"))]]
-    assert not row.chooser.takes_argmax
+    assert not row.sampler.takes_argmax
 
 
 def test_what_is_allowed_and_what_is_forced() -> None:

@@ -9,9 +9,9 @@ import torch
 from support.tiny_models import tiny_base
 
 from medusa_kit.infer.accept import one_thread as module
-from medusa_kit.infer.accept import token_choice
+from medusa_kit.infer.accept import sampler as sampler_module
 from medusa_kit.infer.accept.one_thread import one_thread
-from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.settings.sampling import SamplingParams
 
 known = pytest.mark.skipif(
@@ -66,17 +66,17 @@ def test_tokens_are_chosen_alone(
     two_threads: None, monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
     seen: list[int] = []
-    processed = token_choice._processed_by
+    processed = sampler_module._processed_by
 
     def spied(processors: Any, logits_V: torch.Tensor, prefix: list[int]) -> torch.Tensor:
         seen.append(torch.get_num_threads())
         return processed(processors, logits_V, prefix)
 
-    monkeypatch.setattr(token_choice, "_processed_by", spied)
+    monkeypatch.setattr(sampler_module, "_processed_by", spied)
     params = SamplingParams(temperature, seed=3)
-    chooser = TokenChooser(tiny_base("llama"), params, [1, 2], 8)
+    sampler = Sampler(tiny_base("llama"), params, [1, 2], 8)
     logits_V = torch.randn(70_000, generator=torch.Generator().manual_seed(0))
-    alone = chooser.choose(logits_V, [1, 2, 3])
+    alone = sampler.choose(logits_V, [1, 2, 3])
     assert seen == [1]
-    assert alone == int(chooser.scores(logits_V, [1, 2, 3]).argmax())
+    assert alone == int(sampler.scores(logits_V, [1, 2, 3]).argmax())
     assert seen == [1, 2]

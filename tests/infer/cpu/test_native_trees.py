@@ -7,7 +7,7 @@ from support.kernels.cpp_heads import FAMILIES, NUM_HEADS, base_of, inputs, trai
 from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.heads.dynamic import ALL, DynamicDrafter
 from medusa_kit.heads.guesser import Least
-from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.heads import install_native_heads
@@ -47,8 +47,8 @@ def state_of(heads, rows, drawn=False):
         SamplingParams() if row == 1 else SamplingParams(40.0 + row, top_p=0.9, seed=row)
         for row in range(rows if drawn else 0)
     ]
-    choosers = [TokenChooser(heads.base, one, [1], 9) for one in settings]
-    return State([[1]] * rows, paths[:, 0].clamp_min(0).tolist(), hidden, choosers)
+    samplers = [Sampler(heads.base, one, [1], 9) for one in settings]
+    return State([[1]] * rows, paths[:, 0].clamp_min(0).tolist(), hidden, samplers)
 
 
 def grown(heads, tree, state, least=ALL):
@@ -111,7 +111,7 @@ def repeating(heads, state, seed):
         among = torch.tensor([*own, 2, 3])
         length = (0, 1, 40, 6000)[row % 4]
         tokens.append(among[torch.randint(len(among), (length,), generator=drawn)].tolist())
-    return State(tokens, state.roots_B, state.hidden_BD, state.choosers)
+    return State(tokens, state.roots_B, state.hidden_BD, state.samplers)
 
 
 @pytest.mark.parametrize("num_nodes", [2, 4, 16, 64])

@@ -17,7 +17,7 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import DeviceMemoryError
 from medusa_kit.garbage import no_search
-from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.cuda_graph.cache import FixedCache
 from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 from medusa_kit.infer.verifier import Verifier
@@ -49,7 +49,7 @@ def use(engine: Engine, device: Device) -> None:
         if drafter not in BROUGHT_ALONG:
             engine.generate(PROMPTS, max_new_tokens=4, drafter=drafter)
     engine.generate(PROMPTS[0], max_new_tokens=4, temperature=0.8, seed=1, top_p=0.9)
-    with suppress(ZeroDivisionError), mock.patch.object(TokenChooser, "choose", fails):
+    with suppress(ZeroDivisionError), mock.patch.object(Sampler, "choose", fails):
         engine.generate(PROMPTS[0], max_new_tokens=4)
     device.memory.largest = 30_000
     with suppress(DeviceMemoryError):

@@ -11,7 +11,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads.noise import gumbel_noise
 from medusa_kit.infer.accept import logits_processing
-from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
 
 # Of seed 3 and position 11, for tokens 0, 1 and 150,000: by Python's own integers.
@@ -34,9 +34,9 @@ def test_draws_follow_the_processed_distribution() -> None:
     draws, tokens = 10_000, torch.arange(VOCAB)
     noise_SV = torch.stack([gumbel_noise(seed, 7, tokens) for seed in range(draws)])
     drawn_S = (expected.log() + noise_SV).argmax(-1)
-    for seed in range(200):  # the chooser draws by this very noise
-        chooser = TokenChooser(base, SamplingParams(0.8, 12, 0.9, seed), [1] * 3, 9)
-        assert chooser.choose(logits, [1] * 7) == drawn_S[seed]
+    for seed in range(200):  # the sampler draws by this very noise
+        sampler = Sampler(base, SamplingParams(0.8, 12, 0.9, seed), [1] * 3, 9)
+        assert sampler.choose(logits, [1] * 7) == drawn_S[seed]
     counts = drawn_S.bincount(minlength=VOCAB)
     kept = expected > 0
     assert counts[~kept].sum() == 0
@@ -73,19 +73,19 @@ def test_noise_is_gumbel_noise_and_the_same_on_every_machine() -> None:
 def test_penalties_of_the_generation_config_see_the_nodes_own_prefix() -> None:
     base = tiny_base("llama")
     base.generation_config.repetition_penalty = 5.0
-    chooser = TokenChooser(base, SamplingParams(), [1, 3], 9)
+    sampler = Sampler(base, SamplingParams(), [1, 3], 9)
     logits = torch.full((VOCAB,), 0.1)
     logits[5], logits[6] = 2.0, 1.0
-    assert not chooser.takes_argmax
-    assert chooser.choose(logits, [1, 3]) == 5
-    assert chooser.choose(logits, [1, 5]) == 6
+    assert not sampler.takes_argmax
+    assert sampler.choose(logits, [1, 3]) == 5
+    assert sampler.choose(logits, [1, 5]) == 6
 
 
 def test_plain_greedy_is_the_argmax() -> None:
-    chooser = TokenChooser(tiny_base("llama"), SamplingParams(), [1, 3], 9)
+    sampler = Sampler(tiny_base("llama"), SamplingParams(), [1, 3], 9)
     logits = torch.randn(VOCAB)
-    assert chooser.takes_argmax
-    assert chooser.choose(logits, [1, 3]) == int(logits.argmax())
+    assert sampler.takes_argmax
+    assert sampler.choose(logits, [1, 3]) == int(logits.argmax())
 
 
 PROMPT, ANSWER = [3, 4, 4], [4, 5, 5]
@@ -103,12 +103,12 @@ PROMPT, ANSWER = [3, 4, 4], [4, 5, 5]
 )
 def test_penalties_and_bias_by_hand(options: SamplingOptions, gain: dict[int, float]) -> None:
     """OpenAI's formula over the answer alone; what stands in the prompt is free."""
-    chooser = TokenChooser(tiny_base("llama"), SamplingParams.of(options), PROMPT, 9)
+    sampler = Sampler(tiny_base("llama"), SamplingParams.of(options), PROMPT, 9)
     logits = torch.randn(VOCAB)
     wanted = logits.clone()
     for token, value in gain.items():
         wanted[token] += value
-    assert torch.allclose(chooser.scores(logits, [*PROMPT, *ANSWER]), wanted)
+    assert torch.allclose(sampler.scores(logits, [*PROMPT, *ANSWER]), wanted)
 
 
 def test_a_bases_own_repetition_penalty_holds_until_another_is_given() -> None:
@@ -117,10 +117,10 @@ def test_a_bases_own_repetition_penalty_holds_until_another_is_given() -> None:
     base.generation_config.min_p = 0.9  # narrowing is the request's alone, as with top-k and top-p
     logits = torch.ones(VOCAB)
     for given, expected in ((None, 0.5), (4.0, 0.25), (1.0, 1.0)):
-        chooser = TokenChooser(base, SamplingParams(repetition_penalty=given), [7], 9)
-        assert chooser.scores(logits, [7])[7] == expected
-        assert chooser.takes_argmax == (given == 1.0)
-    warm = TokenChooser(base, SamplingParams(1.0), [7], 9)
+        sampler = Sampler(base, SamplingParams(repetition_penalty=given), [7], 9)
+        assert sampler.scores(logits, [7])[7] == expected
+        assert sampler.takes_argmax == (given == 1.0)
+    warm = Sampler(base, SamplingParams(1.0), [7], 9)
     assert warm.scores(torch.randn(VOCAB), [7]).isfinite().all()
 
 
@@ -135,7 +135,7 @@ def test_typical_judgement_by_hand() -> None:
         ({"epsilon": 1.0}, [10]),  # delta 1: 0.297
     ]:
         params = SamplingParams(2.0, acceptance="typical", **options)
-        verdict = TokenChooser(tiny_base("llama"), params, [1], 9).judge(logits, [1], range(9, 15))
+        verdict = Sampler(tiny_base("llama"), params, [1], 9).judge(logits, [1], range(9, 15))
         assert verdict.likeliest == 10
         assert list(verdict.passing(range(9, 15))) == passing, options
 
@@ -158,8 +158,8 @@ def test_numbers_of_other_libraries_are_plain_ones() -> None:
     assert type(SamplingParams(2).temperature) is type(params.top_p) is float
     base = tiny_base("llama")
     for one in (params, SamplingParams(2)):
-        chooser = TokenChooser(base, one, [1], 9)
-        assert 0 <= chooser.choose(torch.randn(VOCAB), [1]) < VOCAB
+        sampler = Sampler(base, one, [1], 9)
+        assert 0 <= sampler.choose(torch.randn(VOCAB), [1]) < VOCAB
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_values_out_of_range_are_refused(name: str, value: object) -> None:
 )  # fmt: skip
 def test_a_bias_that_cannot_be_is_refused(bias: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        TokenChooser(tiny_base("llama"), SamplingParams(logit_bias=bias), [1], 9)
+        Sampler(tiny_base("llama"), SamplingParams(logit_bias=bias), [1], 9)
 
 
 @pytest.mark.parametrize(

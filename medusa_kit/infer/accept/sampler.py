@@ -6,7 +6,7 @@ committed tokens, path. Only nodes that the walk reaches are processed.
 A draw uses Gumbel noise that depends only on the seed, the token's absolute position and the token:
 argmax(log p + noise) is a sample of p. So the text is the same for every drafter, tree and batch.
 
-Typical acceptance asks which guesses are likely enough: `TokenChooser.judge`.
+Typical acceptance asks which guesses are likely enough: `Sampler.judge`.
 
 Shapes: V vocabulary, C some of its tokens, T tokens of a prefix, N nodes, X any shape.
 """
@@ -29,7 +29,7 @@ from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.transfer import to_device
 
 
-class TokenChooser:
+class Sampler:
     """Names the token after a node of one row."""
 
     def __init__(
