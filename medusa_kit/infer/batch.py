@@ -24,7 +24,7 @@ from medusa_kit.infer.draft import (
 )
 from medusa_kit.infer.group import Group, ScoredRow, by_row, drafts_of, without_watched
 from medusa_kit.infer.node_choice.cost import StepCost
-from medusa_kit.infer.prefix_cache.prefixes import WORTH_A_COPY, HeldPrefixes, Start
+from medusa_kit.infer.prefix_cache.prefixes import WORTH_A_COPY, PrefixCache, Start
 from medusa_kit.infer.request import Emitted, FailAlone, Row, together_or_alone
 from medusa_kit.infer.schedule import Piece, Schedule
 from medusa_kit.infer.timing import Clock, Laps, StepTiming
@@ -63,21 +63,21 @@ class Batch:
     ) -> None:
         self.verifier, self._reuse, self._clock = verifier, reuse_prefixes, clock
         self.cache: TreeCache = verifier.new_cache(max_rows, num_slots)
-        self.held = HeldPrefixes(max_rows)
+        self.prefixes = PrefixCache(max_rows)
         self._schedule: Schedule[Row] = Schedule(max_rows, max_pause)
         self.cost: StepCost | None = None  # by which guesses that pay are chosen; None: all are
         self._longest = self._most_nodes = 1
         self._drafters: dict[Row, Drafter] = {}
         self._prompt_hidden: dict[Row, list[Tensor]] = {}  # of rows whose drafters read them
         self._groups: dict[int, Group] = {}  # rows that run, by their drafter
-        self.left: list[Row] = []  # rows that have left since the last step began
+        self.finished: list[Row] = []  # rows that have left since the last step began
         self.num_steps = self.num_nodes = 0  # forwards over trees; nodes in the last one
         self.timing: StepTiming | None = None  # of the newest step, if it verified trees
 
     @property
     def num_rows(self) -> int:
         """Rows that have not left yet; those that have finished leave with the next step."""
-        self.let_go()
+        self.remove_finished()
         return self._schedule.num_rows
 
     @property
@@ -86,9 +86,9 @@ class Batch:
         return self._schedule.max_rows
 
     @property
-    def held_tokens(self) -> list[int]:
+    def cached_tokens(self) -> list[int]:
         """How many tokens each place without a row still holds of an earlier one, if any."""
-        return [n for place in self._schedule.free if (n := len(self.held.tokens[place]))]
+        return [n for place in self._schedule.free if (n := len(self.prefixes.tokens[place]))]
 
     @property
     def num_reading(self) -> int:
@@ -119,7 +119,7 @@ class Batch:
         """Make room for longer rows, and for more of them."""
         new = num_places - len(self.cache.lengths)
         self.cache.grow(num_slots, num_places)
-        self.held.add_places(new)
+        self.prefixes.add_places(new)
         self._schedule.add_places(new)
 
     def use(self, max_rows: int) -> None:
@@ -130,7 +130,7 @@ class Batch:
         """Cancel every row; what they hold stays for others."""
         for row in self._drafters:
             self.cancel(row)
-        self.let_go()
+        self.remove_finished()
 
     def cancel(self, row: Row) -> None:
         """End a row here; it keeps what it has emitted."""
@@ -143,8 +143,8 @@ class Batch:
 
     def raise_error(self) -> None:
         """Raise what a row of the last step failed of."""
-        self.let_go()
-        for row in self.left:
+        self.remove_finished()
+        for row in self.finished:
             error, row.error = row.error, None
             try:
                 if error is not None:
@@ -156,32 +156,32 @@ class Batch:
     def step(self) -> Emitted:
         """Read what is due of prompts, then verify a tree for each row that runs. Rows whose first
         token this step chose are verified by the next one where none ran before."""
-        self.left, self.timing = [], None
-        self.let_go()
+        self.finished, self.timing = [], None
+        self.remove_finished()
         ran = bool(self._groups)
         emitted = self._read_prompts()
-        self.let_go()
+        self.remove_finished()
         if ran or not emitted:
             emitted += self._verify_trees()
         return emitted
 
-    def let_go(self) -> None:
+    def remove_finished(self) -> None:
         """Rows that have finished leave; their drafters hear what has become of them."""
         while gone := [row for row in self._drafters if row.finish_reason is not None]:
             self._leave(gone)
-            self.left += gone
+            self.finished += gone
 
     def _leave(self, gone: Sequence[Row]) -> None:
         for row in gone:
             if (place := self._schedule.leave(row)) is not None:
                 text = [*row.prompt_ids, *row.token_ids]
                 held = text[: self.cache.lengths[place]]
-                self.held.leave(place, held, len(row.prompt_ids))
+                self.prefixes.leave(place, held, len(row.prompt_ids))
         for key, group in list(self._groups.items()):
             # A drafter that failed for its first row gets to know, too, that it has none.
             if not group.rows or any(row.finish_reason is not None for row in group.rows):
                 with FailAlone(*group.rows):
-                    group.let_go()
+                    group.remove_finished()
             if not group.rows:
                 del self._groups[key]
         for drafter in {id(self._drafters[row]): self._drafters[row] for row in gone}.values():
@@ -198,7 +198,7 @@ class Batch:
         """The first token of each row whose prompt has been read to its end."""
         for row, _ in self._schedule.admit(self._place_for):
             row.begin(self.verifier.attention)
-        self.let_go()
+        self.remove_finished()
         emitted: Emitted = []
         for pieces in self._schedule.reading(self.verifier.prompt_chunk(1)):
             for piece, end in zip(pieces, self._read(pieces), strict=True):
@@ -207,7 +207,7 @@ class Batch:
                     with FailAlone(row):
                         emitted += self._first_token(row, *end)
                 if row.error is not None:
-                    self.let_go()
+                    self.remove_finished()
         return emitted
 
     def _read(self, pieces: Sequence[Piece[Row]]) -> list[tuple[Tensor, Tensor] | None]:
@@ -260,7 +260,7 @@ class Batch:
         with FailAlone(row):
             if self._reuse:
                 prompts = [one.prompt_ids for one in later]
-                start = self.held.start(
+                start = self.prefixes.start(
                     row.prompt_ids, free, self._texts(), prompts, self.cache.usable
                 )
             if start.source is not None:

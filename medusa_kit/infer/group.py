@@ -44,7 +44,7 @@ class Group:
         self._state = state if self._state is None else self._state.with_rows(state)
         self.rows.append(row)
 
-    def let_go(self) -> None:
+    def remove_finished(self) -> None:
         """Go on without the rows that have finished."""
         alive = [index for index, row in enumerate(self.rows) if row.finish_reason is None]
         state = self.state.of_rows(alive) if alive else None  # first: where it fails, all is as was

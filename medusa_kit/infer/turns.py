@@ -67,7 +67,7 @@ class Turns:
     def __init__(self, make: Callable[[Verifier], Batch], verifier: Verifier) -> None:
         self._make, self._first = make, make(verifier)
         self._batches = {verifier: self._first}  # the one that has waited longest first
-        self.left: list[Row] = []
+        self.finished: list[Row] = []
         self.num_steps = self.num_nodes = 0
 
     @property
@@ -80,8 +80,8 @@ class Turns:
         return self._first.max_rows
 
     @property
-    def held_tokens(self) -> list[int]:
-        return [count for batch in self._batches.values() for count in batch.held_tokens]
+    def cached_tokens(self) -> list[int]:
+        return [count for batch in self._batches.values() for count in batch.cached_tokens]
 
     @property
     def num_reading(self) -> int:
@@ -111,8 +111,8 @@ class Turns:
 
     @no_gradients
     def step(self) -> Emitted:
-        self.left = []
-        self.let_go()
+        self.finished = []
+        self.remove_finished()
         for verifier, batch in list(self._batches.items()):
             if not batch.num_rows:
                 continue
@@ -124,10 +124,10 @@ class Turns:
             return emitted
         return []
 
-    def let_go(self) -> None:
+    def remove_finished(self) -> None:
         for verifier, batch in list(self._batches.items()):
-            batch.let_go()
-            self.left += batch.left
-            batch.left = []
+            batch.remove_finished()
+            self.finished += batch.finished
+            batch.finished = []
             if batch is not self._first and not batch.num_rows:
                 del self._batches[verifier]

@@ -126,7 +126,7 @@ def test_adapters_take_turns(root: Path, engine: Engine) -> None:
     served, left = list[str](), list[Row]()
     for _ in range(30):
         groups = {group_of[row] for row, _ in turns.step()}
-        turns.let_go()
+        turns.remove_finished()
         left += turns.left
         served += groups
         assert len(groups) <= 1

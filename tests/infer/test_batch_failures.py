@@ -60,7 +60,7 @@ def assert_free(batch: Batch) -> None:
     assert sorted(batch._schedule._free) == list(range(len(batch.cache.lengths)))
     assert not batch._groups
     assert not batch._drafters
-    for tokens, length in zip(batch.held.tokens, batch.cache.lengths, strict=True):
+    for tokens, length in zip(batch.prefixes.tokens, batch.cache.lengths, strict=True):
         assert len(tokens) <= length
 
 

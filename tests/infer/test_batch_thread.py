@@ -257,7 +257,7 @@ def test_a_meter_can_be_read() -> None:
         assert (stats.running, stats.reading, stats.waiting) == (0, 0, 0)
         assert stats.steps > 0
         assert stats.nodes == drafters(engine)["heads"].num_nodes
-        assert (stats.held_prefixes, stats.held_tokens > 0) == (1, True)
+        assert (stats.held_prefixes, stats.cached_tokens > 0) == (1, True)
 
 
 def test_a_first_token_is_not_told_with_what_its_row_did_next() -> None:

@@ -85,7 +85,7 @@ def test_a_batch_with_much_room_and_few_tokens_is_kept():
     batches = KeptBatches(most_bytes=1 << 20)
     with batches.borrowed(verifier, [text], 1, many) as batch:
         verifier.read_prompts(batch.cache, [0], [text])
-        batch.held.leave(0, text, len(text))
+        batch.prefixes.leave(0, text, len(text))
     assert [one.cache.num_bytes < 1 << 20 for one, _ in batches._idle] == [True]
     with batches.borrowed(verifier, [text], 1, many) as again:
         assert again is batch

@@ -16,7 +16,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
-from medusa_kit.infer.prefix_cache.prefixes import HeldPrefixes, Start, common_length
+from medusa_kit.infer.prefix_cache.prefixes import PrefixCache, Start, common_length
 from medusa_kit.infer.tree_step import NodeScores
 
 in_cpp = pytest.mark.skipif(
@@ -251,7 +251,7 @@ def test_near_ties_are_counted_where_a_prefix_was_reused() -> None:
 
 
 def test_the_place_that_holds_most_of_a_prompt_else_the_oldest() -> None:
-    held = HeldPrefixes(3)
+    held = PrefixCache(3)
     assert held.start([1, 2, 3], [0, 1, 2], {}) == Start(0, 0)
     held.leave(0, [1, 2, 3, 4], 4)
     held.leave(1, [1, 2, 9], 3)
@@ -269,7 +269,7 @@ def test_the_place_that_holds_most_of_a_prompt_else_the_oldest() -> None:
 
 
 def test_only_the_end_of_an_answer_is_overwritten_for_its_question() -> None:
-    held, long = HeldPrefixes(2), list(range(20))
+    held, long = PrefixCache(2), list(range(20))
     held.leave(0, [*long, *range(90)], 20)
     held.leave(1, [7] * 9, 9)
     assert held.start(long, [0, 1], {}) == Start(0, 19)
@@ -278,7 +278,7 @@ def test_only_the_end_of_an_answer_is_overwritten_for_its_question() -> None:
 
 
 def test_a_place_that_a_later_prompt_needs_is_not_the_oldest() -> None:
-    held = HeldPrefixes(2)
+    held = PrefixCache(2)
     held.leave(0, [1, 2, 3, 9, 9], 3)
     held.leave(1, [4, 5, 6, 9, 9], 3)
     assert held.start([7, 7], [0, 1], {}) == Start(0, 0)

@@ -143,11 +143,11 @@ def most_kept(device: torch.device) -> int:
 def _shared(batch: Batch, prompts: Sequence[Sequence[int]]) -> int:
     """Tokens of these prompts that the batch holds, where taking them would not cost another
     conversation more: a common system prompt is no reason to overwrite what follows it."""
-    held = batch.held
+    prefixes = batch.prefixes
 
     def gain(place: int, prompt: Sequence[int]) -> int:
-        common = common_length(held.tokens[place], prompt)
-        return common if held.may_overwrite(place, common) else 0
+        common = common_length(prefixes.tokens[place], prompt)
+        return common if prefixes.may_overwrite(place, common) else 0
 
-    places = range(len(held.tokens))
+    places = range(len(prefixes.tokens))
     return sum(max((gain(place, prompt) for place in places), default=0) for prompt in prompts)

@@ -21,7 +21,7 @@ class Start:
     common: int = field(default=0, compare=False)
 
 
-class HeldPrefixes:
+class PrefixCache:
     """`tokens[place]`: what the cache holds there. The place that was used longest ago is given to
     a prompt that begins like none of them."""
 

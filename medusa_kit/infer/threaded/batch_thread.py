@@ -43,7 +43,7 @@ class BatchStats:
     steps: int = 0  # forwards over trees so far
     nodes: int = 0  # in the last of them
     held_prefixes: int = 0  # places of no row that hold the text of an earlier one
-    held_tokens: int = 0  # in them
+    cached_tokens: int = 0  # in them
 
 
 class BatchThread:
@@ -223,9 +223,9 @@ class _Worker:
         for row, tokens in emitted:
             with FailAlone(row):
                 self._tickets[row].push(tokens)
-        batch.let_go()
+        batch.remove_finished()
         self._tell()
-        for row in batch.left:
+        for row in batch.finished:
             if row.error is not None:
                 self._check_device(row.error)
             self._end(self._tickets[row])
@@ -239,14 +239,14 @@ class _Worker:
 
     def _tell(self) -> None:
         batch = self.batch
-        held = batch.held_tokens
+        held = batch.cached_tokens
         self._last = BatchStats(
             batch.num_running,
             batch.num_reading,
             steps=batch.num_steps,
             nodes=batch.num_nodes,
             held_prefixes=len(held),
-            held_tokens=sum(held),
+            cached_tokens=sum(held),
         )
 
     def _end(self, ticket: Ticket) -> None:

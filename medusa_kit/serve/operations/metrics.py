@@ -25,7 +25,7 @@ GAUGES = {
     "waiting": "requests without a place in the batch",
     "nodes": "nodes of the batch's last step",
     "held_prefixes": "places that keep the text of an earlier answer",
-    "held_tokens": "tokens of those",
+    "cached_tokens": "tokens of those",
 }
 
 
