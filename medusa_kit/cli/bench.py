@@ -90,7 +90,7 @@ def bench(
     compared = named_drafters(drafters or (), draft_model)
     asked = read_prompt_set(prompts, limit)
     source = prompts or OWN_PROMPTS
-    served = None if server is None else server.open(loading["name"], max_new_tokens, sampling)
+    served = None if server is None else server.open(loading["model"], max_new_tokens, sampling)
     if served is not None and served.apart:
         return served.measure_apart(asked, source, output, loading)
     named = _named(heads) if heads else {"medusa-kit": loading.get("heads", "auto") or "none"}
@@ -178,7 +178,7 @@ def _check_others(places: list[str], loading: engine_options.Loading) -> None:
     optional = drafts_without_heads(loading["drafter"], has_draft_model, loading.get("fallback"))
     for place in places:
         check_heads(
-            loading["name"], loading.get("revision"), options.heads_argument(place), None,
+            loading["model"], loading.get("revision"), options.heads_argument(place), None,
             loading["force"], optional,
         )  # fmt: skip
 

@@ -121,8 +121,8 @@ def _arguments(values: dict[str, Any], given: set[str]) -> dict[str, Any]:
 
 
 def _named(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by the names and in the words of `medusa_kit.load`."""
-    result = {"name" if name == "model" else name: value for name, value in values.items()}
+    """Options in the words of `medusa_kit.load`."""
+    result = dict(values)
     if "heads" in result:
         result["heads"] = options.heads_argument(result["heads"])
     return result

@@ -45,7 +45,7 @@ def generate(
         from medusa_kit.settings.sampling import SamplingParams
 
     asked = _prompts(prompt, prompts, system)
-    check_bias(loading["name"], loading.get("revision"), SamplingParams.checked(sampling))
+    check_bias(loading["model"], loading.get("revision"), SamplingParams.checked(sampling))
     engine = medusa_kit.load(**loading)
     chosen, where = chat_sampling.choose(sampling, False, engine.base.generation_config)
     if where:

@@ -97,11 +97,11 @@ def _check_together(
 def _engine(loading: engine_options.Loading) -> Any:
     from medusa_kit.engine.load import load
 
-    used = loading.keys() & {"name", *OF_ENGINE, *OF_FILE}
+    used = loading.keys() & {"model", *OF_ENGINE, *OF_FILE}
     engine = load(**{name: loading[name] for name in used})
     if engine.heads is None:
         raise ConfigError(
-            f"there are no heads for {loading['name']!r}, so there is no tree to find",
+            f"there are no heads for {loading['model']!r}, so there is no tree to find",
             hint="train some with `medusa-kit train`, or name their folder with --heads",
         )
     return engine

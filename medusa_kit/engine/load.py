@@ -76,18 +76,23 @@ def _with_options(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if "model" in kwargs:  # as files and the command line call it
-            raise ConfigError("there is no option 'model' here", hint="the base model is `name`")
+        _by_todays_name(kwargs)
         check_names(kwargs, known)
         return function(*args, **kwargs)
 
     return call
 
 
+def _by_todays_name(given: dict[str, Any]) -> None:
+    """`model` was `name` in version 0.1."""
+    if "name" in given and "model" not in given:
+        given["model"] = given.pop("name")
+
+
 # The signature is spelled out for editors, mypy and help(); a test holds it equal to EngineConfig.
 @_with_options
 def load(
-    name: str,
+    model: str,
     *,
     heads: str | Path | MedusaHeads | None = "auto",
     tree: AnyTree = None,
@@ -109,7 +114,7 @@ def load(
     prefix_cache: PrefixCache = "on",
     guesses: Guesses = "paying",
 ) -> Engine:
-    """An engine for the base model `name` (a Hub id, folder, GGUF file or the embedded one).
+    """An engine for the base model `model` (a Hub id, folder, GGUF file or the embedded one).
 
     The options are those of medusa_kit.settings.engine.EngineConfig, which describes each, and of
     the command line. Here `heads` may be heads, and None for none of them; `tree` a tree, static
@@ -118,16 +123,16 @@ def load(
     model, drafter auto. `load_config` reads all of these from a file.
     Raises CheckpointError, IncompatibleBaseError, TreeError, ConfigError.
     """
-    given = locals()
-    return _load(EngineConfig(model=given.pop("name"), **given))
+    return _load(EngineConfig(**locals()))
 
 
 def load_config(path: str | Path, **changes: Any) -> Engine:
     """The engine that a YAML file describes (medusa_kit.settings.engine_file; recipes/engines/).
 
-    `changes`: arguments of `load` that win over the file, `name` for another base model.
+    `changes`: arguments of `load` that win over the file, `model` for another base model.
     Raises what `load` raises; ConfigError for a file that is not understood.
     """
+    _by_todays_name(changes)
     return load(**read_engine_file(path).arguments(changes))
 
 

@@ -28,7 +28,7 @@ MODEL_OPTIONS = ("draft_model",)  # of drafters: models, and files that may not 
 FILE_OPTIONS = ("store",)
 SERVE_FILES = ("api_key_file", "heads_dir")
 # Another model has no use for the revision of the file's, and so on.
-BELONGS = {"name": "revision", "heads": "tree", "drafter": "drafter_options"}
+BELONGS = {"model": "revision", "heads": "tree", "drafter": "drafter_options"}
 
 
 class DrafterSection(Section):
@@ -78,12 +78,11 @@ class EngineFile:
     serve: Mapping[str, Any] = field(default_factory=dict)
 
     def arguments(self, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The same as arguments of `medusa_kit.load`; the model is `name`.
+        """The same as arguments of `medusa_kit.load`.
 
         `changes` win, and what belongs to something they replace is left out.
         """
         given = dict(self.given)
-        given["name"] = given.pop("model")
         if given.get("heads") == "none":
             given["heads"] = None
         for key in BELONGS.keys() & (changes or {}).keys():

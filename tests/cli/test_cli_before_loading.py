@@ -98,7 +98,7 @@ def test_what_chooses_the_base_reaches_it(
     run("data", "generate", prompts, "-o", tmp_path / "a", "-m", "org/base", "--revision", "v1")
     assert given.pop() == {"org/base": True, "revision": "v1", "dtype": "auto", "device": "auto"}
     run("tree-search", "--prompts", prompts, "-m", "org/base", "--revision", "v1")
-    chosen = {"name": "org/base", "revision": "v1", "dtype": "auto", "device": "auto",
+    chosen = {"model": "org/base", "revision": "v1", "dtype": "auto", "device": "auto",
               "heads": "auto", "force": False}  # fmt: skip
     assert given.pop() == chosen
     run("tree-search", "--prompts", prompts, "--config", file, "--dtype", "float32")

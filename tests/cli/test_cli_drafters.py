@@ -78,7 +78,7 @@ def test_drafter_options_reach_the_engine(loaded: Any, command: list[str]) -> No
                    "--drafter-option", "threshold=0.5", "--drafter-option",
                    "staged.drafter=suffix", "--fallback", "suffix", "--revision", "v2")  # fmt: skip
     assert (given["fallback"], given["revision"]) == ("suffix", "v2")
-    assert (given["name"], given["heads"], given["device"]) == ("debug-tiny", "auto", "cpu")
+    assert (given["model"], given["heads"], given["device"]) == ("debug-tiny", "auto", "cpu")
     assert (given["drafter"], given["draft_model"]) == ("draft-model", "small")
     assert given["drafter_options"] == {"threshold": 0.5, "staged": {"drafter": "suffix"}}
 
@@ -87,7 +87,7 @@ def test_drafter_options_reach_the_engine(loaded: Any, command: list[str]) -> No
 def test_a_file_gives_what_no_option_does(loaded: Any, engine_file: Path, command: Any) -> None:
     given = loaded(*command, "--config", engine_file)
     assert given == {
-        "name": "debug-tiny", "revision": "abc", "heads": "untrained", "dtype": "bfloat16",
+        "model": "debug-tiny", "revision": "abc", "heads": "untrained", "dtype": "bfloat16",
         "tree": str(engine_file.parent / "tree.json"), "device": "cpu", "weights": "checkpoint",
         "activations": "float32",
         "attention": "auto", "fixed_shapes": "auto", "compiled": False, "force": True,
@@ -105,7 +105,7 @@ def test_options_win_over_the_file(loaded: Any, engine_file: Path) -> None:
     assert given["drafter_options"] == {"num_nodes": 6, "max_match": 4}
     given = loaded(*ask, "--drafter", "recycling", "-m", "other")
     assert (given["drafter"], given["drafter_options"]) == ("recycling", {})
-    assert given["name"] == "other"
+    assert given["model"] == "other"
     assert given["revision"] is None
     given = loaded(*ask, "--drafter", "suffix", "--tree", "t.json")
     assert given["drafter_options"] == {"num_nodes": 12, "max_match": 4}

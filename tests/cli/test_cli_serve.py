@@ -145,7 +145,7 @@ def test_the_section_of_an_engine_file(tmp_path: Path) -> None:
     path.write_text("model: m\nserve:\n  port: 9000\n  request_timeout: 5\n")
     file = read_engine_file(path)
     assert file.serve == {"port": 9000, "request_timeout": 5}
-    assert file.arguments() == {"name": "m"}  # what `load` takes
+    assert file.arguments() == {"model": "m"}  # what `load` takes
     path.write_text("model: m\nserve:\n  heads_dir: heads\n  heads_hub: [org/a, org/b@main]\n")
     folder = str(tmp_path / "heads")
     assert read_engine_file(path).serve == {

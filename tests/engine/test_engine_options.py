@@ -26,7 +26,7 @@ ALL = {name: option for name, option in all_options().items() if name != "model"
 
 def test_load_takes_the_options_and_their_defaults() -> None:
     signature = inspect.signature(medusa_kit.load).parameters
-    taken = {name: one.default for name, one in signature.items() if name != "name"}
+    taken = {name: one.default for name, one in signature.items() if name != "model"}
     assert taken == {name: option.default for name, option in ALL.items()}
     hints = get_type_hints(inspect.unwrap(medusa_kit.load))
     for name, option in ALL.items():
@@ -66,10 +66,13 @@ def test_a_file_takes_the_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(loading, "_load", seen.append)
     medusa_kit.load_config(path)
     assert dataclasses.asdict(seen[0]) == given
-    medusa_kit.load_config(path, name="other", drafter="none", draft_model=None)
+    medusa_kit.load_config(path, model="other", drafter="none", draft_model=None)
     changed = {"model": "other", "revision": None, "drafter": "none", "drafter_options": None,
                "draft_model": None}  # fmt: skip
     assert dataclasses.asdict(seen[1]) == given | changed
+    medusa_kit.load_config(path, name="other", drafter="none", draft_model=None)
+    medusa_kit.load(name="other")  # as version 0.1 called it
+    assert [dataclasses.asdict(one)["model"] for one in seen[2:]] == ["other", "other"]
 
 
 def test_no_heads_may_be_a_word_in_python_too(chat_base: BaseModel) -> None:
@@ -95,8 +98,7 @@ def test_what_is_kept_for_each_value_is_kept_for_the_allowed_ones() -> None:
     [
         ({"drafer": "suffix"}, "no option 'drafer'\nhint: did you mean drafter?"),
         ({"atention": "sdpa"}, "no option 'atention'\nhint: did you mean attention?"),
-        ({"zzz": 1}, "no option 'zzz'\nhint: there are: name, heads, tree"),
-        ({"model": "m"}, "no option 'model' here\nhint: the base model is `name`"),
+        ({"zzz": 1}, "no option 'zzz'\nhint: there are: model, heads, tree"),
     ],
 )
 def test_unknown_keywords_name_the_nearest(given: dict[str, Any], message: str) -> None:
@@ -127,15 +129,15 @@ def test_unknown_words_name_the_nearest(name: str) -> None:
         ({"revision": 3}, "revision 3 is of type int; expected text"),
         ({"drafter": "suffix", "drafter_options": [1]},
          "drafter_options [1] is of type list; expected a mapping with options"),
-        ({"name": None}, "model None is of type NoneType; expected text\nhint: model: Base model: "
+        ({"model": None}, "model None is of type NoneType; expected text\nhint: model: Base model: "
                          "a Hub id, a folder"),
-        ({"name": ""}, "model '' is empty\nhint: model: Base model: a Hub id"),
+        ({"model": ""}, "model '' is empty\nhint: model: Base model: a Hub id"),
         ({"heads": " "}, "heads ' ' is empty\nhint: heads: Medusa heads: auto (paired"),
     ],
 )  # fmt: skip
 def test_values_of_another_type_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        medusa_kit.load(**{"name": "debug-tiny", **given})
+        medusa_kit.load(**{"model": "debug-tiny", **given})
     assert str(caught.value).startswith(message)
 
 

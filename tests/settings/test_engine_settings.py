@@ -24,12 +24,12 @@ def test_every_example_loads(path: Path) -> None:
 def test_arguments_are_those_that_the_file_gives(engine_file: Path) -> None:
     engine_file.write_text("model: debug-tiny\nheads: none\ndtype: bfloat16\ndrafter: none\n")
     assert read_engine_file(engine_file).arguments() == {
-        "name": "debug-tiny", "heads": None, "dtype": "bfloat16", "drafter": "none",
+        "model": "debug-tiny", "heads": None, "dtype": "bfloat16", "drafter": "none",
         "drafter_options": {}}  # fmt: skip
     engine_file.write_text("model: m\nweights: int8\n")
-    assert read_engine_file(engine_file).arguments() == {"name": "m", "weights": "int8"}
+    assert read_engine_file(engine_file).arguments() == {"model": "m", "weights": "int8"}
     engine_file.write_text("model: debug-tiny\n")
-    assert read_engine_file(engine_file).arguments() == {"name": "debug-tiny"}
+    assert read_engine_file(engine_file).arguments() == {"model": "debug-tiny"}
 
 
 def test_relative_paths_are_looked_up_beside_the_file(engine_file: Path) -> None:
@@ -46,7 +46,7 @@ drafter:
   options: {sources: [suffix], options: {suffix: {store: past.json, num_nodes: 4}}}
 """)
     told = read_engine_file(engine_file).arguments()
-    for key, place in {"name": "base", "heads": "heads/mine", "draft_model": "small",
+    for key, place in {"model": "base", "heads": "heads/mine", "draft_model": "small",
                        "tree": "not_yet/tree.json"}.items():  # fmt: skip
         assert told[key] == str(folder / place)
     assert told["drafter_options"]["options"]["suffix"] == {
@@ -59,9 +59,13 @@ def test_names_are_no_paths(engine_file: Path) -> None:
     (engine_file.parent / "auto").mkdir()
     engine_file.write_text("model: debug-tiny\nheads: auto\ndraft_model: org/small\n")
     told = read_engine_file(engine_file).arguments()
-    assert (told["name"], told["heads"], told["draft_model"]) == ("debug-tiny", "auto", "org/small")
+    assert (told["model"], told["heads"], told["draft_model"]) == (
+        "debug-tiny",
+        "auto",
+        "org/small",
+    )
     engine_file.write_text("model: ./gone\n")
-    assert read_engine_file(engine_file).arguments()["name"] == str(engine_file.parent / "gone")
+    assert read_engine_file(engine_file).arguments()["model"] == str(engine_file.parent / "gone")
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def _chat(
             from medusa_kit.settings.sampling import SamplingParams
 
         params = SamplingParams.checked(sampling)
-        check_bias(loading["name"], loading.get("revision"), params)
+        check_bias(loading["model"], loading.get("revision"), params)
         engine = medusa_kit.load(**loading)
         if engine.steps is not None and engine.pays and engine.own_drafter != "none":
             _ = engine.steps.cost  # timed now if need be, rather than before the first answer

@@ -19,7 +19,7 @@ from medusa_kit.serve.replicated.replica import Replica, ReplicaState
 from medusa_kit.serve.server import bind, server_for, url_of
 from medusa_kit.settings.serve import ServeConfig
 
-LOADING = {"name": "debug-tiny", "device": "cpu", "heads": None}
+LOADING = {"model": "debug-tiny", "device": "cpu", "heads": None}
 QUESTION: Any = [{"role": "user", "content": "What is the sea?"}]
 KEY = "sk-test"
 
