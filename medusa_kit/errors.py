@@ -162,6 +162,14 @@ def in_one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
+def first_found(error: Exception) -> str:
+    """The first thing that pydantic found wrong, and where; what any other error says."""
+    if (found := getattr(error, "errors", None)) is None:
+        return in_one_line(error)
+    first = found()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+
+
 def is_finite(value: Any) -> bool:
     """Whether it is a number, other than infinite and NaN."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -33,8 +33,8 @@ class About(BaseModel):
     @property
     def digests(self) -> list[str]:
         """Of the heads' weights, as far as known."""
-        found = self.heads.values() if isinstance(self.heads, dict) else [self.heads]
-        return [digest for digest in found if digest is not None]
+        heads = self.heads if isinstance(self.heads, dict) else {"": self.heads}
+        return [digest for digest in heads.values() if digest is not None]
 
     @property
     def sampled(self) -> str:

@@ -77,8 +77,10 @@ def bench(
             if enough is not None and enough():
                 break
     _leave_out_failed(results)
-    of_ours = results[_first_of_ours(methods) or 0].identical_to
-    return BenchReport(results, measured, max_new_tokens, batch_size, of_ours, agreement)
+    return BenchReport(
+        results, measured, max_new_tokens, batch_size,
+        results[_first_of_ours(methods) or 0].identical_to, agreement,
+    )  # fmt: skip
 
 
 def _first_of_ours(methods: Sequence[Method], activations: str | None = None) -> int | None:

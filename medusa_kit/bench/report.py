@@ -22,6 +22,7 @@ from medusa_kit.tuning.charts import draw
 ONE_NODE = "medusa-kit, plain decoding"
 TRANSFORMERS = "transformers generate"
 NO_DRAFTER = "none"
+PLAIN = (", plain decoding", ", one node")  # ends of its names
 STARTS = {"transformers generate": "transformers", "transformers": "peer", "flashspec": "peer",
           "endpoint, ": "endpoint"}  # fmt: skip
 Kind = Literal["ours", "transformers", "peer", "endpoint"]
@@ -204,8 +205,7 @@ class MethodResult(Named):
 def known_by(name: str) -> dict[str, Any]:
     """What a method of this name is, for files of versions that wrote no more of it."""
     kind = next((kind for start, kind in STARTS.items() if name.startswith(start)), "ours")
-    drafter = name.rpartition(", ")[2].replace("plain decoding", NO_DRAFTER)
-    drafter = drafter.replace("one node", NO_DRAFTER)
+    drafter = NO_DRAFTER if name.endswith(PLAIN) else name.rpartition(", ")[2]
     return {"kind": kind, "drafter": drafter if kind == "ours" and drafter in DRAFTERS else None}
 
 
@@ -268,8 +268,12 @@ class BenchReport:
         console.note(f"wrote {folder / 'bench.json'}")
         rates = {result.name: result.total.tokens_per_second for result in self.ran}
         depths = {result.name: result.total.acceptance_by_depth for result in self.ran}
-        title = f"{name}, batch {self.batch_size}"
-        draw(folder / "bench.png", lambda plots, path: plots.plot_bench(rates, depths, title, path))
+        draw(
+            folder / "bench.png",
+            lambda plots, path: plots.plot_bench(
+                rates, depths, f"{name}, batch {self.batch_size}", path
+            ),
+        )
 
 
 OWN = ("num_prompts", "max_new_tokens", "batch_size", "identical_to", "agreement_with_float32",

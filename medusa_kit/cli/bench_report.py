@@ -8,7 +8,6 @@ from medusa_kit import console
 from medusa_kit.cli import options
 from medusa_kit.settings.engine import FLOAT32
 
-GREEDY = "greedy"
 LOSSY = "lossy"  # in the column that says how many answers are the same
 NAME_WIDTH = 26  # characters of a method's name, and of the reason why it was not run
 
@@ -44,8 +43,8 @@ def _meaning_of_same(report: Any) -> str:
     known = [result.total.identical is not None for result in report.ran if not result.lossy]
     if not any(known):
         return lossy
-    sampled = report.about.sampled != GREEDY
-    others = "; others draw other random numbers" if sampled and not all(known) else ""
+    drawn = report.about.sampling.get("temperature") and not all(known)
+    others = "; others draw other random numbers" if drawn else ""
     return (
         f"; same: answers that equal those of {_references(report)}, token for token{others}{lossy}"
     )

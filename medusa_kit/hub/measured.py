@@ -23,7 +23,7 @@ from medusa_kit.bench.about import About
 from medusa_kit.bench.report import BenchReport
 from medusa_kit.bench.verify_report import VerifyReport
 from medusa_kit.engine.before_loading import TREE_NAME
-from medusa_kit.errors import CheckpointError, ConfigError, DataError, in_one_line
+from medusa_kit.errors import CheckpointError, ConfigError, DataError, first_found, in_one_line
 from medusa_kit.files import file_digest, parse_json
 from medusa_kit.heads.checkpoint import CONFIG_NAME, PAIRED_FOLDER, WEIGHTS_NAME, read_config
 from medusa_kit.heads.config import HeadsConfig
@@ -273,6 +273,6 @@ def _read(path: Path, read: Callable[[Any], Found], record: Any, kind: str, by: 
         return read(record)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"{path} is no {kind} report: {in_one_line(error)}",
+            f"{path} is no {kind} report: {first_found(error)}",
             hint=f"`medusa-kit {by}` writes one",
         ) from error

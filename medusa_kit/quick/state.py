@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from medusa_kit import console
-from medusa_kit.errors import CheckpointError, ConfigError, MedusaKitError
+from medusa_kit.errors import CheckpointError, ConfigError, MedusaKitError, first_found
 from medusa_kit.files import parse_json, write_json
 from medusa_kit.quick.settings import ANSWERS, FEATURES
 
@@ -150,12 +150,9 @@ class State:
         try:
             return _Record.model_validate(parse_json(self.path.read_text())).model_dump()
         except (OSError, ValueError) as error:
-            reason = str(error)
-            if isinstance(error, ValidationError):
-                first = error.errors()[0]
-                reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
             raise CheckpointError(
-                f"{self.path} cannot be read: {reason}", hint="add --fresh to start over"
+                f"{self.path} cannot be read: {first_found(error)}",
+                hint="add --fresh to start over",
             ) from error
 
     def _remove(self) -> None:
