@@ -127,7 +127,7 @@ def test_adapters_take_turns(root: Path, engine: Engine) -> None:
     for _ in range(30):
         groups = {group_of[row] for row, _ in turns.step()}
         turns.remove_finished()
-        left += turns.left
+        left += turns.finished
         served += groups
         assert len(groups) <= 1
     assert served == ["base", "first", "second"] * 6

@@ -155,8 +155,11 @@ def test_trees_that_one_call_does_not_take() -> None:
     many = Nodes.chains([[5] * (MAX_ROWS + 1)], engine.base.device)
     with pytest.raises(ConfigError, match="at most 256"):
         engine.verifier.score(cache, many, [0])
-    with pytest.raises(ConfigError, match="at most 256"):
-        engine.verifier.read_prompts(cache, [0], [[5] * (MAX_ROWS + 1)])
+    text = random_prompt(MAX_ROWS + 9, 2)  # longer prompts are read in pieces
+    whole = engine.verifier.read_prompts(cache, [0], [text])[1]
+    other = engine.verifier.new_cache(1, 2 * MAX_ROWS)
+    engine.verifier.read_prompts(other, [0], [text[:100]])
+    assert torch.equal(engine.verifier.read_prompts(other, [0], [text[100:]])[1], whole)
     most = {"drafter": "suffix", "drafter_options": {"num_nodes": MAX_ROWS}, "max_new_tokens": 3}
     expected = engine.generate(prompt, drafter="none", max_new_tokens=3).token_ids
     assert engine.generate(prompt, **most).token_ids == expected

@@ -133,7 +133,7 @@ def test_runs_that_must_agree_do(tmp_path):
         assert average["weights"] != pytest.approx(plain["weights"], rel=1e-2)
     for name in ("medusa1", "recurrent", "lora", "full", "live"):
         losses = found[f"{name}/one"]["losses"]
-        assert len(losses) >= 8
+        assert len(losses) >= 5
         assert losses[-1] < losses[0]
 
 

@@ -32,8 +32,8 @@ def asked(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict
     def ask(own: dict[str, Any], *options: object) -> tuple[dict[str, Any], str]:
         load = medusa_kit.load
 
-        def with_config(name: str, **arguments: Any) -> Engine:
-            engine = load(name, **arguments)
+        def with_config(model: str, **arguments: Any) -> Engine:
+            engine = load(model, **arguments)
             engine.base.model.generation_config = GenerationConfig(**own)
             return engine
 
@@ -110,8 +110,8 @@ def test_generate_samples_as_a_chat_does(run: Run, monkeypatch: pytest.MonkeyPat
     seen: list[dict[str, Any]] = []
     load, original = medusa_kit.load, Engine.generate
 
-    def with_config(name: str, **arguments: Any) -> Engine:
-        engine = load(name, **arguments)
+    def with_config(model: str, **arguments: Any) -> Engine:
+        engine = load(model, **arguments)
         engine.base.model.generation_config = GenerationConfig(**OWN)
         return engine
 
