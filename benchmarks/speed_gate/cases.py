@@ -141,8 +141,8 @@ class Questions:
                 "prompts": [texts[(8 * number + n) % len(texts)] for n in range(8)],
             }
         if case.task in ids:  # the same long beginning, so that only the first question reads it
-            begun = random.Random(case.task).choices(range(1000, 40000), k=ids[case.task])
-            return {**case.command, "prompt": begun + drawn.choices(range(1000, 40000), k=24)}
+            begun = random.Random(case.task).choices(range(1000, 16000), k=ids[case.task])
+            return {**case.command, "prompt": begun + drawn.choices(range(1000, 16000), k=24)}
         if case.task == "text":
             return {**case.command, "prompt": texts[number % len(texts)][:100]}
         asked = [{"role": "user", "content": texts[number % len(texts)]}]
