@@ -93,10 +93,10 @@ def step_breakdown(
     def steps() -> Iterator[StepTiming]:
         tokens = min(max_new_tokens, room)
         rows = [make_row(engine.verifier, prompt, sampling, tokens) for prompt in batch]
-        last = None
+        last: StepTiming | None = None
         for _ in engine.decode_rows(drafter, rows, len(rows)):
             timing = rows[0].timing
-            if timing not in (None, last) and timing.num_requests == len(rows):
+            if timing is not None and timing is not last and timing.num_requests == len(rows):
                 yield timing
             last = timing
 

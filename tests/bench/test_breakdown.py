@@ -26,6 +26,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.cpu.kernels import load_library
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.node_choice.cost import StepCost
+from medusa_kit.infer.timing import Laps
 
 PROMPTS = [[3, 4, 5], [6, 7]]
 
@@ -64,6 +65,12 @@ def test_nodes_are_those_that_decoding_verifies(monkeypatch: pytest.MonkeyPatch)
     stats = engine.generate(PROMPTS[0], max_new_tokens=12, drafter="medusa").stats
     assert found.num_nodes < 2
     assert found.num_nodes == pytest.approx(stats.nodes_per_step, abs=0.5)
+
+
+def test_steps_that_take_equally_long_all_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Laps, "lap", lambda _: 1.0)
+    one, _ = break_down({"heads": through_torch()}, PROMPTS, 8).values()
+    assert (one.num_steps, one.step_seconds) == (7, 4.0)
 
 
 def test_weights_that_steps_in_cpp_read() -> None:
