@@ -1,6 +1,7 @@
 """The tests that need a GPU, by pytest in a process of its own."""
 
 import importlib.util
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from benchmarks.gpu.workbench import Workbench
 from medusa_kit.errors import MedusaKitError
 
 TESTS = "tests/infer/test_gpu.py"
-LIMIT_SECONDS, DRY_SECONDS, TO_REPORT_SECONDS = 240.0, 600.0, 20.0
+LIMIT_SECONDS, DRY_SECONDS, TO_REPORT_SECONDS = 150.0, 600.0, 20.0
 NAMED = 5
 
 
@@ -28,7 +29,9 @@ def suite(bench: Workbench) -> dict[str, Any]:
     command = [sys.executable, "-m", "pytest", TESTS, "-W", "default", "-rs", "--tb=short",
                f"--junit-xml={report.resolve()}", "-p", "no:cacheprovider"]  # fmt: skip
     if not bench.small and importlib.util.find_spec("xdist") is not None:
-        command += ["-n", "4"]
+        command += ["-n", str(min(8, (os.cpu_count() or 2) // 2))]
+    if importlib.util.find_spec("pytest_timeout") is not None:
+        command += ["--timeout", "60"]
     stopped = _run(command, said, DRY_SECONDS if bench.small else LIMIT_SECONDS)
     if not report.is_file():
         raise MedusaKitError(f"pytest wrote no report: {said.read_text().strip()[-200:]}")

@@ -108,6 +108,9 @@ def split_kernel(
     BLOCK_R: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """partials_S(BGR)EV and lses_S(BGR) of one split; a split may hold no slot of a short row."""
+    # torch.compile hands numbers over as float64, which would spread to the sums.
+    scale = tl.cast(scale, tl.float32)
+    softcap = tl.cast(softcap, tl.float32)
     bg = tl.program_id(1)
     b = (bg // num_groups).to(tl.int64)
     g = (bg % num_groups).to(tl.int64)

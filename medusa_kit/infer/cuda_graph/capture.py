@@ -25,13 +25,18 @@ def can_capture(device: torch.device) -> bool:
 
 class GraphMemory:
     """What all graphs of a model share: a memory pool, since only one of them runs at a time, and
-    the stream they are recorded on, since torch reuses memory only within one stream."""
+    the stream they are recorded on, since torch reuses memory only within one stream.
+
+    Torch gives up a pool with the last graph in it and refuses to capture into it again. So a graph
+    of no use stays in the pool, and after a failed capture, which may have taken the pool with it,
+    the next graphs get a new one.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         with torch.cuda.device(device):
             self.stream = torch.cuda.Stream()
-            self.pool: Any = torch.cuda.graph_pool_handle()
+            self._renew()
         self._last: torch.cuda.Stream | None = None  # that a graph was replayed on
 
     def take_turn(self) -> None:
@@ -59,7 +64,16 @@ class GraphMemory:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()  # the warm-up's memory lies outside the pool
             with torch.cuda.stream(self.stream):
+                if self._stays is None:
+                    self._stays = self._record(self._fill)
                 return self._record(work)
+
+    def _fill(self) -> None:
+        torch.zeros(1, device=self.device)  # torch warns of graphs that hold nothing
+
+    def _renew(self) -> None:
+        self.pool: Any = torch.cuda.graph_pool_handle()
+        self._stays: torch.cuda.CUDAGraph | None = None
 
     def _record(self, work: Work) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -86,6 +100,7 @@ class GraphMemory:
             with suppress(RuntimeError):  # raised where the allocator has let go already
                 torch._C._cuda_endAllocateToPool(self.stream.device_index, self.pool)
             generator.graphsafe_set_state(state)
+            self._renew()
             raise
 
 

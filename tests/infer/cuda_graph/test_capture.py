@@ -110,6 +110,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> D
         "device": lambda _: nullcontext(), "default_generators": (one,),
         "synchronize": lambda: None, "empty_cache": lambda: None,
     }  # fmt: skip
+    monkeypatch.setattr(GraphMemory, "_fill", lambda self: None)
     for name, value in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", one.end_allocate, raising=False)

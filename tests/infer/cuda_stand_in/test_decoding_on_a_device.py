@@ -4,6 +4,7 @@ The device is a stand-in (support/cuda_stand_in), so that this is tested everywh
 asks a real one.
 """
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from support.tiny_models import CONTEXT, tiny_base, tiny_model
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.cuda_graph.captured import CapturedForward
 from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 from medusa_kit.settings.drafters import BROUGHT_ALONG, DRAFTERS
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -124,3 +126,42 @@ def test_all_forwards_over_trees_were_captured(engine: Engine, device: Device) -
 def test_attention_is_torchs_own_there(engine: Engine) -> None:
     assert engine.generate(PROMPTS[1], max_new_tokens=3).stats.attention == "sdpa"
     assert engine.base.device == torch.device("cuda", 0)
+
+
+def test_captures_go_on_after_all_graphs_are_gone(
+    device: Device, expected: list[list[int]]
+) -> None:
+    """As those of the check at load are once the garbage collector has run."""
+    engine = on_device("llama")
+    verifier = engine.verifier
+    assert isinstance(verifier, CapturedVerifier)
+    for _ in range(2):
+        verifier.make_room()
+        gc.collect()
+        assert told(engine.generate(PROMPTS[:2], max_new_tokens=TOKENS)) == expected[:2]
+        assert (verifier.refused, verifier.num_loose) == (None, 0)
+
+
+def test_a_capture_that_failed_is_tried_again_in_memory_of_its_own(
+    device: Device, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, plain_run = on_device("llama"), CapturedForward.run
+    verifier = engine.verifier
+    assert isinstance(verifier, CapturedVerifier)
+    memory = verifier._memory
+    assert memory is not None
+    before = memory.pool
+
+    def run(self: CapturedForward) -> None:
+        plain_run(self)
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("injected")
+
+    monkeypatch.setattr(CapturedForward, "run", run)
+    assert told(engine.generate(PROMPTS[:2], max_new_tokens=TOKENS)) == expected[:2]
+    assert verifier.refused == "injected"
+    monkeypatch.setattr(CapturedForward, "run", plain_run)
+    verifier._wait = 0
+    assert told(engine.generate(PROMPTS[:2], max_new_tokens=TOKENS)) == expected[:2]
+    assert verifier.refused is None
+    assert memory.pool != before

@@ -16,6 +16,7 @@ from support.cuda_stand_in.state import device, poison
 from support.cuda_stand_in.streams import Stream, current_stream
 
 FAILED = "CUDA error: operation failed due to a previous error during capture"
+GIVEN_UP = "it->second->use_count > 0 INTERNAL ASSERT FAILED"
 NOT_RECORDED = "Called CUDAGraph::replay without a preceding successful capture."
 BLANK = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"}
 Pool = tuple[int, int]
@@ -117,6 +118,8 @@ class CUDAGraph:
         if thread in device().captures:
             raise torch.AcceleratorError("CUDA error: the stream is being captured already")
         self._pool = pool or graph_pool_handle()
+        if not _sharing.get(self._pool, True):  # graphs were in it, and none is left
+            raise RuntimeError(f"{GIVEN_UP}, please report a bug to PyTorch.")
         device().captures[thread] = Capture(capture_error_mode)
 
     def capture_end(self) -> None:
