@@ -22,11 +22,12 @@ NAMED = 5
 def suite(bench: Workbench) -> dict[str, Any]:
     """Raises MedusaKitError where a test fails; junit.xml and pytest.txt have the details.
 
-    Warnings are no errors here: other versions of torch have others.
+    Warnings are no errors here: other versions of torch have others. Each test is named as it
+    ends, so that a run that is stopped from outside tells which have failed.
     """
     report, said = bench.folder / "junit.xml", bench.folder / "pytest.txt"
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", TESTS, "-W", "default", "-rs", "--tb=short",
+    command = [sys.executable, "-m", "pytest", TESTS, "-v", "-W", "default", "-rs", "--tb=short",
                f"--junit-xml={report.resolve()}", "-p", "no:cacheprovider"]  # fmt: skip
     if not bench.small and importlib.util.find_spec("xdist") is not None:
         command += ["-n", str(min(8, (os.cpu_count() or 2) // 2))]

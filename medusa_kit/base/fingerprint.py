@@ -151,17 +151,21 @@ def contents_digest(model: Any) -> str:
     return digest.hexdigest()
 
 
-def sampled_digest(model: Any) -> str:
-    """The same of a thousand numbers of every tensor, whatever the model's size, read at once."""
-    samples: list[Tensor] = []
-    for tensor in (*model.parameters(), *model.buffers()):
+def sampled_digest(tensors: Iterable[Tensor]) -> str:
+    """The same of a thousand numbers of every tensor, whatever their size. They are views until
+    they are read at once: on a GPU each operation on a tensor would take time at each request."""
+    samples: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
         for part in stored_parts(tensor):
             flat = part.detach().flatten()
-            if len(flat) > SAMPLES:
-                flat = flat[torch.arange(SAMPLES, device=flat.device) * len(flat) // SAMPLES]
-            there = samples[0].device if samples else flat.device
-            samples.append(flat.contiguous().view(torch.uint8).to(there))
-    return blake2b(torch.cat(samples).cpu().numpy().data).hexdigest()
+            some = flat[:: -(-len(flat) // SAMPLES) | 1]  # odd, so that all columns have their turn
+            if some.element_size() == 1:  # which torch may have no `cat` for
+                some = some.view(torch.uint8)
+            samples.setdefault((some.device, some.dtype), []).append(some)
+    digest = blake2b()
+    for parts in samples.values():
+        digest.update(torch.cat(parts).cpu().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _xxh3_128(data: bytes = b"") -> Any:

@@ -17,6 +17,8 @@ from medusa_kit.locks import SharedLock
 Work = Callable[[], object]
 # Only one thread captures at a time: the first one to end would turn the collector on for others.
 _capturing = SharedLock()
+# Torch's allocator of pinned memory goes on asking a graph whose capture failed whether it records.
+_failed: list[torch.cuda.CUDAGraph] = []
 
 
 def can_capture(device: torch.device) -> bool:
@@ -36,7 +38,8 @@ class GraphMemory:
         self.device = device
         with torch.cuda.device(device):
             self.stream = torch.cuda.Stream()
-            self._renew()
+            self.pool: Any = torch.cuda.graph_pool_handle()
+        self._stays: torch.cuda.CUDAGraph | None = None
         self._last: torch.cuda.Stream | None = None  # that a graph was replayed on
 
     def take_turn(self) -> None:
@@ -72,12 +75,12 @@ class GraphMemory:
         torch.zeros(1, device=self.device)  # torch warns of graphs that hold nothing
 
     def _renew(self) -> None:
-        self.pool: Any = torch.cuda.graph_pool_handle()
-        self._stays: torch.cuda.CUDAGraph | None = None
+        self.pool = torch.cuda.graph_pool_handle()
+        self._stays = None
 
     def _record(self, work: Work) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with no_collection(), self._as_before():
+        with no_collection(), self._as_before(graph):
             # thread_local: another thread may allocate or wait meanwhile.
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
@@ -90,7 +93,7 @@ class GraphMemory:
         return graph
 
     @contextmanager
-    def _as_before(self) -> Iterator[None]:
+    def _as_before(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         """Undo what a failed capture leaves behind in torch."""
         generator = torch.cuda.default_generators[self.stream.device_index]
         state = generator.clone_state()
@@ -101,6 +104,7 @@ class GraphMemory:
                 torch._C._cuda_endAllocateToPool(self.stream.device_index, self.pool)
             generator.graphsafe_set_state(state)
             self._renew()
+            _failed.append(graph)
             raise
 
 

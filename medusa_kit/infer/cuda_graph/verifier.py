@@ -143,13 +143,14 @@ class CapturedVerifier(Verifier):
 
     def slots_for(self, num_rows: int) -> int:
         """Slots of each row in a batch for any number of requests: as many as memory has room for
-        and the context can fill."""
+        and the context can fill, and no more once the cache has rounded them up."""
         if self.base.device.type != "cuda":
             return 0
         free, _ = torch.cuda.mem_get_info(self.base.device)
         per_slot = num_rows * cache_bytes_per_token(self.base, self.num_layers)
         most = self.base.info.context_length + ROW_SIZES[-1]
-        return min(most, int(SHARE_OF_CACHE * free) // max(per_slot, 1))
+        fit = int(SHARE_OF_CACHE * free) // max(per_slot, 1)
+        return most if fit >= most else 1 << max(fit.bit_length() - 1, 0)
 
     @no_gradients
     def prepare(self, cache: TreeCache, num_rows: int) -> None:

@@ -9,7 +9,7 @@ import weakref
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from medusa_kit.base.fingerprint import sampled_digest
 from medusa_kit.base.hooks import foreign_hooks
@@ -25,15 +25,15 @@ class ModelState:
     versions, places and a sample of the numbers of every tensor."""
 
     def __init__(self, model: Any) -> None:
-        tensors = [*model.parameters(), *model.buffers()]
         modules = list(model.modules())
+        tensors = _tensors_of(modules)
         self._parts: list[weakref.ref[Any]] = [weakref.ref(part) for part in (*modules, *tensors)]
         self._facts = (
             [(type(module), type(module).forward, _settings(module)) for module in modules],
             [(one._version, one.data_ptr(), one.dtype, one.device) for one in tensors],
             _settings(model.config),
             torch.is_autocast_enabled(model.device.type),
-            sampled_digest(model),  # writes through `.data` change no version
+            sampled_digest(tensors),  # writes through `.data` change no version
         )
 
     def __eq__(self, other: object) -> bool:
@@ -60,13 +60,26 @@ def state_of(verifier: Verifier) -> State:
 
 def _is_plain(model: Any) -> bool:
     """Whether what the model computes follows from what `ModelState` compares."""
+    modules = list(model.modules())
     if foreign_hooks(model) or getattr(model, "_hf_peft_config_loaded", False):
         return False
-    for module in model.modules():
+    for module in modules:
         if "forward" in vars(module) or type(module).__module__.split(".")[0] not in PLAIN_CODE:
             return False
-    tensors = [*model.parameters(), *model.buffers()]
-    return all(type(one) in PLAIN_TENSORS and not one.is_inference() for one in tensors)
+    return all(
+        type(one) in PLAIN_TENSORS and not one.is_inference() for one in _tensors_of(modules)
+    )
+
+
+def _tensors_of(modules: list[nn.Module]) -> list[Tensor]:
+    """Parameters and buffers, each once."""
+    found = [
+        tensor
+        for module in modules
+        for tensor in (*module._parameters.values(), *module._buffers.values())
+        if tensor is not None
+    ]
+    return list({id(tensor): tensor for tensor in found}.values())
 
 
 def _settings(owner: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from support.tiny_models import CONTEXT, tiny_base, tiny_model
 from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.cuda_graph.captured import MAX_NODES
-from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
+from medusa_kit.infer.cuda_graph.verifier import SHARE_OF_CACHE, CapturedVerifier
 from medusa_kit.infer.memory import cache_bytes_per_token
 from medusa_kit.infer.prefix_cache.kept_batches import KEPT_SHARE
 from medusa_kit.infer.tree_step import Nodes
@@ -123,11 +123,16 @@ def test_a_server_captures_at_its_start_and_others_work_meanwhile(cuda_stand_in:
 
 
 def test_a_servers_cache_is_as_large_as_memory_allows(cuda_stand_in: Device) -> None:
-    verifier = verifier_of(engine_there())
-    context, per_token = verifier.base.info.context_length, cache_bytes_per_token(verifier.base)
-    assert verifier.slots_for(4) > context
-    cuda_stand_in.memory.free = 4 * per_token * 100
-    assert verifier.slots_for(4) == 60
+    """A share of it, also once the cache has rounded its slots up."""
+    model = tiny_model("llama", max_position_embeddings=5000).to("cuda")
+    verifier = verifier_of(build_engine(wrap_model(model)))
+    per_token = cache_bytes_per_token(verifier.base)
+    assert verifier.slots_for(4) > 5000
+    for slots in (500, 1700, 2500, 5000, 8200):
+        cuda_stand_in.memory.free = free = 4 * per_token * slots
+        cache = verifier.new_cache(4, verifier.slots_for(4))
+        share = 4 * per_token * cache.num_slots / free
+        assert SHARE_OF_CACHE / 2 < share <= SHARE_OF_CACHE, (slots, cache.num_slots)
 
 
 def test_conversations_are_kept_by_the_devices_size(cuda_stand_in: Device) -> None:
