@@ -22,7 +22,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Draft, Drafter, State, padded_draft
-from medusa_kit.infer.request import Row, make_row
+from medusa_kit.infer.request import Request, make_request
 from medusa_kit.settings.engine import EngineOptions
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -70,8 +70,8 @@ def random_engine(family: str) -> Engine:
     return build_engine(wrap_model(model, None, f"random {family}"), EngineOptions(heads=None))
 
 
-def answered(engine: Engine, prompt: list[int], tokens: int, drafter: Drafter) -> Row:
-    row = make_row(engine.verifier, prompt, SamplingParams(), tokens)
+def answered(engine: Engine, prompt: list[int], tokens: int, drafter: Drafter) -> Request:
+    row = make_request(engine.verifier, prompt, SamplingParams(), tokens)
     for _ in decode(engine.verifier, drafter, [row]):
         pass
     return row

@@ -49,11 +49,11 @@ class OwnSpeed:
         """An answer of so many tokens, whatever they are: the stop token does not end it."""
         from medusa_kit.drafters.plain import PlainDrafter
         from medusa_kit.infer.decode import decode
-        from medusa_kit.infer.request import make_row
+        from medusa_kit.infer.request import make_request
         from medusa_kit.settings.sampling import SamplingParams
 
         verifier = self.engine.verifier
-        row = make_row(verifier, self.ids(prompt), SamplingParams(), new)
+        row = make_request(verifier, self.ids(prompt), SamplingParams(), new)
         row.stop_ids = frozenset()
         if row.max_new_tokens < new:
             raise RuntimeError(f"{row.max_new_tokens} of {new} tokens fit into the context")

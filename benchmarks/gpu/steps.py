@@ -29,7 +29,7 @@ from medusa_kit.infer.cuda_graph.captured import CapturedForward
 from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter
-from medusa_kit.infer.request import Row, make_row
+from medusa_kit.infer.request import Request, make_request
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.dynamic import DynamicTree
@@ -122,7 +122,7 @@ def _decoding(
     prompts: list[list[int]],
     steps: int,
     sampling: SamplingParams = GREEDY,
-) -> Iterator[tuple[Row, Callable[[], Any]]]:
+) -> Iterator[tuple[Request, Callable[[], Any]]]:
     """(the first row, a function that takes the next step), after the prompts were read."""
     rows = _rows(engine, prompts, steps, sampling)
     running = decode(engine.verifier, drafter, rows)
@@ -135,10 +135,10 @@ def _decoding(
 
 def _rows(
     engine: Engine, prompts: list[list[int]], steps: int, sampling: SamplingParams = GREEDY
-) -> list[Row]:
+) -> list[Request]:
     """Rows with room for `steps` steps, whatever these emit."""
     tokens = 1 + (steps + 1) * 5
-    return [make_row(engine.verifier, ids, sampling, tokens) for ids in prompts]
+    return [make_request(engine.verifier, ids, sampling, tokens) for ids in prompts]
 
 
 @torch.inference_mode()

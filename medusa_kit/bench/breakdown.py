@@ -21,7 +21,7 @@ from medusa_kit.base.quantization import stored_bytes
 from medusa_kit.bench.report import ONE_NODE
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.request import make_row
+from medusa_kit.infer.request import make_request
 from medusa_kit.infer.timing import StepTiming
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -92,7 +92,7 @@ def step_breakdown(
 
     def steps() -> Iterator[StepTiming]:
         tokens = min(max_new_tokens, room)
-        rows = [make_row(engine.verifier, prompt, sampling, tokens) for prompt in batch]
+        rows = [make_request(engine.verifier, prompt, sampling, tokens) for prompt in batch]
         last: StepTiming | None = None
         for _ in engine.decode_rows(drafter, rows, len(rows)):
             timing = rows[0].timing

@@ -25,7 +25,7 @@ from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter
-from medusa_kit.infer.request import Row, make_row
+from medusa_kit.infer.request import Request, make_request
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.statistics import RankStatistics
@@ -113,7 +113,7 @@ class Case:
         return calibration.calibrate(self.base, self.heads, self.answers, num_ranks=1)
 
     @cached_property
-    def served(self) -> list[Row]:
+    def served(self) -> list[Request]:
         """A few of the prompts, decoded with the best guess of each head in a chain."""
         assert self.heads is not None, "`lacks` is asked first"
         drafter = draft_with(self.heads, CandidateTree.chain(self.heads.num_heads))
@@ -128,12 +128,12 @@ class Case:
 
     def decode(
         self, drafter: Drafter, prompt_ids: Sequence[int], tokens: int, stop: bool = True
-    ) -> tuple[Row, list[int]]:
+    ) -> tuple[Request, list[int]]:
         """A greedy answer, and how many tokens each step emitted; `stop`: end at a stop token."""
         assert self.engine is not None, "`lacks` is asked first"
         if drafter.num_nodes > 1:
             pack_for_rows(self.base, drafter.num_nodes)  # as the engine does
-        row = make_row(self.engine.verifier, prompt_ids, SamplingParams(), tokens)
+        row = make_request(self.engine.verifier, prompt_ids, SamplingParams(), tokens)
         if not stop:
             row.stop_ids = frozenset()
         steps = decode(self.engine.verifier, drafter, [row])

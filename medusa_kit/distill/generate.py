@@ -30,7 +30,7 @@ from medusa_kit.infer.backends import Backends, prepare_backends
 from medusa_kit.infer.cpu.int8_weights import refuse_int8_weights
 from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
 from medusa_kit.infer.decode import decode
-from medusa_kit.infer.request import Row, make_row
+from medusa_kit.infer.request import Request, make_request
 from medusa_kit.settings.sampling import SamplingParams
 
 GROUP_BATCHES = (
@@ -324,7 +324,7 @@ def _answered(
     max_new_tokens: int,
     batch_size: int,
     sampling: SamplingParams,
-) -> Iterator[tuple[_Task, Row]]:
+) -> Iterator[tuple[_Task, Request]]:
     """Answers by plain decoding, in the tasks' order. A group of tasks is decoded at a time, so
     that few answers wait in memory for an earlier, longer one.
 
@@ -334,7 +334,7 @@ def _answered(
     for start in range(0, len(tasks), group):
         some = tasks[start : start + group]
         rows = [
-            make_row(
+            make_request(
                 verifier,
                 task.prompt_ids,
                 replace(sampling, seed=(sampling.seed << 32) + zlib.crc32(task.id.encode())),

@@ -31,7 +31,7 @@ from medusa_kit.infer.draft import NODES, Drafter
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.node_choice.measured import MeasuredSteps
 from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
-from medusa_kit.infer.request import Emitted, Row, make_row
+from medusa_kit.infer.request import Emitted, Request, make_request
 from medusa_kit.infer.self_check import TreeCheck
 from medusa_kit.infer.threaded.batch_thread import MAX_WAITING, BatchThread
 from medusa_kit.infer.turns import Turns
@@ -245,7 +245,7 @@ class Engine:
 
     def _request(
         self, call: str, prompt: Any, max_new_tokens: int, stop: Any, sampling: "SamplingOptions"
-    ) -> tuple[Row, tuple[str, ...], SamplingParams]:
+    ) -> tuple[Request, tuple[str, ...], SamplingParams]:
         """(row, stop strings, sampling) of a call that takes a single prompt."""
         stops, params = _as_stops(stop), SamplingParams.of(sampling)
         prompts, single = _as_prompts(prompt)
@@ -258,9 +258,9 @@ class Engine:
 
     def _row(
         self, prompt: Prompt, sampling: SamplingParams, max_new_tokens: int, stops: tuple[str, ...]
-    ) -> Row:
+    ) -> Request:
         watcher = StopStrings(self.base.tokenizer, stops) if stops else None
-        row = make_row(self.verifier, self.encode(prompt), sampling, max_new_tokens, watcher)
+        row = make_request(self.verifier, self.encode(prompt), sampling, max_new_tokens, watcher)
         row.rounding_tolerance = self.rounding_tolerance
         return row
 
@@ -269,7 +269,7 @@ class Engine:
         """Whether guesses are verified only where they pay."""
         return self.steps is not None
 
-    def _why(self, row: Row) -> list[str]:
+    def _why(self, row: Request) -> list[str]:
         """How many draft tokens were verified, and why not more."""
         if self.steps is None or not row.num_together:
             return []
@@ -283,7 +283,7 @@ class Engine:
         return None if steps is None else steps.cost
 
     def decode_rows(
-        self, drafter: Drafter, rows: Sequence[Row], max_rows: int
+        self, drafter: Drafter, rows: Sequence[Request], max_rows: int
     ) -> Iterator[Emitted]:
         return decode(self.verifier, drafter, rows, max_rows, self.batches, self._cost(drafter))
 
@@ -328,7 +328,7 @@ class Engine:
         default = default_drafter(self.heads is not None, self.draft_model is not None)
         return self.drafter or self.usual_drafter or default, self.drafter_options
 
-    def _result(self, row: Row, drafter: str, notes: Sequence[str]) -> GenerationResult:
+    def _result(self, row: Request, drafter: str, notes: Sequence[str]) -> GenerationResult:
         text = text_before(self.base.tokenizer, row.text_ids(row.token_ids), row.stop_place)
         deepest = max(row.depth_counts, default=0)
         at_least = [

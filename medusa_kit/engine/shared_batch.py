@@ -17,7 +17,7 @@ from medusa_kit.errors import ConfigError, check_count
 from medusa_kit.infer.details import NOTHING, Wanted
 from medusa_kit.infer.detokenize import TextStream
 from medusa_kit.infer.draft import Drafter
-from medusa_kit.infer.request import Emitted, Row
+from medusa_kit.infer.request import Emitted, Request
 from medusa_kit.infer.threaded.batch_thread import BatchStats, BatchThread
 from medusa_kit.infer.threaded.submission import Emission, OnTokens, Submission
 from medusa_kit.infer.turns import AdaptedVerifier
@@ -45,7 +45,7 @@ class Requests(Protocol):
 
     def _request(
         self, call: str, prompt: Any, max_new_tokens: int, stop: Any, sampling: SamplingOptions
-    ) -> tuple[Row, tuple[str, ...], SamplingParams]: ...
+    ) -> tuple[Request, tuple[str, ...], SamplingParams]: ...
 
     def _named(
         self, name: str | None, options: Mapping[str, Any] | None
@@ -59,7 +59,7 @@ class Requests(Protocol):
         sampling: SamplingParams | None = None,
     ) -> Drafter: ...
 
-    def _result(self, row: Row, drafter: str, notes: Sequence[str]) -> GenerationResult: ...
+    def _result(self, row: Request, drafter: str, notes: Sequence[str]) -> GenerationResult: ...
 
 
 class Heads(Protocol):

@@ -9,7 +9,7 @@ from weakref import WeakSet
 from medusa_kit.engine.result import GenerationResult
 from medusa_kit.infer.details import VerifiedTree
 from medusa_kit.infer.detokenize import TextStream
-from medusa_kit.infer.request import Emitted, Row
+from medusa_kit.infer.request import Emitted, Request
 from medusa_kit.locks import SharedLock
 
 
@@ -45,7 +45,7 @@ class Streaming:
     def __init__(
         self,
         steps: Callable[[], Iterator[Emitted]],
-        row: Row,
+        row: Request,
         text: TextStream,
         result: Callable[[], GenerationResult],
         guessers: Callable[[int], Sequence[str]],

@@ -36,7 +36,7 @@ from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.attention import ATTENTION_NAME
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.decode import decode
-from medusa_kit.infer.request import Row
+from medusa_kit.infer.request import Request
 from medusa_kit.locks import SharedLock, lock_of
 from medusa_kit.settings.drafters import drafter_options
 from medusa_kit.settings.sampling import SamplingParams
@@ -238,7 +238,7 @@ def _packed_contents(model: Any, engine: Engine) -> str | None:
     return contents_digest(model) if isinstance(engine.verifier, NativeVerifier) else None
 
 
-def _rows(engine: Engine, prompts: list[list[int]], config: Any, new_tokens: int) -> list[Row]:
+def _rows(engine: Engine, prompts: list[list[int]], config: Any, new_tokens: int) -> list[Request]:
     """Raises ConfigError for an id that the model has no row for; ContextLengthError: plain
     generate can run past the context's end, trees cannot."""
     for ids in prompts:
@@ -257,7 +257,12 @@ def _rows(engine: Engine, prompts: list[list[int]], config: Any, new_tokens: int
     stops = config._eos_token_tensor
     stop_ids = frozenset(() if stops is None else stops.flatten().tolist())
     return [
-        Row(ids, _sampler(engine, ids, one, config, new_tokens), new_tokens, stop_ids)
+        Request(
+            prompt_ids=ids,
+            sampler=_sampler(engine, ids, one, config, new_tokens),
+            max_new_tokens=new_tokens,
+            stop_ids=stop_ids,
+        )
         for ids, one in zip(prompts, params, strict=True)
     ]
 

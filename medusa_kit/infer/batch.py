@@ -16,16 +16,11 @@ from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.infer.details import token_scores
-from medusa_kit.infer.draft import (
-    Draft,
-    Drafter,
-    State,
-    flat_nodes,
-)
+from medusa_kit.infer.draft import Draft, Drafter, flat_nodes
 from medusa_kit.infer.group import Group, ScoredRow, by_row, drafts_of, without_watched
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.prefix_cache.prefixes import WORTH_A_COPY, PrefixCache, Start
-from medusa_kit.infer.request import Emitted, FailAlone, Row, together_or_alone
+from medusa_kit.infer.request import Emitted, FailAlone, Request, together_or_alone
 from medusa_kit.infer.schedule import Piece, Schedule
 from medusa_kit.infer.timing import Clock, Laps, StepTiming
 from medusa_kit.infer.tree_cache import TreeCache
@@ -42,8 +37,8 @@ GROWTH, CPU_GROWTH = 1.25, 2.0
 class Batch:
     """Rows that are decoded together, at most `max_rows` of them. One thread owns it.
 
-    A row that fails leaves (`Row.error` says why), alone, or with the others of its drafter where
-    that failed. The cache holds what is committed, whatever failed, and the other rows go on.
+    A row that fails leaves (`Request.error` says why), alone, or with the others of its drafter
+    where that failed. The cache holds what is committed, whatever failed, and the other rows go on.
 
     `num_slots`: tokens and nodes that a row may have; more is made room for as rows are added.
     `max_pause`: seconds for which prompts are read between two steps while rows run, and so the
@@ -64,13 +59,12 @@ class Batch:
         self.verifier, self._reuse, self._clock = verifier, reuse_prefixes, clock
         self.cache: TreeCache = verifier.new_cache(max_rows, num_slots)
         self.prefixes = PrefixCache(max_rows)
-        self._schedule: Schedule[Row] = Schedule(max_rows, max_pause)
+        self._schedule: Schedule[Request] = Schedule(max_rows, max_pause)
         self.cost: StepCost | None = None  # by which guesses that pay are chosen; None: all are
         self._longest = self._most_nodes = 1
-        self._drafters: dict[Row, Drafter] = {}
-        self._prompt_hidden: dict[Row, list[Tensor]] = {}  # of rows whose drafters read them
+        self._drafters: dict[Request, Drafter] = {}
         self._groups: dict[int, Group] = {}  # rows that run, by their drafter
-        self.finished: list[Row] = []  # rows that have left since the last step began
+        self.finished: list[Request] = []  # rows that have left since the last step began
         self.num_steps = self.num_nodes = 0  # forwards over trees; nodes in the last one
         self.timing: StepTiming | None = None  # of the newest step, if it verified trees
 
@@ -99,7 +93,7 @@ class Batch:
     def num_running(self) -> int:
         return self._schedule.num_running
 
-    def add(self, row: Row, drafter: Drafter) -> None:
+    def add(self, row: Request, drafter: Drafter) -> None:
         """Let a row in as soon as a place is free. Rows with the same drafter draft together.
         Raises, with nothing changed, where there is no memory for so long a row."""
         longest = max(self._longest, row.num_slots)
@@ -132,7 +126,7 @@ class Batch:
             self.cancel(row)
         self.remove_finished()
 
-    def cancel(self, row: Row) -> None:
+    def cancel(self, row: Request) -> None:
         """End a row here; it keeps what it has emitted."""
         row.finish_reason = row.finish_reason or "cancelled"
 
@@ -171,28 +165,24 @@ class Batch:
             self._leave(gone)
             self.finished += gone
 
-    def _leave(self, gone: Sequence[Row]) -> None:
+    def _leave(self, gone: Sequence[Request]) -> None:
         for row in gone:
             if (place := self._schedule.leave(row)) is not None:
                 text = [*row.prompt_ids, *row.token_ids]
                 held = text[: self.cache.lengths[place]]
                 self.prefixes.leave(place, held, len(row.prompt_ids))
         for key, group in list(self._groups.items()):
-            # A drafter that failed for its first row gets to know, too, that it has none.
-            if not group.rows or any(row.finish_reason is not None for row in group.rows):
-                with FailAlone(*group.rows):
-                    group.remove_finished()
+            group.remove_finished()
             if not group.rows:
                 del self._groups[key]
         for drafter in {id(self._drafters[row]): self._drafters[row] for row in gone}.values():
-            ended = [row for row in gone if self._drafters[row] is drafter and row.is_complete]
             try:
-                drafter.end([row.token_ids for row in ended])
+                drafter.finish([row for row in gone if self._drafters[row] is drafter])
             except Exception as error:  # the answers are there
                 console.warn(f"drafter {drafter.name} could not keep answers: {error}")
         for row in gone:
             del self._drafters[row]
-            self._prompt_hidden.pop(row, None)
+            row.forget()
 
     def _read_prompts(self) -> Emitted:
         """The first token of each row whose prompt has been read to its end."""
@@ -210,7 +200,7 @@ class Batch:
                     self.remove_finished()
         return emitted
 
-    def _read(self, pieces: Sequence[Piece[Row]]) -> list[tuple[Tensor, Tensor] | None]:
+    def _read(self, pieces: Sequence[Piece[Request]]) -> list[tuple[Tensor, Tensor] | None]:
         """(hidden_1D, logits_V) at the last token of each piece; None where it failed."""
 
         def read(first: int, last: int) -> list[tuple[Tensor, Tensor]]:
@@ -227,7 +217,7 @@ class Batch:
             )
             if seen:  # empty where C++ has read them
                 for piece in wanted:
-                    self._prompt_hidden.setdefault(piece.key, []).append(seen[piece.place])
+                    piece.key.prompt_parts.append(seen[piece.place])
             hidden_BD, _ = without_watched(hidden_BD, self.verifier.watched_size)
             return list(zip(hidden_BD.split(1), logits_BV, strict=True))
 
@@ -243,7 +233,7 @@ class Batch:
                 raise
         return work()
 
-    def _first_token(self, row: Row, hidden_1D: Tensor, logits_V: Tensor) -> Emitted:
+    def _first_token(self, row: Request, hidden_1D: Tensor, logits_V: Tensor) -> Emitted:
         root = row.sampler.choose(logits_V, row.prompt_ids)
         if row.counts_near_ties:
             scores = NodeScores(hidden_1D, logits_V[None])
@@ -254,7 +244,9 @@ class Batch:
         self._begin(row, root, hidden_1D)
         return [(row, emitted)]
 
-    def _place_for(self, row: Row, free: Sequence[int], later: Sequence[Row]) -> tuple[int, int]:
+    def _place_for(
+        self, row: Request, free: Sequence[int], later: Sequence[Request]
+    ) -> tuple[int, int]:
         """(where to put a row, tokens of its prompt that the cache holds there)."""
         start = Start(min(free), 0)
         with FailAlone(row):
@@ -276,29 +268,28 @@ class Batch:
 
     def _texts(self) -> dict[int, list[int]]:
         """What the cache holds, between steps, in places of rows that run or are being read."""
-        running = dict[Row, list[int]]()
-        for group in self._groups.values():
-            running.update(zip(group.rows, group.state.tokens, strict=True))
-        texts = {self._schedule.place_of(row): text for row, text in running.items()}
+        running = [row for group in self._groups.values() for row in group.rows]
+        texts = {self._schedule.place_of(row): row.text for row in running}
         for place, row in self._schedule.places_read_into().items():
             texts[place] = row.prompt_ids[: self.cache.lengths[place]]
         return texts
 
-    def _begin(self, row: Row, root: int, hidden_1D: Tensor) -> None:
+    def _begin(self, row: Request, root: int, hidden_1D: Tensor) -> None:
         self._schedule.begin(row)
         if row.finish_reason is not None:  # its first token was its last
             return
-        state = State([list(row.prompt_ids)], [root], hidden_1D, [row.sampler])
-        if read := self._prompt_hidden.pop(row, None):
+        row.text, row.root, row.hidden_1D = list(row.prompt_ids), root, hidden_1D
+        if read := row.prompt_parts:
             parts = [without_watched(one_TW, self.verifier.watched_size) for one_TW in read]
             if all(hidden_TD.shape[1] for hidden_TD, _ in parts):  # C++ gives the layers alone
-                state.prompt_hidden = [torch.cat([hidden_TD for hidden_TD, _ in parts])]
+                row.prompt_hidden = torch.cat([hidden_TD for hidden_TD, _ in parts])
             if layers := [layers_TX for _, layers_TX in parts if layers_TX is not None]:
-                state.prompt_layers = [torch.cat(layers)]
+                row.prompt_layers = torch.cat(layers)
         drafter = self._drafters[row]
         group = self._groups.setdefault(id(drafter), Group(drafter))
         with FailAlone(row, *group.rows):
-            group.add(row, state)
+            group.add(row)
+        row.prompt_parts, row.prompt_hidden, row.prompt_layers = [], None, None
 
     def _verify_trees(self) -> Emitted:
         running = [
@@ -343,7 +334,7 @@ class Batch:
         return emitted
 
     def _score(
-        self, drafts: Sequence[Draft], rows: Sequence[Row], places: Sequence[int]
+        self, drafts: Sequence[Draft], rows: Sequence[Request], places: Sequence[int]
     ) -> list[ScoredRow]:
         """Of the rows for which it did not fail."""
         if not rows:

@@ -10,7 +10,7 @@ from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.memory import explain_oom
 from medusa_kit.infer.node_choice.cost import StepCost
-from medusa_kit.infer.request import Emitted, Row
+from medusa_kit.infer.request import Emitted, Request
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 
@@ -19,7 +19,7 @@ from medusa_kit.no_gradients import no_gradients
 def decode(
     verifier: Verifier,
     drafter: Drafter,
-    rows: Sequence[Row],
+    rows: Sequence[Request],
     max_rows: int | None = None,
     lender: "Lender | None" = None,
     cost: StepCost | None = None,

@@ -7,9 +7,10 @@ Shapes: B batch, N nodes with root, D hidden, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.transfer import to_device
 
+T = TypeVar("T")
 ROOT, UNUSED = -1, -2
 PerRow = Sequence[Tensor] | Tensor  # a tensor for each row; as one where rows are alike
 COUNTS = "tokens a step: "  # how a note begins that counts an answer's steps
@@ -102,45 +104,61 @@ class Draft:
         return torch.cat([tokens_N[:count] for tokens_N, count in rows])
 
 
-@dataclass
-class State:
-    """The rows before a step. `tokens[b]`: prompt and committed tokens of row b."""
+@dataclass(eq=False, kw_only=True)
+class RequestText:
+    """What drafters see of a request whose prompt has been read, and what they keep of it."""
 
-    tokens: list[list[int]]
-    roots_B: list[int]
-    hidden_BD: Tensor  # at the last committed token, whose next token is the root
-    samplers: Sequence[Sampler] = ()  # of each row; none: by argmax
-    # When rows join, for a drafter that `reads_prompts`: hidden_TD of each row at the last T tokens
-    # of its prompt, which are all but those that a cache held, where torch has read them.
-    prompt_hidden: Sequence[Tensor] = ()
-    prompt_layers: Sequence[Tensor] = ()  # the same of the layers that a drafter watches
+    text: list[int] = field(default_factory=list)  # prompt and committed tokens
+    root: int = 0  # the base model's own next token
+    hidden_1D: Tensor | None = None  # at the last committed token, whose next token is the root
+    sampler: Sampler | None = None  # None: by argmax
+    # While it begins, for a drafter that `reads_prompts`: hidden_TD at the last T tokens of its
+    # prompt, which are all but those that a cache held, where torch has read them.
+    prompt_hidden: Tensor | None = None
+    prompt_layers: Tensor | None = None  # the same of the layers that a drafter watches
+    kept: dict[Any, Any] = field(default_factory=dict, repr=False)  # by the drafter that keeps it
+    token_ids: list[int] = field(default_factory=list)  # of the answer, as far as it was emitted
+    finish_reason: str | None = None  # stop | length | cancelled | error
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer came to its end."""
+        return self.finish_reason in ("stop", "length")
+
+    def own(self, drafter: Any, make: Callable[[], T]) -> T:
+        """What a drafter keeps of this request, made now if there is nothing yet."""
+        if drafter not in self.kept:
+            self.kept[drafter] = make()
+        found: T = self.kept[drafter]
+        return found
+
+
+class State:
+    """The requests before a step. `tokens[b]`: prompt and committed tokens of request b."""
+
+    def __init__(self, requests: Sequence[RequestText]) -> None:
+        self.requests = requests
+        self.tokens = [one.text for one in requests]
+        self.roots_B = [one.root for one in requests]
+        self.samplers = [one.sampler for one in requests]
+
+    @cached_property
+    def hidden_BD(self) -> Tensor:
+        """At the last committed token of each request, whose next token is the root."""
+        parts = [one.hidden_1D for one in self.requests if one.hidden_1D is not None]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def draws(self) -> list[RowDraws | None] | None:
-        """How the tokens after each row's root will be drawn; None where no row's are."""
-        pairs = zip(self.samplers, self.tokens, strict=True) if self.samplers else ()
-        found = [sampler.draws_after(len(tokens)) for sampler, tokens in pairs]
+        """How the tokens after each request's root will be drawn; None where no request's are."""
+        found = [
+            None if sampler is None else sampler.draws_after(len(tokens))
+            for sampler, tokens in zip(self.samplers, self.tokens, strict=True)
+        ]
         return found if any(found) else None
 
-    def with_rows(self, other: "State") -> "State":
-        """These rows and, after them, those of `other`."""
-        return State(
-            [*self.tokens, *other.tokens],
-            [*self.roots_B, *other.roots_B],
-            torch.cat([self.hidden_BD, other.hidden_BD]),
-            [*self.samplers, *other.samplers],
-        )
-
     def of_rows(self, rows: Sequence[int]) -> "State":
-        """The state of these rows alone."""
-        hidden_BD = self.hidden_BD
-        if len(hidden_BD) > 0:  # else the hidden states stay on the device
-            hidden_BD = hidden_BD[to_device(rows, hidden_BD.device)]
-        return State(
-            [self.tokens[row] for row in rows],
-            [self.roots_B[row] for row in rows],
-            hidden_BD,
-            [self.samplers[row] for row in rows] if self.samplers else (),
-        )
+        """The state of these requests alone."""
+        return State([self.requests[row] for row in rows])
 
 
 def unread(tokens: list[int], root: int, num_read: int) -> list[int]:
@@ -162,6 +180,7 @@ class StepResult:
     # Tokens of each row's used nodes, where they have been read from the device.
     tokens_read: Sequence[Sequence[int]] | None = None
     layers: PerRow = ()  # (N, X): outputs of the layers that a drafter watches, one after another
+    requests: Sequence[RequestText] = ()  # whose draft it was
 
     def tokens(self, row: int) -> Sequence[int]:
         """Of the row's nodes, the used ones at least."""
@@ -220,13 +239,14 @@ def flat_nodes(drafts: Sequence[Draft]) -> Nodes:
 class Drafter(ABC):
     """What proposes draft tokens, at each step for all requests that it drafts for.
 
-    One that keeps nothing between steps has `name`, `num_nodes` and `propose` alone.
+    One that keeps nothing between steps has `name`, `num_nodes` and `propose` alone. What it keeps
+    of a request lies with the request (`RequestText.own`), and is gone with it.
     """
 
     name: str
     num_nodes: int  # of one request's tree, at most, root included
     num_ranks: int = 0  # likeliest tokens after each node that it reads (`StepResult.ranked`)
-    reads_prompts: bool = False  # hidden states of prompts (`State.prompt_hidden`)
+    reads_prompts: bool = False  # hidden states of prompts (`RequestText.prompt_hidden`)
     watches: tuple[int, ...] = ()  # layers of the base whose outputs it reads (`StepResult.layers`)
     offers: bool = False  # whether the batch chooses how many draft tokens it verifies
     rewinds: bool = False  # whether drafts may be taken back, since they depend on the root alone
@@ -246,17 +266,14 @@ class Drafter(ABC):
         raise NotImplementedError
 
     # What follows is empty: one that keeps nothing between steps has nothing to do.
-    def join(self, state: State) -> None:  # noqa: B027
-        """These requests come after those that are there."""
+    def begin(self, request: RequestText) -> None:  # noqa: B027
+        """A request begins: its prompt has been read."""
 
     def observe(self, step: StepResult) -> None:  # noqa: B027
         """What became of the draft."""
 
-    def select_rows(self, rows: Sequence[int]) -> None:  # noqa: B027
-        """These requests go on, in this order; the others have ended."""
-
-    def end(self, answers: Sequence[Sequence[int]]) -> None:  # noqa: B027
-        """Requests ended with these answers."""
+    def finish(self, requests: Sequence[RequestText]) -> None:  # noqa: B027
+        """These requests have ended, or were cancelled before they began."""
 
     def describe(self) -> str:
         """Its name in statistics, with what it did so far."""

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from medusa_kit.infer.accept.rows import ScoredTree
@@ -17,7 +16,7 @@ from medusa_kit.infer.draft import Draft, Drafter, State, StepResult
 from medusa_kit.infer.node_choice.choice import Offer, chosen_counts
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.read_back import read_back
-from medusa_kit.infer.request import Emitted, FailAlone, Row
+from medusa_kit.infer.request import Emitted, FailAlone, Request
 from medusa_kit.infer.tree_step import Nodes, NodeScores
 from medusa_kit.transfer import to_device
 
@@ -25,31 +24,25 @@ T = TypeVar("T")
 
 
 class Group:
-    """Rows of a batch with the same drafter; `state` is theirs, in the same order."""
+    """Rows of a batch with the same drafter."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self._offered = False
-        self.rows: list[Row] = []
-        self._state: State | None = None
+        self.rows: list[Request] = []
 
     @property
     def state(self) -> State:
-        assert self._state is not None, "a group without rows has no state"
-        return self._state
+        return State(self.rows)
 
-    def add(self, row: Row, state: State) -> None:
+    def add(self, row: Request) -> None:
         """Let a row join whose prompt has been read."""
-        self.drafter.join(state)
-        self._state = state if self._state is None else self._state.with_rows(state)
+        self.drafter.begin(row)
         self.rows.append(row)
 
     def remove_finished(self) -> None:
         """Go on without the rows that have finished."""
-        alive = [index for index, row in enumerate(self.rows) if row.finish_reason is None]
-        state = self.state.of_rows(alive) if alive else None  # first: where it fails, all is as was
-        self.rows, self._state = [self.rows[index] for index in alive], state
-        self.drafter.select_rows(alive)
+        self.rows = [row for row in self.rows if row.finish_reason is None]
 
     def offer(self, cost: StepCost, num_others: int) -> Offer | None:
         """Guesses of which the batch says how many are verified; None: the drafter says it."""
@@ -67,18 +60,17 @@ class Group:
         """What each row keeps of its tree, and its next root."""
         paths, next_roots = [], []
         for index, (row, one) in enumerate(zip(self.rows, scored, strict=True)):
-            committed = self.state.tokens[index]
             tree = ScoredTree(
                 row.sampler,
-                committed,
+                row.text,
                 one.tokens,
                 draft.topologies[index].used_parents,
                 one.logits_NV,
                 one.named,
             )
-            path, root = list[int](), self.state.roots_B[index]
+            path, root = list[int](), row.root
             with FailAlone(row):
-                path, root = tree.accept(last_position - len(committed))
+                path, root = tree.accept(last_position - len(row.text))
             paths.append(path)
             next_roots.append(root)
         return StepResult(
@@ -91,6 +83,7 @@ class Group:
             _all_or_none([one.ranked_NR for one in scored]),
             [one.tokens for one in scored],
             [one.layers_NX for one in scored if one.layers_NX is not None],
+            list(self.rows),
         )
 
     def go_on(self, step: StepResult, scored: Sequence["ScoredRow"], num_rows: int) -> Emitted:
@@ -100,8 +93,9 @@ class Group:
         credits = self.drafter.credits
         emitted: Emitted = []
         for index, (row, path) in enumerate(zip(self.rows, step.paths, strict=True)):
-            accepted = [scored[index].tokens[node] for node in path]
-            self.state.tokens[index] += [self.state.roots_B[index], *accepted]
+            accepted, last = [scored[index].tokens[node] for node in path], path[-1] if path else 0
+            row.text += [row.root, *accepted]
+            row.root, row.hidden_1D = step.next_roots[index], step.hidden[index][last : last + 1]
             if row.finish_reason is not None:  # it failed
                 continue
             with FailAlone(row):
@@ -113,18 +107,10 @@ class Group:
                 if (near := scored[index].near_ties) is not None and row.counts_near_ties:
                     row.near_ties += sum(near[node] for node in [0, *path])
                 emitted.append((row, kept))
-        last = [path[-1] if path else 0 for path in step.paths]
-        if len(last) == 1:
-            hidden_BD = step.hidden[0][last[0] : last[0] + 1]
-        else:
-            pairs = zip(step.hidden, last, strict=True)
-            hidden_BD = torch.stack([one[node] for one, node in pairs])
-        roots = list(step.next_roots)
-        self._state = State(self.state.tokens, roots, hidden_BD, self.state.samplers)
         return emitted
 
     @staticmethod
-    def _tell(row: Row, step: StepResult, index: int, kept: Sequence[int]) -> None:
+    def _tell(row: Request, step: StepResult, index: int, kept: Sequence[int]) -> None:
         """What the row wants to know of the step."""
         path = step.paths[index]
         if (count := row.wanted.num_likeliest) is not None:
@@ -189,7 +175,7 @@ def _all_or_none(values: Sequence[T | None]) -> list[T] | None:
 
 
 def by_row(
-    nodes: Nodes, scores: NodeScores, rows: Sequence[Row], ranks: int = 0, watched: int = 0
+    nodes: Nodes, scores: NodeScores, rows: Sequence[Request], ranks: int = 0, watched: int = 0
 ) -> list[ScoredRow]:
     """The scores of each row. `ranks`: how many of the likeliest tokens drafters read. `watched`:
     numbers of watched layers behind each hidden state."""

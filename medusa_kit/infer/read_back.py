@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.request import Row
+from medusa_kit.infer.request import Request
 from medusa_kit.infer.tree_step import Nodes, NodeScores
 
 
@@ -29,7 +29,9 @@ class ReadBack:
     drawn: Sequence[list[int] | None]
 
 
-def read_back(nodes: Nodes, scores: NodeScores, rows: Sequence[Row], ranks: int = 0) -> ReadBack:
+def read_back(
+    nodes: Nodes, scores: NodeScores, rows: Sequence[Request], ranks: int = 0
+) -> ReadBack:
     """`ranks`: how many of the likeliest tokens drafters read."""
     tolerances = [row.rounding_tolerance for row in rows if row.counts_near_ties]
     tolerance = max(tolerances, default=None)
@@ -68,7 +70,7 @@ def _read(parts: Sequence[Tensor | None]) -> list[list[int] | None]:
     return [None if part is None else [next(whole) for _ in range(len(part))] for part in parts]
 
 
-def _draws(nodes: Nodes, scores: NodeScores, rows: Sequence[Row]) -> Iterator[Tensor | None]:
+def _draws(nodes: Nodes, scores: NodeScores, rows: Sequence[Request]) -> Iterator[Tensor | None]:
     first = 0
     for row, count, tree in zip(rows, nodes.counts, nodes.trees, strict=True):
         logits_NV = scores.logits_NV[first : first + count]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.chains.cache import ChainCache
 from medusa_kit.infer.draft import Drafter
-from medusa_kit.infer.request import make_row
+from medusa_kit.infer.request import make_request
 from medusa_kit.infer.timing import Clock, StepTiming
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
@@ -35,7 +35,7 @@ class RepeatedSteps:
         room = self._verifier.base.info.context_length - max(map(len, self._prompts))
         tokens = min(1 + most * (drafter.num_nodes + num_unread), room)
         for prompt in self._prompts:
-            row = make_row(self._verifier, prompt, SamplingParams(), tokens)
+            row = make_request(self._verifier, prompt, SamplingParams(), tokens)
             row.stop_ids = frozenset()
             batch.add(row, drafter)
         try:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TypeVar
 
+from torch import Tensor
+
 from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.base.tokenizer.ids import check_stop_ids, check_token_ids
 from medusa_kit.errors import ConfigError, ContextLengthError, check_count
@@ -14,6 +16,7 @@ from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.details import NOTHING, TokenScore, VerifiedTree, Wanted
 from medusa_kit.infer.detokenize import Place, StopStrings
+from medusa_kit.infer.draft import RequestText
 from medusa_kit.infer.timing import StepTiming
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
@@ -21,8 +24,8 @@ from medusa_kit.settings.sampling import SamplingParams
 T = TypeVar("T")
 
 
-@dataclass(eq=False)
-class Row:
+@dataclass(eq=False, kw_only=True)
+class Request(RequestText):
     """One request on its way: what was asked, what has been emitted, how the steps went.
 
     `seconds`: from when it was given a place until its last token; `first_seconds`: its first.
@@ -33,8 +36,6 @@ class Row:
     max_new_tokens: int
     stop_ids: frozenset[int]
     stop_strings: StopStrings | None = None
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None  # stop | length | cancelled | error
     error: Exception | None = None  # what it failed of
     num_steps: int = 0
     num_nodes: int = 0  # that its steps verified for it, roots included
@@ -56,6 +57,7 @@ class Row:
     seconds: float = 0.0
     first_seconds: float = 0.0
     verifier: Verifier | None = None  # that decodes it; None: its batch's
+    prompt_parts: list[Tensor] = field(default_factory=list, repr=False)  # hidden states, as read
     _started: float | None = None
 
     @property
@@ -67,11 +69,6 @@ class Row:
     def stop_place(self) -> Place | None:
         """Where the answer's text ends, if a stop string ended it."""
         return None if self.stop_strings is None else self.stop_strings.place
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the answer came to its end."""
-        return self.finish_reason in ("stop", "length")
 
     def begin(self, attention: AttentionChoice) -> None:
         """Its turn has come; the clock runs from here."""
@@ -98,6 +95,12 @@ class Row:
         if self.finish_reason is None:
             self.finish_reason, self.error = "error", error
 
+    def forget(self) -> None:
+        """What it and its drafter hold for further steps goes, now that there is none."""
+        self.kept.clear()
+        self.prompt_parts = []
+        self.hidden_1D = self.prompt_hidden = self.prompt_layers = None
+
     def text_ids(self, tokens: Sequence[int]) -> list[int]:
         """Those of these tokens that belong to the answer's text: all but the stop tokens."""
         return [token for token in tokens if token not in self.stop_ids]
@@ -121,13 +124,13 @@ class Row:
         self.depth_counts[depth] = self.depth_counts.get(depth, 0) + 1
 
 
-Emitted = list[tuple[Row, list[int]]]
+Emitted = list[tuple[Request, list[int]]]
 
 
 class FailAlone:
     """`with FailAlone(*rows)`: what is raised inside ends these rows, and goes no further."""
 
-    def __init__(self, *rows: Row) -> None:
+    def __init__(self, *rows: Request) -> None:
         self._rows = rows
 
     def __enter__(self) -> None: ...
@@ -145,7 +148,7 @@ class FailAlone:
 
 
 def together_or_alone(
-    work: Callable[[int, int], Sequence[T]], rows: Sequence[Row]
+    work: Callable[[int, int], Sequence[T]], rows: Sequence[Request]
 ) -> list[T | None]:
     """`work(first, last)`: something for each of the rows from `first` to before `last`. Where it
     fails for all of them, it is called for each alone; those for which it fails then have failed,
@@ -162,13 +165,13 @@ def together_or_alone(
     return done
 
 
-def make_row(
+def make_request(
     verifier: Verifier,
     prompt_ids: Sequence[int],
     sampling: SamplingParams,
     max_new_tokens: int,
     stop_strings: StopStrings | None = None,
-) -> Row:
+) -> Request:
     """A row ready to decode. `max_new_tokens` is reduced to what the context holds.
 
     Raises ContextLengthError for a prompt that fills the context, ConfigError for an empty one, for
@@ -191,11 +194,11 @@ def make_row(
     if sampling.grammar is not None:
         num_logits, stops = base.info.vocab_size, base.stop_token_ids
         mask = grammar_mask(sampling.grammar, base.tokenizer, num_logits, stops, len(prompt_ids))
-    return Row(
-        list(prompt_ids),
-        Sampler(base, sampling, prompt_ids, max_new_tokens, mask=mask),
-        min(max_new_tokens, context - len(prompt_ids)),
-        base.stop_token_ids,
-        stop_strings,
+    return Request(
+        prompt_ids=list(prompt_ids),
+        sampler=Sampler(base, sampling, prompt_ids, max_new_tokens, mask=mask),
+        max_new_tokens=min(max_new_tokens, context - len(prompt_ids)),
+        stop_ids=base.stop_token_ids,
+        stop_strings=stop_strings,
         verifier=verifier,
     )

@@ -14,7 +14,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.chains.verifier import ChainVerifier
 from medusa_kit.infer.draft import Drafter
-from medusa_kit.infer.request import Emitted, Row
+from medusa_kit.infer.request import Emitted, Request
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.infer.verifier import Forward, Verifier
@@ -67,7 +67,7 @@ class Turns:
     def __init__(self, make: Callable[[Verifier], Batch], verifier: Verifier) -> None:
         self._make, self._first = make, make(verifier)
         self._batches = {verifier: self._first}  # the one that has waited longest first
-        self.finished: list[Row] = []
+        self.finished: list[Request] = []
         self.num_steps = self.num_nodes = 0
 
     @property
@@ -91,7 +91,7 @@ class Turns:
     def num_running(self) -> int:
         return sum(batch.num_running for batch in self._batches.values())
 
-    def add(self, row: Row, drafter: Drafter) -> None:
+    def add(self, row: Request, drafter: Drafter) -> None:
         """Let a row in, to be decoded by the verifier that it was made for. It watches what the
         first one does, which costs little, where its drafter wants nothing else."""
         verifier = row.verifier or self.verifier
@@ -101,7 +101,7 @@ class Turns:
             batch = self._batches[verifier] = self._make(verifier)
         batch.add(row, drafter)
 
-    def cancel(self, row: Row) -> None:
+    def cancel(self, row: Request) -> None:
         self._first.cancel(row)
 
     def fail(self, error: Exception) -> None:

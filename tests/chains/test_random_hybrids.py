@@ -18,7 +18,7 @@ from medusa_kit.drafters.memory import Memory
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.shared_batch import ANY_SAMPLING
 from medusa_kit.infer.batch import Batch
-from medusa_kit.infer.request import Row
+from medusa_kit.infer.request import Request
 from medusa_kit.settings.grammar import Grammar
 
 FAMILIES = ["qwen3_5", "nemotron_h", "lfm2", "falcon_h1", "mamba2"]
@@ -85,7 +85,7 @@ def run_case(family: str, seed: int, num_requests: int) -> dict[str, int]:
     engine.memory = Memory()
     batch = Batch(engine.verifier, NUM_ROWS)
     batch.cost = engine.steps.cost if engine.steps is not None else None
-    texts, running = list[list[int]](), list[tuple[Row, list[int], int | None, str]]()
+    texts, running = list[list[int]](), list[tuple[Request, list[int], int | None, str]]()
     truths: dict[tuple[int, ...], list[int]] = {}
     knowing = PartlyKnowing(truths, seed)
     met = dict.fromkeys(("answers", "reused", "cancelled", "guessed", "near-ties"), 0)

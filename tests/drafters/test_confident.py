@@ -27,7 +27,7 @@ from medusa_kit.heads.guesser import Least
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import State
 from medusa_kit.infer.node_choice.cost import StepCost
-from medusa_kit.infer.request import make_row
+from medusa_kit.infer.request import make_request
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -73,7 +73,7 @@ def decoded(engine: Engine, drafter: ConfidentDrafter, rows: int, costs: dict[in
     cost = StepCost(measured=costs)
     cost.record = lambda *_: None  # type: ignore[method-assign]
     params = sampling or SamplingParams()
-    made = [make_row(engine.verifier, random_prompt(5 + seed, seed, VOCAB), params, TOKENS)
+    made = [make_request(engine.verifier, random_prompt(5 + seed, seed, VOCAB), params, TOKENS)
             for seed in range(rows)]  # fmt: skip
     for _ in decode(engine.verifier, drafter, made, cost=cost):
         pass

@@ -24,7 +24,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, Topology
-from medusa_kit.infer.request import make_row
+from medusa_kit.infer.request import make_request
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -80,7 +80,7 @@ def test_the_same_weights_are_accepted_to_full_depth() -> None:
     engine, draft = build_engine(endless_base(96)), endless_base(96)
     for length in (1, 4):
         drafter = drafter_for(engine, draft, {"lengths": "fixed", "length": length})
-        row = make_row(engine.verifier, random_prompt(9, 1), SamplingParams(), 21)
+        row = make_request(engine.verifier, random_prompt(9, 1), SamplingParams(), 21)
         for _ in decode(engine.verifier, drafter, [row]):
             pass
         steps = 20 // (length + 1)
@@ -108,7 +108,9 @@ def test_rows_that_leave_and_advance_apart_keep_their_own_caches(
     limits, options = (9, 30, 17), {"lengths": "fixed", "length": 5}
 
     def run(indices: list[int]) -> list[Any]:
-        rows = [make_row(engine.verifier, prompts[i], SamplingParams(), limits[i]) for i in indices]
+        rows = [
+            make_request(engine.verifier, prompts[i], SamplingParams(), limits[i]) for i in indices
+        ]
         for _ in decode(engine.verifier, drafter_for(engine, draft, options), rows):
             pass
         return [(row.token_ids, row.depth_counts) for row in rows]

@@ -23,7 +23,7 @@ from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseErro
 from medusa_kit.heads import MedusaHeads, save_heads
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.request import Row
+from medusa_kit.infer.request import Request
 from medusa_kit.infer.turns import Turns
 from medusa_kit.settings.recipe import LoraSection
 
@@ -112,7 +112,7 @@ def test_each_request_gets_its_adapter(root: Path, fixed_shapes: str) -> None:
 def test_adapters_take_turns(root: Path, engine: Engine) -> None:
     """One step each, whatever the number of their rows."""
     turns = Turns(lambda verifier: Batch(verifier, 4), engine.verifier)
-    group_of = dict[Row, str]()
+    group_of = dict[Request, str]()
     drafters = []
     with HeadsStore(engine, root) as store:
         for name, count in (("base", 3), ("first", 1), ("second", 2)):
@@ -123,7 +123,7 @@ def test_adapters_take_turns(root: Path, engine: Engine) -> None:
                 row.stop_ids = frozenset()
                 group_of[row] = name
                 turns.add(row, drafters[-1])
-    served, left = list[str](), list[Row]()
+    served, left = list[str](), list[Request]()
     for _ in range(30):
         groups = {group_of[row] for row, _ in turns.step()}
         turns.remove_finished()

@@ -26,7 +26,7 @@ from medusa_kit.infer.accept.generation_settings import (
 )
 from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.decode import decode
-from medusa_kit.infer.request import make_row
+from medusa_kit.infer.request import make_request
 from medusa_kit.settings.sampling import SamplingParams
 
 TOKENS = 24
@@ -67,7 +67,7 @@ def decoded(settings: dict[str, Any], prompt: list[int], tokens: int = TOKENS) -
     base.model.generation_config.update(**settings)
     engine = build_engine(base, heads=random_heads(base), tree=BUSHY)
     by_heads = engine.generate(prompt, max_new_tokens=tokens).token_ids
-    row = make_row(engine.verifier, prompt, SamplingParams(), tokens)
+    row = make_request(engine.verifier, prompt, SamplingParams(), tokens)
     drafter = PartlyKnowing({tuple(prompt): plainly(settings, prompt, tokens)})
     for _ in decode(engine.verifier, drafter, [row]):
         pass

@@ -16,7 +16,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Draft, Drafter, State, Topology
-from medusa_kit.infer.request import make_row
+from medusa_kit.infer.request import make_request
 from medusa_kit.settings.sampling import SamplingParams
 
 
@@ -66,7 +66,7 @@ def test_random_trees_with_deep_acceptance_in_a_batch(family: str) -> None:
     prompts = [random_prompt(length, length) for length in (3, 17, 9)]
     truths = {tuple(p): plain_answer(family, p, 30) for p in prompts}
     drafter = PartlyKnowing(truths)
-    rows = [make_row(engine.verifier, p, SamplingParams(), 30) for p in prompts]
+    rows = [make_request(engine.verifier, p, SamplingParams(), 30) for p in prompts]
     for _ in decode(engine.verifier, drafter, rows):
         pass
     assert [row.token_ids for row in rows] == list(truths.values())
@@ -81,7 +81,7 @@ def test_near_the_contexts_end(family: str) -> None:
     prompt = random_prompt(CONTEXT - 11, 5)
     expected = plain_answer(family, prompt, 11)
     truth = {tuple(prompt): expected + random_prompt(8, 1)}
-    row = make_row(engine.verifier, prompt, SamplingParams(), 50)
+    row = make_request(engine.verifier, prompt, SamplingParams(), 50)
     for _ in decode(engine.verifier, PartlyKnowing(truth), [row]):
         pass
     assert row.token_ids == expected
@@ -100,7 +100,7 @@ def test_stop_token_inside_an_accepted_path() -> None:
         if stop in free[:6]:
             continue
         engine.base.model.generation_config.eos_token_id = [stop]
-        row = make_row(engine.verifier, prompt, SamplingParams(), 20)
+        row = make_request(engine.verifier, prompt, SamplingParams(), 20)
         for _ in decode(engine.verifier, Oracle(free), [row]):
             pass
         assert row.token_ids == free[:7]
@@ -131,7 +131,7 @@ def test_oracle_drafts_are_accepted_to_full_depth() -> None:
     prompt = random_prompt(5, 3)
     truth = plain_answer("llama", prompt, 31, stop=None)
     engine.base.model.generation_config.eos_token_id = None
-    row = make_row(engine.verifier, prompt, SamplingParams(), 31)
+    row = make_request(engine.verifier, prompt, SamplingParams(), 31)
     for _ in decode(engine.verifier, Oracle(truth), [row]):
         pass
     assert row.token_ids == truth
@@ -145,7 +145,7 @@ def test_wrong_drafts_cost_a_step_each() -> None:
     prompt = random_prompt(5, 3)
     truth = plain_answer("llama", prompt, 20, stop=None)
     wrong = [(token + 1) % VOCAB for token in truth]
-    row = make_row(engine.verifier, prompt, SamplingParams(), 20)
+    row = make_request(engine.verifier, prompt, SamplingParams(), 20)
     for _ in decode(engine.verifier, Oracle(wrong), [row]):
         pass
     assert row.token_ids == truth
@@ -165,7 +165,7 @@ def test_repetition_penalty_of_the_base_is_applied_along_the_path() -> None:
     assert expected != plain_answer("llama", prompt, 24)
     engine = build_engine(tiny_base("llama"))
     engine.base.model.generation_config.repetition_penalty = 1.6
-    row = make_row(engine.verifier, prompt, SamplingParams(), 24)
+    row = make_request(engine.verifier, prompt, SamplingParams(), 24)
     for _ in decode(engine.verifier, PartlyKnowing({tuple(prompt): expected}), [row]):
         pass
     assert row.token_ids == expected
@@ -214,7 +214,7 @@ def test_penalties_of_a_request_equal_generates_over_random_trees(family: str) -
     assert list(expected.values()) != [plain_answer(family, prompt, 30) for prompt in prompts]
     drafter = PartlyKnowing(expected)
     rows = [
-        make_row(engine.verifier, prompt, params, 30)
+        make_request(engine.verifier, prompt, params, 30)
         for prompt, params in zip(prompts, PENALTIES, strict=True)
     ]
     for _ in decode(engine.verifier, drafter, rows):

@@ -18,7 +18,7 @@ from medusa_kit.errors import ConfigError
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.chains.verifier import MAX_UNREAD, ChainVerifier
 from medusa_kit.infer.draft import Draft, Drafter, State, padded_draft
-from medusa_kit.infer.request import Row, make_row
+from medusa_kit.infer.request import Request, make_request
 from medusa_kit.settings.drafters import DRAFTERS
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -77,7 +77,7 @@ def test_a_text_goes_on_after_an_answer(family: str) -> None:
     assert strange.token_ids == plain_answer(family, random_prompt(9, 9), 12)
 
 
-def batch_answers(family: str, batch: Batch, prompts: list[list[int]]) -> list[Row]:
+def batch_answers(family: str, batch: Batch, prompts: list[list[int]]) -> list[Request]:
     truths = {tuple(prompt): plain_answer(family, prompt, 12) for prompt in prompts}
     return answered_in(batch, truths, 12)
 
@@ -155,7 +155,7 @@ def test_guesses_that_are_never_right(family: str) -> None:
     expected = plain_answer(family, prompt, 30)
     wrong = [token + 1 if token + 1 < 96 else 3 for token in expected]
     batch = Batch(engine.verifier, 1)
-    row = make_row(engine.verifier, prompt, SamplingParams(), 30)
+    row = make_request(engine.verifier, prompt, SamplingParams(), 30)
     batch.add(row, AlwaysWrong(wrong, len(prompt)))
     most = 0
     while batch.num_rows:

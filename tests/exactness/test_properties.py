@@ -26,7 +26,7 @@ from medusa_kit.infer.draft import (
     flat_nodes,
     path_to,
 )
-from medusa_kit.infer.request import make_row
+from medusa_kit.infer.request import make_request
 from medusa_kit.infer.tree_step import Nodes, TreeStep
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
@@ -212,7 +212,9 @@ def test_decoding_with_blind_guesses_is_plain_decoding(
     asked: list[tuple[list[int], int]], trees: list[tuple[int, ...]], stop: int | None, seed: int
 ) -> None:
     engine().base.model.generation_config.eos_token_id = stop
-    rows = [make_row(engine().verifier, prompt, SamplingParams(), limit) for prompt, limit in asked]
+    rows = [
+        make_request(engine().verifier, prompt, SamplingParams(), limit) for prompt, limit in asked
+    ]
     for _ in decode(engine().verifier, Blind(trees, seed), rows):
         pass
     for row, (prompt, limit) in zip(rows, asked, strict=True):

@@ -15,7 +15,7 @@ from medusa_kit.data.readers import AnswerRow
 from medusa_kit.drafters import draft_with
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.decode import decode
-from medusa_kit.infer.request import make_row
+from medusa_kit.infer.request import make_request
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.replay import replay
@@ -106,7 +106,7 @@ def test_every_step_starts_and_ends_where_replay_says(case: Case, name: str) -> 
         pytest.skip("the reduced projection has too few columns for this tree")
     assert engine.heads is not None
     rows = [
-        make_row(engine.verifier, answer.prompt_ids, SamplingParams(), TOKENS - seed)
+        make_request(engine.verifier, answer.prompt_ids, SamplingParams(), TOKENS - seed)
         for seed, answer in enumerate(answers)
     ]
     index_of = {id(row): index for index, row in enumerate(rows)}

@@ -16,7 +16,7 @@ from medusa_kit.errors import DeviceMemoryError
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter
-from medusa_kit.infer.request import Row
+from medusa_kit.infer.request import Request
 
 FAMILIES = ["llama-tied", "gpt2"]  # in C++, where it can be built, and in torch
 OUT_OF_MEMORY = [
@@ -64,7 +64,7 @@ def assert_free(batch: Batch) -> None:
         assert len(tokens) <= length
 
 
-def exact(family: str, row: Row) -> list[int]:
+def exact(family: str, row: Request) -> list[int]:
     return alone(family, len(row.prompt_ids), not row.sampler.params.greedy)[: row.max_new_tokens]
 
 

@@ -20,7 +20,7 @@ from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.errors import ConfigError, DeviceMemoryError, QueueFullError
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.details import TokenScore
-from medusa_kit.infer.request import make_row
+from medusa_kit.infer.request import make_request
 from medusa_kit.infer.threaded.batch_thread import BatchThread
 from medusa_kit.infer.threaded.submission import Submission, Ticket
 from medusa_kit.settings.sampling import SamplingParams
@@ -264,7 +264,7 @@ def test_a_first_token_is_not_told_with_what_its_row_did_next() -> None:
     """Beside rows that run, a row's first token and its first step come from one step of the
     batch, so the row is in the state after both when they are told."""
     engine = build_engine(tiny_base("llama"))
-    row = make_row(engine.verifier, [5, 6, 7], SamplingParams(), 8)
+    row = make_request(engine.verifier, [5, 6, 7], SamplingParams(), 8)
     row.first_scores, row.num_guessed = [TokenScore(-1.0, [])], 2
     row.scores = [TokenScore(-2.0, [])] * 3
     ticket = Ticket(row, PlainDrafter(torch.device("cpu")), None)

@@ -25,7 +25,7 @@ from medusa_kit.errors import ConfigError
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.packed.base import PackedBase, base_for_decoding
-from medusa_kit.infer.request import make_row
+from medusa_kit.infer.request import make_request
 from medusa_kit.settings.sampling import SamplingParams
 
 IN_CPP = ["gemma3", "gemma3-tied", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
@@ -83,7 +83,7 @@ def test_random_trees_in_a_batch(kind: str, folders: dict[str, Path]) -> None:
     prompts = [random_prompt(length, length) for length in (1, 9, 20)]
     truths = {tuple(prompt): whole_answer(whole, prompt, 16) for prompt in prompts}
     assert len({token for answer in truths.values() for token in answer}) > 4, "proves too little"
-    rows = [make_row(engine.verifier, prompt, SamplingParams(), 16) for prompt in prompts]
+    rows = [make_request(engine.verifier, prompt, SamplingParams(), 16) for prompt in prompts]
     for _ in decode(engine.verifier, PartlyKnowing(truths), rows):
         pass
     assert [row.token_ids for row in rows] == list(truths.values())

@@ -19,7 +19,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.infer import schedule
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.draft import Drafter
-from medusa_kit.infer.request import Row, make_row
+from medusa_kit.infer.request import Request, make_request
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
@@ -103,16 +103,16 @@ def pieces_of(tokens: int | None) -> Iterator[float | None]:
         yield None if tokens is None else 1e-9
 
 
-def row_for(engine: Engine, prompt: int, tokens: int, drawn: bool = False) -> Row:
+def row_for(engine: Engine, prompt: int, tokens: int, drawn: bool = False) -> Request:
     sampling = DRAWN if drawn else SamplingParams()
-    return make_row(engine.verifier, random_prompt(prompt, prompt), sampling, tokens)
+    return make_request(engine.verifier, random_prompt(prompt, prompt), sampling, tokens)
 
 
 def run(batch: Batch, requests: Sequence[Request], drafters: Callable[[Request], Drafter],
-        engine: Engine) -> list[Row]:  # fmt: skip
+        engine: Engine) -> list[Request]:  # fmt: skip
     """The rows of these requests, once all have left."""
     rows = [row_for(engine, one.prompt, one.tokens, one.drawn) for one in requests]
-    heard: dict[Row, list[int]] = {row: [] for row in rows}
+    heard: dict[Request, list[int]] = {row: [] for row in rows}
     last = max(request.arrives for request in requests)
     step = 0
     while step <= last or batch.num_rows:
@@ -129,7 +129,7 @@ def run(batch: Batch, requests: Sequence[Request], drafters: Callable[[Request],
     return rows
 
 
-def expected(row: Row, request: Request, alone: Sequence[int]) -> list[int]:
+def expected(row: Request, request: Request, alone: Sequence[int]) -> list[int]:
     """`alone`: LONGEST tokens that it gets alone."""
     wanted = list(alone[: request.tokens])
     return wanted[: len(row.token_ids)] if row.finish_reason == "cancelled" else wanted

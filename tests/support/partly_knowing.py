@@ -11,7 +11,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Draft, Drafter, State, Topology
-from medusa_kit.infer.request import Row, make_row
+from medusa_kit.infer.request import Request, make_request
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from support.small_engines import BUSHY
@@ -90,17 +90,19 @@ class PartlyKnowing(Drafter):
 Truths = dict[tuple[int, ...], list[int]]
 
 
-def answered(engine: Engine, truths: Truths, prompts: list[list[int]], tokens: int) -> list[Row]:
+def answered(
+    engine: Engine, truths: Truths, prompts: list[list[int]], tokens: int
+) -> list[Request]:
     """Rows that were decoded together, with drafts that are right now and then."""
-    rows = [make_row(engine.verifier, prompt, SamplingParams(), tokens) for prompt in prompts]
+    rows = [make_request(engine.verifier, prompt, SamplingParams(), tokens) for prompt in prompts]
     for _ in decode(engine.verifier, PartlyKnowing(truths), rows):
         pass
     return rows
 
 
-def answered_in(batch: Batch, truths: Truths, tokens: int) -> list[Row]:
+def answered_in(batch: Batch, truths: Truths, tokens: int) -> list[Request]:
     """The same in a batch that may hold what came before."""
-    rows = [make_row(batch.verifier, list(p), SamplingParams(), tokens) for p in truths]
+    rows = [make_request(batch.verifier, list(p), SamplingParams(), tokens) for p in truths]
     drafter = PartlyKnowing(truths)
     for row in rows:
         batch.add(row, drafter)

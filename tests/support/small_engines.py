@@ -13,7 +13,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter
-from medusa_kit.infer.request import Row, make_row
+from medusa_kit.infer.request import Request, make_request
 from medusa_kit.settings.engine import EngineOptions
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -73,10 +73,10 @@ def decode_all(
     prompts: Iterable[list[int]],
     tokens: int,
     sampling: Iterable[SamplingParams],
-) -> list[Row]:
+) -> list[Request]:
     """Rows decoded together, each with its own sampling parameters."""  # fmt: skip
     rows = [
-        make_row(engine.verifier, prompt, params, tokens)
+        make_request(engine.verifier, prompt, params, tokens)
         for prompt, params in zip(prompts, sampling, strict=True)
     ]
     for _ in decode(engine.verifier, drafter, rows):

@@ -8,7 +8,7 @@ from typing import Any
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.draft import Drafter
-from medusa_kit.infer.request import Row
+from medusa_kit.infer.request import Request
 from medusa_kit.infer.threaded.batch_thread import BatchThread
 from medusa_kit.infer.threaded.submission import Submission
 from support.batches import LONGEST, alone, drafters, row_for
@@ -52,7 +52,7 @@ def threaded(engine: Engine, max_rows: int = 2, **options: Any) -> BatchThread:
     return BatchThread(Batch(engine.verifier, max_rows), **options)
 
 
-def exact(family: str, row: Row) -> list[int]:
+def exact(family: str, row: Request) -> list[int]:
     return alone(family, len(row.prompt_ids), not row.sampler.params.greedy)[: row.max_new_tokens]
 
 

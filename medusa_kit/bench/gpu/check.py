@@ -28,7 +28,7 @@ from medusa_kit.errors import DeviceMemoryError
 from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import ROOT, Draft, Drafter, State, Topology
-from medusa_kit.infer.request import make_row
+from medusa_kit.infer.request import make_request
 from medusa_kit.settings.engine import EngineOptions
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.transfer import to_device
@@ -134,7 +134,7 @@ def _decoding(
         drafter = WideDrafter(nodes, engine.base.device)
     generator = torch.Generator().manual_seed(prefix)
     ids = torch.randint(0, shape.vocab_size, (prefix,), generator=generator).tolist()
-    row = make_row(engine.verifier, ids, SamplingParams(), 2 * steps)
+    row = make_request(engine.verifier, ids, SamplingParams(), 2 * steps)
     running = decode(engine.verifier, drafter, [row])
     try:
         next(running)

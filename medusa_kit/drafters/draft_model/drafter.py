@@ -8,6 +8,7 @@ Shapes: B batch, N nodes with root, V vocabulary.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.drafters.draft_model.chain import Chain
-from medusa_kit.drafters.draft_model.lengths import lengths_for
+from medusa_kit.drafters.draft_model.lengths import Lengths, lengths_for
 from medusa_kit.drafters.draft_model.loading import draft_verifier
 from medusa_kit.drafters.draft_model.retokenized import Reader, Retokenized, SameIds
 from medusa_kit.drafters.draft_model.runner import DraftRunner
@@ -28,11 +29,22 @@ from medusa_kit.drafters.native.eagle import EagleDrafter
 from medusa_kit.drafters.trie import Trie, TrieDrafter, num_right
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.rules import accept
-from medusa_kit.infer.accept.sampler import Sampler
-from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.infer.draft import RequestText, State, StepResult
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.drafters import DraftModelOptions
+
+
+@dataclass
+class _Kept:
+    """What is kept of a request. `slot`: of the draft model's cache; `inner`: its text in the draft
+    model's ids, as the drafter inside sees it."""
+
+    slot: int
+    reader: Reader
+    lengths: Lengths
+    inner: RequestText
+    chain: list[int] = field(default_factory=list)  # guessed, and not yet judged
 
 
 class DraftModelDrafter(TrieDrafter):
@@ -52,8 +64,6 @@ class DraftModelDrafter(TrieDrafter):
         super().__init__(base.device)
         self.base, self.verifier = base, verifier
         self.options, self.vocabulary, self.inside = options, vocabulary, inside
-        self._chains: list[list[int]] = []  # of each row: guessed, and not yet judged
-        self._readers: list[Reader] = []
         cost = verifier.base.info.num_parameters / base.info.num_parameters
         self.lengths, self.runner = lengths_for(options, cost), DraftRunner(verifier)
         self.num_nodes = min(options.num_nodes, 1 + options.width * self.lengths.longest)
@@ -78,53 +88,51 @@ class DraftModelDrafter(TrieDrafter):
             *self.inside.notes,
         ]
 
-    def join(self, state: State) -> None:
-        for joined in (self.runner, self.lengths):
-            joined.join(len(state.tokens))
-        self._chains += [[] for _ in state.tokens]
-        self._readers += [self._reader() for _ in state.tokens]
+    def begin(self, request: RequestText) -> None:
+        sampler = request.sampler if self._same_ids else None
+        inner = RequestText(hidden_1D=torch.zeros(1, 0, device=self.runner.device), sampler=sampler)
+        rule = self.lengths.of_request()
+        request.kept[self] = _Kept(self.runner.begin(), self._reader(), rule, inner)
+
+    def finish(self, requests: Sequence[RequestText]) -> None:
+        for own in [one.kept[self] for one in requests if self in one.kept]:
+            self.runner.finish(own.slot)
+            self.inside.finish(own.inner)
 
     def guess(self, state: State) -> list[Trie]:
-        return self._finish(self._grow(state))
+        return self._judged(state, self._grow(state))
 
     def observe(self, step: StepResult) -> None:
         """Count how much of each chain was accepted, whichever draft it became part of."""
-        for row, (chain, path) in enumerate(zip(self._chains, step.paths, strict=True)):
-            if not chain:
+        for row, (request, path) in enumerate(zip(step.requests, step.paths, strict=True)):
+            own: _Kept = request.kept[self]
+            if not own.chain:
                 continue
-            accepted = num_right(chain, path, step.tokens(row))
-            self.lengths.observe(row, len(chain), accepted)
+            accepted = num_right(own.chain, path, step.tokens(row))
+            own.lengths.observe(len(own.chain), accepted)
             self._drafts += 1
-            self._drafted += len(chain)
+            self._drafted += len(own.chain)
             self._accepted += accepted
-        self._chains = [[] for _ in self._chains]
-
-    def select_rows(self, rows: Sequence[int]) -> None:
-        self.runner.select_rows(rows)
-        self.lengths.select_rows(rows)
-        self.inside.select_rows(rows)
-        self._chains = [self._chains[row] for row in rows]
-        self._readers = [self._readers[row] for row in rows]
+            own.chain = []
 
     @no_gradients
     def _grow(self, state: State) -> list[Chain]:
-        """Each row's draft, by forwards of the draft model until every row has enough."""
-        chains = [self._chain(state, row) for row in range(len(state.tokens))]
-        self.runner.follow([None if chain.done else chain.text for chain in chains])
-        samplers = state.samplers if self._same_ids else ()
-        first = True
+        """Each request's draft, by forwards of the draft model until every one is long enough."""
+        chains = [self._chain(one) for one in state.requests]
+        slots = [one.kept[self].slot for one in state.requests]
+        self.runner.follow(slots, [None if chain.done else chain.text for chain in chains])
+        inner, first = [one.kept[self].inner for one in state.requests], True
         while not all(chain.done for chain in chains):
-            self._forward(chains, samplers, first)
+            self._forward(chains, inner, first)
             first = False
         return chains
 
-    def _forward(self, chains: Sequence[Chain], samplers: Sequence[Sampler], first: bool) -> None:
+    def _forward(self, chains: Sequence[Chain], inner: Sequence[RequestText], first: bool) -> None:
         """One forward: the inner drafter guesses, the draft model verifies, the cache commits."""
-        texts = [chain.whole_text if self.inside.needs_state else [] for chain in chains]
-        roots = [chain.newest for chain in chains]
-        hidden_BD = torch.zeros(len(chains), 0, device=self.runner.device)
-        inner = State([text[:-1] for text in texts], roots, hidden_BD, samplers)
-        draft = self.inside.propose(inner, first)
+        for one, chain in zip(inner, chains, strict=True):
+            one.text = chain.whole_text[:-1] if self.inside.needs_state else []
+            one.root = chain.newest
+        draft = self.inside.propose(State(inner), first)
         hidden, logits = self.runner.verify(draft)
         tokens_BN, paths = draft.tokens_BN.tolist(), list[list[int] | None]()
         for row, chain in enumerate(chains):
@@ -138,51 +146,52 @@ class DraftModelDrafter(TrieDrafter):
         if self.inside.needs_state:
             kept = [path or [] for path in paths]
             nexts = [chain.newest for chain in chains]
-            self.inside.observe(StepResult(draft, kept, nexts, hidden, logits))
+            self.inside.observe(StepResult(draft, kept, nexts, hidden, logits, requests=inner))
 
-    def _chain(self, state: State, row: int) -> Chain:
-        """An empty draft after the row's root, as long as lengths and both contexts allow."""
-        prefix = [*state.tokens[row], state.roots_B[row]]
-        text = self._readers[row].read(prefix)
+    def _chain(self, request: RequestText) -> Chain:
+        """An empty draft after the root, as long as lengths and both contexts allow."""
+        own: _Kept = request.kept[self]
+        prefix = [*request.text, request.root]
+        text = own.reader.read(prefix)
         contexts = self.base.info.context_length, self.verifier.base.info.context_length
         limit = min(
-            self.lengths.limit(row),
+            own.lengths.limit,
             self.options.num_nodes - 1,
             contexts[0] - len(prefix),
             contexts[1] - len(text) + 1,
         )
         in_text = self.vocabulary.kind == "text"
-        sampler = state.samplers[row] if state.samplers and not in_text else None
         return Chain(
             text,
             prefix,
             self.vocabulary,
-            self.lengths,
+            own.lengths,
             limit if text else 0,
             self.options.width,
             (self.verifier.base if in_text else self.base).stop_token_ids,
-            sampler,
+            None if in_text else request.sampler,
         )
 
-    def _finish(self, chains: Sequence[Chain]) -> list[Trie]:
+    def _judged(self, state: State, chains: Sequence[Chain]) -> list[Trie]:
         """The draft for the base to verify; remembers the chains, to count how much of them is
         accepted."""
         tries = []
-        for row, chain in enumerate(chains):
+        for request, chain in zip(state.requests, chains, strict=True):
+            own: _Kept = request.kept[self]
             if self.vocabulary.kind == "text":
-                trie = self._translated(row, chain)
+                trie = self._translated(own.reader, chain)
             else:
                 trie = chain.trie.best(self.num_nodes)
             tries.append(trie)
-            self._chains[row] = _first_children(trie)
+            own.chain = _first_children(trie)
         return tries
 
-    def _translated(self, row: int, chain: Chain) -> Trie:
+    def _translated(self, reader: Reader, chain: Chain) -> Trie:
         """The chain in the base's tokens, which share its chance evenly."""
         trie = Trie(chain.trie.tokens[0])
         if not chain.own_ids:
             return trie
-        said = self._readers[row].back(chain.up_to_root, chain.own_ids, chain.text)
+        said = reader.back(chain.up_to_root, chain.own_ids, chain.text)
         said = said[: self.num_nodes - 1]
         chance = chain.chance ** (1 / max(len(said), 1))
         trie.add_chain(said, chance, ("draft-model", "text", round(4 * chance)))

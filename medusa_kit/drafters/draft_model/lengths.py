@@ -4,7 +4,6 @@ A rule may stop after a token but never takes one back, so that sampling stays e
 """
 
 import math
-from collections.abc import Sequence
 from typing import Protocol
 
 from medusa_kit.settings.drafters import DraftModelOptions
@@ -15,37 +14,36 @@ MEMORY = 0.95  # decay of the averages behind the threshold's target
 
 
 class Lengths(Protocol):
-    """`limit` before a row's draft, `stops` after each of its tokens, `observe` afterwards; `join`
-    and `select_rows` as for drafters."""
+    """`limit` before a draft, `stops` after each of its tokens, `observe` afterwards."""
 
     longest: int  # tokens of any draft
 
-    def limit(self, row: int) -> int: ...
+    def of_request(self) -> "Lengths":
+        """The rule for a new request."""
+
+    @property
+    def limit(self) -> int: ...
 
     def stops(self, chance: float) -> bool: ...
 
-    def observe(self, row: int, drafted: int, accepted: int) -> None: ...
-
-    def join(self, num_rows: int) -> None: ...
-
-    def select_rows(self, rows: Sequence[int]) -> None: ...
+    def observe(self, drafted: int, accepted: int) -> None: ...
 
 
 class Fixed:
     def __init__(self, length: int) -> None:
         self.longest = length
 
-    def limit(self, row: int) -> int:
+    def of_request(self) -> "Fixed":
+        return self
+
+    @property
+    def limit(self) -> int:
         return self.longest
 
     def stops(self, chance: float) -> bool:
         return False
 
-    def observe(self, row: int, drafted: int, accepted: int) -> None: ...
-
-    def join(self, num_rows: int) -> None: ...
-
-    def select_rows(self, rows: Sequence[int]) -> None: ...
+    def observe(self, drafted: int, accepted: int) -> None: ...
 
 
 class Heuristic(Fixed):
@@ -54,21 +52,18 @@ class Heuristic(Fixed):
 
     def __init__(self, length: int, longest: int) -> None:
         super().__init__(longest)
-        self._first = min(length, longest)
-        self._lengths: list[int] = []
+        self._first = self._length = min(length, longest)
 
-    def limit(self, row: int) -> int:
-        return self._lengths[row]
+    def of_request(self) -> "Heuristic":
+        return Heuristic(self._first, self.longest)
 
-    def observe(self, row: int, drafted: int, accepted: int) -> None:
+    @property
+    def limit(self) -> int:
+        return self._length
+
+    def observe(self, drafted: int, accepted: int) -> None:
         change = 2 if accepted == drafted else -1
-        self._lengths[row] = min(max(self._lengths[row] + change, 1), self.longest)
-
-    def join(self, num_rows: int) -> None:
-        self._lengths += [self._first] * num_rows
-
-    def select_rows(self, rows: Sequence[int]) -> None:
-        self._lengths = [self._lengths[row] for row in rows]
+        self._length = min(max(self._length + change, 1), self.longest)
 
 
 class Threshold(Fixed):
@@ -100,7 +95,7 @@ class Threshold(Fixed):
     def stops(self, chance: float) -> bool:
         return chance < self.threshold
 
-    def observe(self, row: int, drafted: int, accepted: int) -> None:
+    def observe(self, drafted: int, accepted: int) -> None:
         if self.cost is None or not self.threshold:
             return
         target = self.target

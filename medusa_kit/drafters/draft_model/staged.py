@@ -3,7 +3,7 @@ model accepts its guesses where it would choose the same, so its drafts stay the
 forwards.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -13,7 +13,7 @@ from medusa_kit.drafters.memory import Memory
 from medusa_kit.drafters.native.layer_drafts import draft_config, kind
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.draft import Draft, Drafter, State, StepResult
+from medusa_kit.infer.draft import Draft, Drafter, RequestText, State, StepResult
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.drafters import StagedOptions
 from medusa_kit.settings.sampling import SamplingParams
@@ -31,7 +31,6 @@ class Inside:
         self._plain = PlainDrafter(device)
         self._make = make
         self.drafter = make() if make else None
-        self._known: list[list[int]] = []  # texts that it knows
 
     @property
     def needs_state(self) -> bool:
@@ -55,28 +54,30 @@ class Inside:
         if self.drafter is not None and self._rewinds:
             self.drafter.observe(step)
 
-    def select_rows(self, rows: Sequence[int]) -> None:
+    def finish(self, inner: RequestText) -> None:
         if self.drafter is not None:
-            known = [row for row in rows if row < len(self._known)]  # others have joined since
-            self._known = [self._known[row] for row in known]
-            self.drafter.select_rows(known)
+            self.drafter.finish([inner])
+            inner.kept.clear()
 
     @property
     def _rewinds(self) -> bool:
         return self.drafter is not None and self.drafter.rewinds
 
     def _restart_if_needed(self, state: State) -> None:
-        """Let new rows join; a drafter that cannot go on from what it knows is made anew."""
+        """Let new requests begin; a drafter that cannot go on from the texts that it knows is made
+        anew."""
         assert self._make is not None
-        texts, known = [list(tokens) for tokens in state.tokens], len(self._known)
-        if not self._rewinds and any(
-            now[: len(before)] != before for now, before in zip(texts, self._known, strict=False)
-        ):
-            self.drafter, known = self._make(), 0
+        known = [one.kept.get(self, []) for one in state.requests]
+        pairs = zip(state.tokens, known, strict=True)
+        if not self._rewinds and any(now[: len(text)] != text for now, text in pairs):
+            self.drafter = self._make()
+            for one in state.requests:
+                one.kept.clear()
         assert self.drafter is not None
-        if known < len(texts):
-            self.drafter.join(state.of_rows(range(known, len(texts))))
-        self._known = texts
+        for one in state.requests:
+            if self not in one.kept:
+                self.drafter.begin(one)
+            one.kept[self] = list(one.text)
 
 
 def build_inside(context: DraftContext, verifier: Verifier, staged: StagedOptions | None) -> Inside:

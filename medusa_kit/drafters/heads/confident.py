@@ -44,12 +44,6 @@ class ConfidentDrafter(Drafter):
             return self.name
         return f"{self.name}, {self.plain_steps} of {self.steps} steps plain"
 
-    def join(self, state: State) -> None:
-        self.inner.join(state)
-
-    def select_rows(self, rows: Sequence[int]) -> None:
-        self.inner.select_rows(rows)
-
     def propose(self, state: State) -> Draft:
         """The whole tree for each row."""
         self._step = _Step()

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.heads.guesser import Texts
-from medusa_kit.infer.draft import State, unread
+from medusa_kit.infer.draft import unread
 from medusa_kit.transfer import to_device, together_on_host
 from medusa_kit.tree.dynamic import Guesses
 
@@ -50,26 +50,6 @@ class RowText:
         self._tokens[self._length : end] = new
         self._length = end
         return self._tokens[: self._length]
-
-
-class RowTexts:
-    """The texts of all rows."""
-
-    def __init__(self) -> None:
-        self._rows: list[RowText] = []
-
-    def join(self, state: State) -> None:
-        self._rows += [RowText() for _ in state.tokens]
-
-    def select_rows(self, rows: Sequence[int]) -> None:
-        self._rows = [self._rows[row] for row in rows]
-
-    def read(self, state: State) -> list[np.ndarray]:
-        """The text_T of each row; rows that have not joined are read from their beginning."""
-        missing = len(state.tokens) - len(self._rows)
-        rows = [*self._rows, *(RowText() for _ in range(missing))]
-        every = zip(rows, state.tokens, state.roots_B, strict=True)
-        return [row.read(tokens, root) for row, tokens, root in every]
 
 
 class Followers(NamedTuple):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from medusa_kit.drafters.heads.copying import RowTexts, with_copies, with_copies_after
+from medusa_kit.drafters.heads.copying import RowText, with_copies, with_copies_after
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.blocks import Walk
 from medusa_kit.heads.draws import RowsDraws
@@ -61,14 +61,7 @@ class DynamicDrafter(Drafter):
         self.name = f"{heads.config.kind}, dynamic tree"
         self.heads, self.tree = heads, tree
         self.num_nodes = tree.num_nodes
-        self._texts = RowTexts()
         self._shapes: dict[tuple[int, ...], Topology] = {}
-
-    def join(self, state: State) -> None:
-        self._texts.join(state)
-
-    def select_rows(self, rows: Sequence[int]) -> None:
-        self._texts.select_rows(rows)
 
     def propose(self, state: State) -> Draft:
         draws = state.draws()
@@ -84,7 +77,9 @@ class DynamicDrafter(Drafter):
 
     def texts(self, state: State) -> Texts:
         """What `grow` is to copy from: nothing where the tree has no doubts."""
-        return self._texts.read(state) if self.tree.doubts else ()
+        if not self.tree.doubts:
+            return ()
+        return [one.own(self, RowText).read(one.text, one.root) for one in state.requests]
 
     def grow(
         self,

@@ -98,12 +98,6 @@ class PayingDrafter(Drafter):
             return self.name
         return f"{self.name}, {self.plain_steps} of {self.steps} steps plain"
 
-    def join(self, state: State) -> None:
-        self.inner.join(state)
-
-    def select_rows(self, rows: Sequence[int]) -> None:
-        self.inner.select_rows(rows)
-
     def propose(self, state: State) -> Draft:
         """The whole tree for each row."""
         self._state, self._order, self._offers = state, list(range(1, self.num_nodes)), 0

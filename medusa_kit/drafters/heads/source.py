@@ -62,9 +62,6 @@ class HeadsSource(TrieDrafter):
         likeliest = max(below, key=lambda node: chances[node], default=0)
         return [n for n in below if n == likeliest or chances[n] >= least_chance]
 
-    def join(self, state: State) -> None:
-        self.inner.join(state)
-
     def guess(self, state: State) -> list[Trie]:
         if isinstance(self.inner, DynamicDrafter):
             return self._grown(self.inner, state)
@@ -102,6 +99,3 @@ class HeadsSource(TrieDrafter):
 
     def observe(self, step: StepResult) -> None:
         self.inner.observe(step)
-
-    def select_rows(self, rows: Sequence[int]) -> None:
-        self.inner.select_rows(rows)

@@ -25,6 +25,7 @@ from medusa_kit.drafters.trie import TrieDrafter, draft_of, learn
 from medusa_kit.infer.draft import (
     Draft,
     Drafter,
+    RequestText,
     State,
     StepResult,
     root_draft,
@@ -82,11 +83,11 @@ class AutoDrafter(Drafter):
         sources = [note for source in self._sources for note in source.notes]
         return [*self.reasons, *tokens_a_step(self.shares), *sources]
 
-    def join(self, state: State) -> None:
+    def begin(self, request: RequestText) -> None:
         self.experience.new_text()
         self._end = 0.0
         for source in self._sources:
-            source.join(state)
+            source.begin(request)
 
     def propose(self, state: State) -> Draft:
         """Its own choice of guesses: equally many for each row, by what it has measured itself."""
@@ -98,7 +99,7 @@ class AutoDrafter(Drafter):
 
     def offer(self, state: State, cost: StepCost, num_others: int) -> Offer:
         """The likeliest guesses; none while asking for them does not pay."""
-        forced = any(sampler.mask is not None for sampler in state.samplers)
+        forced = any(one is not None and one.mask is not None for one in state.samplers)
         if self._rest > 0 and not forced:  # what a grammar forces costs nothing to name
             self._rest, self._resting = self._rest - 1, state.roots_B
             self.experience.chooser(num_others + len(state.roots_B), cost).rested()
@@ -201,13 +202,9 @@ class AutoDrafter(Drafter):
     def _share(self, how: str) -> Share:
         return self.shares.setdefault(how, Share())
 
-    def select_rows(self, rows: Sequence[int]) -> None:
+    def finish(self, requests: Sequence[RequestText]) -> None:
         for source in self._sources:
-            source.select_rows(rows)
-
-    def end(self, answers: Sequence[Sequence[int]]) -> None:
-        for source in self._sources:
-            source.end(answers)
+            source.finish(requests)
 
 
 def build(context: DraftContext, options: Any) -> Drafter:

@@ -19,6 +19,7 @@ from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of, learn, weighed
 from medusa_kit.infer.draft import (
     Draft,
     Drafter,
+    RequestText,
     State,
     StepResult,
 )
@@ -57,9 +58,9 @@ class CombinedDrafter(TrieDrafter):
     def notes(self) -> list[str]:
         return [*self.reasons, *(note for source in self.sources for note in source.notes)]
 
-    def join(self, state: State) -> None:
+    def begin(self, request: RequestText) -> None:
         for source in self.sources:
-            source.join(state)
+            source.begin(request)
 
     def guess(self, state: State) -> list[Trie]:
         tries = merged(self.sources, state, self.acceptance)
@@ -82,13 +83,9 @@ class CombinedDrafter(TrieDrafter):
         for source in self.sources:
             source.observe(step)
 
-    def select_rows(self, rows: Sequence[int]) -> None:
+    def finish(self, requests: Sequence[RequestText]) -> None:
         for source in self.sources:
-            source.select_rows(rows)
-
-    def end(self, answers: Sequence[Sequence[int]]) -> None:
-        for source in self.sources:
-            source.end(answers)
+            source.finish(requests)
 
 
 def merged(

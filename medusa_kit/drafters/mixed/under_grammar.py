@@ -16,7 +16,7 @@ def under_grammar(
     tries: Sequence[Trie], state: State, acceptance: AcceptanceEstimate
 ) -> list[Trie]:
     """The rows' guesses; those of rows without a grammar as they are."""
-    masks = [sampler.mask for sampler in state.samplers] or [None] * len(tries)
+    masks = [None if sampler is None else sampler.mask for sampler in state.samplers]
     texts = zip(state.tokens, state.roots_B, strict=True)
     return [
         trie if mask is None else _checked(trie, mask, [*tokens, root], acceptance)

@@ -8,7 +8,7 @@ Shapes: T tokens of a row that its draft has not read, D hidden, X all watched l
 a draft without root, V vocabulary.
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,11 +20,19 @@ from medusa_kit.drafters.native.dflash_files import layers_read, load_dflash
 from medusa_kit.drafters.native.other_kinds import DFLASH, check_options
 from medusa_kit.drafters.native.tally import Tally
 from medusa_kit.drafters.trie import Trie, TrieDrafter
-from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.infer.draft import RequestText, State, StepResult
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.drafters import DraftModelOptions
 from medusa_kit.transfer import to_device
+
+
+@dataclass
+class _Kept:
+    """What is kept of a request. `seen`: outputs_TX of its tokens that are not read yet."""
+
+    generator: Any  # transformers' own
+    seen: list[Tensor]
 
 
 class DFlashDrafter(TrieDrafter):
@@ -38,40 +46,34 @@ class DFlashDrafter(TrieDrafter):
         self.verifier, self.base, self.model = verifier, verifier.base, model
         self.num_nodes = min(num_nodes, model.config.block_size)
         self.watches = layers_read(model.config)
-        self._generators: list[Any] = []  # of each row
-        self._seen: list[list[Tensor]] = []  # outputs_TX of each row's tokens that are not read yet
         self.tally = Tally(f"draft model {called} (DFlash)")
 
     @property
     def notes(self) -> list[str]:
         return self.tally.notes
 
-    def join(self, state: State) -> None:
-        self._seen += [[outputs_TX] for outputs_TX in state.prompt_layers]
-        self._generators += [self._generator() for _ in state.tokens]
-
-    def select_rows(self, rows: Sequence[int]) -> None:
-        self._seen = [self._seen[row] for row in rows]
-        self._generators = [self._generators[row] for row in rows]
+    def begin(self, request: RequestText) -> None:
+        assert request.prompt_layers is not None, "the base gave no outputs of layers"
+        request.kept[self] = _Kept(self._generator(), [request.prompt_layers])
 
     def observe(self, step: StepResult) -> None:
         """Keep what the layers put out at accepted tokens, whoever guessed them."""
-        for row, path in enumerate(step.paths):
-            outputs_NX = step.layers[row]
-            self._seen[row].append(outputs_NX[to_device([0, *path], outputs_NX.device)])
+        for row, (request, path) in enumerate(zip(step.requests, step.paths, strict=True)):
+            outputs_NX, own = step.layers[row], request.kept[self]
+            own.seen.append(outputs_NX[to_device([0, *path], outputs_NX.device)])
         self.tally.observe(step)
 
     @no_gradients
     def guess(self, state: State) -> list[Trie]:
-        return self.tally.guessed([self._guess(state, row) for row in range(len(state.tokens))])
+        return self.tally.guessed([self._guess(one) for one in state.requests])
 
-    def _guess(self, state: State, row: int) -> Trie:
-        tokens, root = state.tokens[row], state.roots_B[row]
+    def _guess(self, request: RequestText) -> Trie:
+        tokens, root = request.text, request.root
         trie = Trie(root)
         room = self.base.info.context_length - 1 - len(tokens)
         if room < 1:
             return trie
-        logits_NV = self._read(row, [*tokens, root])[: min(room, self.num_nodes - 1)]
+        logits_NV = self._read(request.kept[self], [*tokens, root])[: min(room, self.num_nodes - 1)]
         chances_N, tokens_N = logits_NV.float().softmax(-1).max(-1)
         chances_N = chances_N.nan_to_num(0)  # of numbers that overflowed: it is never right
         path = 1.0
@@ -85,10 +87,9 @@ class DFlashDrafter(TrieDrafter):
                 break
         return trie
 
-    def _read(self, row: int, text: list[int]) -> Tensor:
+    def _read(self, own: _Kept, text: list[int]) -> Tensor:
         """logits_NV of the draft behind a text, whose last token is the root."""
-        outputs_TX, generator = torch.cat(self._seen[row]), self._generators[row]
-        self._seen[row] = []
+        outputs_TX, own.seen = torch.cat(own.seen), []
         parts = outputs_TX.split(self.base.info.hidden_size, dim=-1)
         # As it asks for them: after the embedding, which is the first of hidden states.
         hidden = {
@@ -98,7 +99,7 @@ class DFlashDrafter(TrieDrafter):
         ids_1T = to_device(text[-T - 1 :], self.device)[None]
         positions_1T = torch.arange(len(text), device=self.device)[None]
         with self.verifier.lock():  # the base's embedding may be set to embed without its norm
-            _, logits_1NV = generator.get_candidates(
+            _, logits_1NV = own.generator.get_candidates(
                 ids_1T,
                 {"position_ids": positions_1T, "attention_mask": None},
                 SimpleNamespace(hidden_states=hidden),

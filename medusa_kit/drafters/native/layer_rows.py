@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medusa_kit.drafters.slots import Slots
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, TreeStep, attach_holder
 from medusa_kit.infer.verifier import Verifier
@@ -36,20 +37,26 @@ class LayerRows:
         self.verifier, self.forward = verifier, forward
         self._holder = attach_holder(modules)
         self._holder.mask_form = verifier.own_attention
+        self._slots = Slots()
         self._firsts: list[int] = []  # the position of each row's first node
         self._cache: LayerCache | None = None
 
-    def join(self, num_rows: int) -> None:
-        self._firsts += [0] * num_rows
-        if self._cache is not None:
-            self._cache.grow(self._cache.num_slots, len(self._firsts))
+    def begin(self) -> int:
+        """The row of a request that begins."""
+        row = self._slots.take()
+        if row == len(self._firsts):
+            self._firsts.append(0)
+            if self._cache is not None:
+                self._cache.grow(self._cache.num_slots, len(self._firsts))
+        return row
 
-    def select_rows(self, rows: Sequence[int]) -> None:
-        self._firsts = [self._firsts[row] for row in rows]
-        if not rows:
+    def finish(self, row: int) -> None:
+        """Its request has ended."""
+        self._slots.give_back(row)
+        if self._slots.num_taken == 0:
             self._cache = None
         elif self._cache is not None:
-            self._cache.select_rows(rows)
+            self._cache.keep_first(row, 0)
 
     @property
     def lengths(self) -> list[int]:

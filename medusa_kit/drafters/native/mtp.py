@@ -11,6 +11,7 @@ Shapes: B batch, T nodes of a row, N nodes of a draft with root, D hidden, V voc
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.native.layer_rows import LayerCache, LayerRows
 from medusa_kit.drafters.native.mtp_layers import layers_or_error
 from medusa_kit.drafters.trie import Trie, TrieDrafter
-from medusa_kit.infer.draft import PerRow, State, StepResult
+from medusa_kit.infer.draft import PerRow, RequestText, State, StepResult
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.drafters import MtpOptions
 from medusa_kit.transfer import to_device
@@ -30,61 +31,67 @@ from medusa_kit.transfer import to_device
 PIECE = 512  # nodes that a layer reads at once
 
 
+@dataclass
+class _Kept:
+    """What is kept of a request. `slots`: of each layer's cache. `outputs`: after each layer, its
+    output at the root; None: it has not read so far."""
+
+    slots: list[int]
+    tokens: list[int]  # to be read; the last one is the root
+    hidden_TD: Tensor  # before each of them
+    outputs: list[Tensor | None]
+
+
 class MtpDrafter(TrieDrafter):
-    """`rows`: each layer. What rows have seen since their last draft is read with the next one."""
+    """What requests have seen since their last draft is read with the next one."""
 
     name = kind = "mtp"  # `kind`: of its guesses, whose acceptance is estimated
     reads_prompts = True
 
-    def __init__(self, base: BaseModel, rows: Sequence[LayerRows], num_tokens: int) -> None:
+    def __init__(self, base: BaseModel, layers: Sequence[LayerRows], num_tokens: int) -> None:
         super().__init__(base.device)
-        self.base, self.rows, self.num_nodes = base, rows, 1 + num_tokens
-        self._tokens: list[list[int]] = []  # of each row, to be read; the last one is the root
-        self._hidden: list[Tensor] = []  # (T, D): before each of them
-        # After each layer, of each row: its output at the root; None: it has not read so far.
-        self._outputs: list[list[Tensor | None]] = [[] for _ in self.rows]
+        self.base, self.layers, self.num_nodes = base, layers, 1 + num_tokens
 
-    def join(self, state: State) -> None:
-        for index, rows in enumerate(self.rows):
-            rows.join(len(state.tokens))
-            self._outputs[index] += [None] * len(state.tokens)
-        read = self._of_prompts(state)
-        for tokens, root, hidden_TD in zip(state.tokens, state.roots_B, read, strict=True):
-            self._tokens.append([*tokens, root][-len(hidden_TD) :])
-            self._hidden.append(self._own(hidden_TD))
+    def begin(self, request: RequestText) -> None:
+        hidden_TD = self._of_prompt(request)
+        tokens = [*request.text, request.root][-len(hidden_TD) :]
+        slots = [layer.begin() for layer in self.layers]
+        outputs: list[Tensor | None] = [None] * len(self.layers)
+        request.kept[self] = _Kept(slots, tokens, self._own(hidden_TD), outputs)
 
-    def select_rows(self, rows: Sequence[int]) -> None:
-        for layer in self.rows:
-            layer.select_rows(rows)
-        self._tokens = [self._tokens[row] for row in rows]
-        self._hidden = [self._hidden[row] for row in rows]
-        self._outputs = [[outputs[row] for row in rows] for outputs in self._outputs]
+    def finish(self, requests: Sequence[RequestText]) -> None:
+        for own in [one.kept[self] for one in requests if self in one.kept]:
+            for layer, slot in zip(self.layers, own.slots, strict=True):
+                layer.finish(slot)
 
     def observe(self, step: StepResult) -> None:
         """Keep what was accepted, whoever guessed it."""
-        for row, path in enumerate(step.paths):
+        for row, (request, path) in enumerate(zip(step.requests, step.paths, strict=True)):
+            own: _Kept = request.kept[self]
             tokens = step.tokens(row)
             hidden_ND = self._of_nodes(step)[row]
             seen_TD = self._own(hidden_ND[to_device([0, *path], hidden_ND.device)])
-            self._hidden[row] = torch.cat([self._hidden[row], seen_TD])
-            accepted = (tokens[node] for node in path)
-            self._tokens[row] += [*accepted, step.next_roots[row]]
+            own.hidden_TD = torch.cat([own.hidden_TD, seen_TD])
+            own.tokens += [*(tokens[node] for node in path), step.next_roots[row]]
 
     @no_gradients
     def guess(self, state: State) -> list[Trie]:
         ends = [len(tokens) for tokens in state.tokens]
-        self._read_on(ends)
+        kept = [one.kept[self] for one in state.requests]
+        self._read_on(kept, ends)
         tries = [Trie(root) for root in state.roots_B]
         limits = [min(self.num_nodes - 1, self.base.info.context_length - 1 - end) for end in ends]
-        kept = [rows.lengths for rows in self.rows]
-        self._draft(tries, limits, ends)
-        for rows, lengths in zip(self.rows, kept, strict=True):
-            rows.forget_after(lengths)
+        true = [layer.lengths for layer in self.layers]
+        self._draft(kept, tries, limits, ends)
+        for layer, lengths in zip(self.layers, true, strict=True):
+            layer.forget_after(lengths)
         return tries
 
-    def _of_prompts(self, state: State) -> Sequence[Tensor]:
-        """What layers read at the last tokens of each row's prompt, before `_own`."""
-        return state.prompt_hidden or state.hidden_BD.split(1)
+    def _of_prompt(self, request: RequestText) -> Tensor:
+        """What layers read at the last tokens of its prompt, before `_own`."""
+        found = request.hidden_1D if request.prompt_hidden is None else request.prompt_hidden
+        assert found is not None, "the base gave no hidden state"
+        return found
 
     def _of_nodes(self, step: StepResult) -> PerRow:
         """The same at the nodes of a draft."""
@@ -100,44 +107,48 @@ class MtpDrafter(TrieDrafter):
         chances_B, tokens_B = logits_BV.softmax(-1).max(-1)
         return chances_B, tokens_B
 
-    def _read_on(self, ends: Sequence[int]) -> None:
+    def _read_on(self, kept: Sequence[_Kept], ends: Sequence[int]) -> None:
         """Let the layers read what is true up to the roots, which are at positions `ends`."""
-        while any(self._tokens):
-            rows = [row for row, tokens in enumerate(self._tokens) if tokens]
-            tokens = [self._tokens[row][:PIECE] for row in rows]
-            hidden = [self._hidden[row][:PIECE] for row in rows]
-            for row in rows:
-                self._tokens[row] = self._tokens[row][PIECE:]
-                self._hidden[row] = self._hidden[row][PIECE:]
-            at = [ends[row] - len(self._tokens[row]) for row in rows]
-            self._read(rows, tokens, hidden, at)
+        while some := [(own, end) for own, end in zip(kept, ends, strict=True) if own.tokens]:
+            tokens = [own.tokens[:PIECE] for own, _ in some]
+            hidden = [own.hidden_TD[:PIECE] for own, _ in some]
+            for own, _ in some:
+                own.tokens, own.hidden_TD = own.tokens[PIECE:], own.hidden_TD[PIECE:]
+            at = [end - len(own.tokens) for own, end in some]
+            self._read([own for own, _ in some], tokens, hidden, at)
 
     def _read(
         self,
-        rows: list[int],
+        kept: list[_Kept],
         tokens: list[list[int]],
         hidden: list[Tensor],
         ends: list[int],
     ) -> None:
-        for index, layer in enumerate(self.rows):
-            outputs, before = layer.read(rows, hidden, tokens, ends), self._outputs[index]
+        for index, layer in enumerate(self.layers):
+            outputs = layer.read([own.slots[index] for own in kept], hidden, tokens, ends)
             # The next layer reads this one's output before each token.
             hidden = [
-                torch.cat([*_known(before[row]), out_TD[:-1]])
-                for row, out_TD in zip(rows, outputs, strict=True)
+                torch.cat([*_known(own.outputs[index]), out_TD[:-1]])
+                for own, out_TD in zip(kept, outputs, strict=True)
             ]
-            for row, out_TD in zip(rows, outputs, strict=True):
-                before[row] = out_TD[-1:]
+            for own, out_TD in zip(kept, outputs, strict=True):
+                own.outputs[index] = out_TD[-1:]
             some = [place for place, one_TD in enumerate(hidden) if len(one_TD)]
-            rows, ends = [rows[place] for place in some], [ends[place] for place in some]
+            kept, ends = [kept[place] for place in some], [ends[place] for place in some]
             hidden = [hidden[place] for place in some]
             pairs = zip((tokens[place] for place in some), hidden, strict=True)
             tokens = [one[len(one) - len(one_TD) :] for one, one_TD in pairs]
 
-    def _draft(self, tries: Sequence[Trie], limits: Sequence[int], ends: Sequence[int]) -> None:
+    def _draft(
+        self,
+        kept: Sequence[_Kept],
+        tries: Sequence[Trie],
+        limits: Sequence[int],
+        ends: Sequence[int],
+    ) -> None:
         """Grow a chain in each trie, of at most so many tokens, behind the root at `ends`."""
         found: dict[int, list[Tensor]] = {  # what the layer at hand puts out: at the root, and on
-            row: _known(self._outputs[0][row]) for row, limit in enumerate(limits) if limit > 0
+            row: _known(kept[row].outputs[0]) for row, limit in enumerate(limits) if limit > 0
         }
         depth = 0
         while found:
@@ -146,18 +157,18 @@ class MtpDrafter(TrieDrafter):
             rows = [row for row in found if depth < limits[row] and self._may_pay(tries[row])]
             tokens = {row: tries[row].tokens[1:] for row in rows}
             hidden = {row: found[row] for row in rows}
-            if depth >= len(self.rows):  # the last layer goes on from its own output
+            if depth >= len(self.layers):  # the last layer goes on from its own output
                 hidden = {row: outputs[-1:] for row, outputs in hidden.items()}
-            index = min(depth, len(self.rows) - 1)
-            outputs = self.rows[index].read(
-                rows,
+            index = min(depth, len(self.layers) - 1)
+            outputs = self.layers[index].read(
+                [kept[row].slots[index] for row in rows],
                 [torch.cat(hidden[row]) for row in rows],
                 [tokens[row][depth - len(hidden[row]) :] for row in rows],
                 [ends[row] + depth for row in rows],
             )
             found = {}
             for row, out_TD in zip(rows, outputs, strict=True):
-                at_root = self._outputs[index][row] if depth < len(self.rows) else None
+                at_root = kept[row].outputs[index] if depth < len(self.layers) else None
                 found[row] = [*_known(at_root), *out_TD.split(1)]
 
     def _extend(self, tries: Sequence[Trie], outputs: dict[int, Tensor], depth: int) -> None:

@@ -12,6 +12,7 @@ Shapes: W columns, N tokens of an n-gram, G n-grams verified in a step (the pape
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 
 import torch
@@ -123,17 +124,15 @@ class LookaheadDrafter(TrieDrafter):
         super().__init__(device)
         self.options = options
         self.num_nodes = most_nodes(options)
-        self._rows: list[_Row] = []
         self._draft: Draft | None = None
         self._steps = self._nodes = self._emitted = 0  # summed over rows
 
-    def join(self, state: State) -> None:
-        self._rows += [_Row(tokens, self.options) for tokens in state.tokens]
-
     def guess(self, state: State) -> list[Trie]:
-        for row, tokens, root in zip(self._rows, state.tokens, state.roots_B, strict=True):
-            row.read(tokens, root)
-        return [row.tree(root) for row, root in zip(self._rows, state.roots_B, strict=True)]
+        rows = [(one, one.own(self, partial(_Row, one.text, self.options)))
+                for one in state.requests]  # fmt: skip
+        for one, row in rows:
+            row.read(one.text, one.root)
+        return [row.tree(one.root) for one, row in rows]
 
     def propose(self, state: State) -> Draft:
         self._draft = super().propose(state)
@@ -147,12 +146,10 @@ class LookaheadDrafter(TrieDrafter):
         )
         if step.draft is not self._draft:
             return  # another drafter's tree, which does not hold the window
-        for index, row in enumerate(self._rows):
+        for index, request in enumerate(step.requests):
+            row: _Row = request.kept[self]
             for ngram in row.window.advance(step.likeliest(index, row.window.ends)):
                 row.pool.add(ngram)
-
-    def select_rows(self, rows: Sequence[int]) -> None:
-        self._rows = [self._rows[row] for row in rows]
 
     @property
     def notes(self) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.trie import Trie, TrieDrafter
-from medusa_kit.infer.draft import State, unread
+from medusa_kit.infer.draft import RequestText, State, unread
 from medusa_kit.settings.drafters import PromptLookupOptions
 
 # How often a copied token was right, by how many tokens before it agreed; the last value is for all
@@ -63,25 +63,17 @@ class PromptLookupDrafter(TrieDrafter):
     def __init__(self, options: PromptLookupOptions, device: torch.device) -> None:
         super().__init__(device)
         self.options, self.num_nodes = options, options.num_tokens + 1
-        self._rows: list[NgramIndex] = []
-
-    def join(self, state: State) -> None:
-        options = self.options
-        self._rows += [NgramIndex(options.min_ngram, options.max_ngram) for _ in state.tokens]
 
     def guess(self, state: State) -> list[Trie]:
-        return [
-            self._row(index, tokens, root)
-            for index, tokens, root in zip(self._rows, state.tokens, state.roots_B, strict=True)
-        ]
+        return [self._row(one.own(self, self._index), one) for one in state.requests]
 
-    def select_rows(self, rows: Sequence[int]) -> None:
-        self._rows = [self._rows[row] for row in rows]
+    def _index(self) -> NgramIndex:
+        return NgramIndex(self.options.min_ngram, self.options.max_ngram)
 
-    def _row(self, index: NgramIndex, tokens: list[int], root: int) -> Trie:
-        index.read(unread(tokens, root, len(index.tokens)))
+    def _row(self, index: NgramIndex, request: RequestText) -> Trie:
+        index.read(unread(request.text, request.root, len(index.tokens)))
         matched, copied = index.copy(self.options.num_tokens)
-        trie, node = Trie(root), 0
+        trie, node = Trie(request.root), 0
         for depth, token in enumerate(copied, start=1):
             # Each right copied token makes the match one token longer.
             chance = CHANCES[min(matched + depth - 1, MOST)]

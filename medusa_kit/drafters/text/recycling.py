@@ -17,7 +17,7 @@ from torch import Tensor
 
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.trie import Trie, TrieDrafter
-from medusa_kit.infer.draft import UNUSED, State, StepResult
+from medusa_kit.infer.draft import UNUSED, RequestText, State, StepResult
 from medusa_kit.settings.drafters import RecyclingOptions
 
 # How often the table's r-th token was the next one, measured on SmolLM2-135M's answers; the last
@@ -37,12 +37,11 @@ class RecyclingDrafter(TrieDrafter):
         self.options, self.table, self.num_nodes = options, table, options.num_nodes
         self.num_ranks = options.width
 
-    def join(self, state: State) -> None:
+    def begin(self, request: RequestText) -> None:
         """Enter what followed each token of the prompt, since prompts have no logits here."""
-        for tokens, root in zip(state.tokens, state.roots_B, strict=True):
-            for token, following in pairwise([*tokens, root]):
-                others = [t for t in self.table.get(token, ()) if t != following]
-                self.table[token] = [following, *others][: self.options.width]
+        for token, following in pairwise([*request.text, request.root]):
+            others = [t for t in self.table.get(token, ()) if t != following]
+            self.table[token] = [following, *others][: self.options.width]
 
     def guess(self, state: State) -> list[Trie]:
         return [self._grow(root) for root in state.roots_B]

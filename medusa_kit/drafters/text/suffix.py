@@ -28,7 +28,7 @@ from medusa_kit.drafters.text.suffix_array import Ranges, SuffixArray
 from medusa_kit.drafters.text.suffix_automaton import START, Cursor, SuffixAutomaton
 from medusa_kit.drafters.trie import Trie, TrieDrafter
 from medusa_kit.errors import ConfigError, MedusaKitError
-from medusa_kit.infer.draft import State, unread
+from medusa_kit.infer.draft import RequestText, State, unread
 from medusa_kit.settings.drafters import SuffixOptions
 
 # By tokens matched, the last for all above; fitted to answers of SmolLM2-135M by likelihood.
@@ -180,33 +180,29 @@ class SuffixDrafter(TrieDrafter):
         super().__init__(device)
         self.options, self.num_nodes, self.past = options, options.num_nodes, past
         self._failures: list[str] = []
-        self._rows: list[SuffixRow] = []
         self._reading = past.lock if past is not None else nullcontext()
 
     @property
     def notes(self) -> list[str]:
         return self._failures
 
-    def join(self, state: State) -> None:
-        with self._reading:
-            self._rows += [SuffixRow(self.options.max_match, self.past) for _ in state.tokens]
-
     def guess(self, state: State) -> list[Trie]:
         tries = []
         with self._reading:
-            for row, tokens, root in zip(self._rows, state.tokens, state.roots_B, strict=True):
-                row.read(unread(tokens, root, row.text.num_tokens))
-                tries.append(row.grow(root, self.num_nodes, max(LEAST, self._least)))
+            for one in state.requests:
+                row = one.own(self, self._row)
+                row.read(unread(one.text, one.root, row.text.num_tokens))
+                tries.append(row.grow(one.root, self.num_nodes, max(LEAST, self._least)))
         return tries
 
-    def select_rows(self, rows: Sequence[int]) -> None:
-        self._rows = [self._rows[row] for row in rows]
+    def _row(self) -> SuffixRow:
+        return SuffixRow(self.options.max_match, self.past)
 
-    def end(self, answers: Sequence[Sequence[int]]) -> None:
+    def finish(self, requests: Sequence[RequestText]) -> None:
         """Keep the answers. A failure to save them is only a note, since the request succeeded."""
         if self.past is None:
             return
-        self.past.add(answers)
+        self.past.add([one.token_ids for one in requests if one.is_complete])
         try:
             self.past.save()
         except (MedusaKitError, OSError) as error:

@@ -24,7 +24,7 @@ from medusa_kit.errors import ClosedError, ConfigError, QueueFullError
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.memory import device_memory_error, is_device_lost
-from medusa_kit.infer.request import Emitted, FailAlone, Row
+from medusa_kit.infer.request import Emitted, FailAlone, Request
 from medusa_kit.infer.threaded.submission import OnTokens, Submission, Ticket, check_process
 from medusa_kit.infer.turns import Turns
 from medusa_kit.locks import SharedLock
@@ -66,7 +66,7 @@ class BatchThread:
 
     def submit(
         self,
-        row: Row,
+        row: Request,
         drafter: Drafter,
         on_tokens: OnTokens | None = None,
         at_end: Callable[[], None] | None = None,
@@ -136,7 +136,7 @@ class _Worker:
         self.inbox: SimpleQueue[_Message] = SimpleQueue()
         self._last = BatchStats()
         self._lock = SharedLock()  # for what follows
-        self._tickets: dict[Row, Ticket] = {}  # of rows that have not ended
+        self._tickets: dict[Request, Ticket] = {}  # of rows that have not ended
         self._closed: str | None = None  # why no more are taken
         self._lost: Exception | None = None  # the error by which the device was lost
 
@@ -161,7 +161,7 @@ class _Worker:
                 )
             if ticket.row in self._tickets:
                 raise ConfigError(
-                    "the request is in the batch already", hint="make a Row for each request"
+                    "the request is in the batch already", hint="make a Request for each request"
                 )
             self._tickets[ticket.row] = ticket
             self.inbox.put(_Message("add", ticket))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from medusa_kit.errors import ClosedError, ConfigError
 from medusa_kit.infer.details import TokenScore, VerifiedTree
 from medusa_kit.infer.draft import Drafter
-from medusa_kit.infer.request import Row
+from medusa_kit.infer.request import Request
 
 OnTokens = Callable[[list[int]], None]
 
@@ -31,7 +31,7 @@ class Ticket:
 
     def __init__(
         self,
-        row: Row,
+        row: Request,
         drafter: Drafter,
         on_tokens: OnTokens | None,
         at_end: Callable[[], None] | None = None,
@@ -77,7 +77,7 @@ class Submission:
         self._pid = os.getpid()
 
     @property
-    def row(self) -> Row:
+    def row(self) -> Request:
         """The row, which belongs to the batch's thread until `done`."""
         return self._ticket.row
 
@@ -110,7 +110,7 @@ class Submission:
         with self._waiting():
             return self._ticket.changed.wait_for(lambda: self._ticket.done, timeout)
 
-    def result(self) -> Row:
+    def result(self) -> Request:
         """The row, once it has ended. Raises what it failed of."""
         self.wait()
         if self.row.error is not None:

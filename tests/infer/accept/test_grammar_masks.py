@@ -17,7 +17,7 @@ from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.infer.accept.grammar import GrammarMask, grammar_mask
 from medusa_kit.infer.accept.grammar_source import check_grammar
 from medusa_kit.infer.batch import Batch
-from medusa_kit.infer.request import Row, make_row
+from medusa_kit.infer.request import Request, make_request
 from medusa_kit.settings.grammar import Grammar
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -165,12 +165,12 @@ def test_without_llguidance_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> 
     check_grammar(None)
 
 
-def two_rows(engine: Engine, drafter: str, patterns: tuple[str, str]) -> list[Row]:
+def two_rows(engine: Engine, drafter: str, patterns: tuple[str, str]) -> list[Request]:
     """Decoded from the same step on, with one drafter."""
     built = engine.drafter_for(drafter, {}, 2)
     batch = Batch(engine.verifier, 2)
     rows = [
-        make_row(engine.verifier, PROMPT, SamplingParams(grammar=Grammar.regex(pattern)), 9)
+        make_request(engine.verifier, PROMPT, SamplingParams(grammar=Grammar.regex(pattern)), 9)
         for pattern in patterns
     ]
     for row in rows:

@@ -33,7 +33,7 @@ from medusa_kit.infer.cuda_graph.step import FixedStep
 from medusa_kit.infer.cuda_graph.verifier import AGAIN_AFTER, CapturedVerifier, usual_steps
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Topology
-from medusa_kit.infer.request import make_row
+from medusa_kit.infer.request import make_request
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, TreeStep
 from medusa_kit.infer.turns import adapted
@@ -87,7 +87,7 @@ def test_every_stop_and_every_limit_inside_paths(family: str) -> None:
     answers = plain_answers(family, prompts, 14, few=True)
     stops = sorted({token for answer in answers for token in answer})
     for stop, limit in [(stop, 14) for stop in stops] + [(99, n) for n in range(1, 15)]:
-        rows = [make_row(engine.verifier, p, SamplingParams(), limit) for p in prompts]
+        rows = [make_request(engine.verifier, p, SamplingParams(), limit) for p in prompts]
         for row in rows:
             row.stop_ids = frozenset([stop])
         list(decode(engine.verifier, draft_with(engine.heads, BUSHY), rows))
