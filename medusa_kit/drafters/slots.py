@@ -9,6 +9,11 @@ class Slots:
         self._free: list[int] = []
 
     @property
+    def needs_new(self) -> bool:
+        """Whether the next one is new."""
+        return not self._free
+
+    @property
     def num_taken(self) -> int:
         return self.count - len(self._free)
 

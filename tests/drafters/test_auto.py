@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.states import begun, state_from
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.mixed.asking import AFFORDED, Asking
@@ -63,8 +64,7 @@ class Clock:
 
 def run(drafter, text: Sequence[int], clock: Clock, slope: float) -> tuple[int, list[int]]:
     """Decode `text` as a loop would, a step costing 1 + slope * (N - 1). (steps, sizes)."""
-    state, sizes = State([[text[0]]], [text[1]], EMPTY), []
-    drafter.join(state)
+    state, sizes = begun(drafter, state_from([[text[0]]], [text[1]])), []
     while len(state.tokens[0]) + 1 < len(text) - 10:
         draft = drafter.propose(state)
         tokens, parents = draft.tokens_BN[0].tolist(), draft.topologies[0].parents
@@ -84,8 +84,10 @@ def run(drafter, text: Sequence[int], clock: Clock, slope: float) -> tuple[int, 
             path.append(following)
         kept = [tokens[0], *(tokens[n] for n in path)]
         root = text[at + len(kept)]
-        drafter.observe(StepResult(draft, [path], [root], EMPTY, EMPTY))
-        state = State([[*state.tokens[0], *kept]], [root], EMPTY)
+        (request,) = state.requests
+        request.text, request.root = [*request.text, *kept], root
+        drafter.observe(StepResult(draft, [path], [root], EMPTY, EMPTY, requests=state.requests))
+        state = State([request])
     return len(sizes), sizes
 
 
@@ -101,7 +103,7 @@ class Beside:
     def __init__(self, drafter: AutoDrafter, num_others: int, slope: float = 0.1) -> None:
         self.drafter, self.num_others = drafter, num_others
         self.cost = StepCost(measured={1: 1.0, 32: 1.0 + 31 * slope})
-        self.join, self.observe = drafter.join, drafter.observe
+        self.begin, self.observe = drafter.begin, drafter.observe
 
     def propose(self, state: State) -> Draft:
         offer = self.drafter.offer(state, self.cost, self.num_others)
@@ -343,7 +345,7 @@ def test_a_long_match_outranks_likelier_guesses_in_a_combined_tree() -> None:
     for match, first in ((4, [5, 6, 7]), (3, [1, 2, 3])):
         sources = [heads, Fixed("suffix", [5, 6, 7], 0.3, match)]
         drafter = CombinedDrafter(sources, 4, AcceptanceEstimate(), CPU)
-        draft = drafter.propose(State([[0]], [8], EMPTY))
+        draft = drafter.propose(state_from([[0]], [8], EMPTY))
         assert draft.tokens_BN.tolist() == [[8, *first]]
 
 

@@ -6,6 +6,7 @@ from typing import cast
 
 import pytest
 import torch
+from support.states import begun, state_from
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.factory import DraftContext
@@ -15,7 +16,6 @@ from medusa_kit.drafters.mixed.combined import usual_sources
 from medusa_kit.drafters.mixed.experience import Experience
 from medusa_kit.drafters.mixed.step import Step
 from medusa_kit.drafters.trie import Trie
-from medusa_kit.infer.draft import State
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -66,7 +66,7 @@ def test_a_row_that_joins_brings_another_text() -> None:
         situation, choice = chooser.choose(1.0)
         chooser.record(situation, choice, -0.02)
     drafter = AutoDrafter([], [], experience, torch.device("cpu"), 4)
-    drafter.join(State([[1]], [2], torch.empty(0)))
+    begun(drafter, state_from([[1]], [2]))
     for _ in range(SHORTEST_WAIT + 1):
         situation, choice = chooser.choose(1.0)
         if choice:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.samples import pairs
 from support.small_engines import endless_base, engine_with_heads, random_heads, random_prompt
+from support.states import state_from
 
 from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.estimates import AcceptanceEstimate
@@ -25,7 +26,6 @@ from medusa_kit.drafters.heads.worth import (
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads.guesser import Least
 from medusa_kit.infer.decode import decode
-from medusa_kit.infer.draft import State
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.request import make_request
 from medusa_kit.settings.sampling import SamplingParams
@@ -144,7 +144,7 @@ def test_where_guesses_are_dear_only_sure_ones_are_verified(engine: Engine) -> N
 
 def test_the_whole_tree_is_proposed_where_nothing_is_chosen(engine: Engine) -> None:
     drafter = Timed().drafter(engine, HeadsWorth())
-    state = State([[1], [2]], [5, 9], torch.randn(2, engine.base.info.hidden_size))
+    state = state_from([[1], [2]], [5, 9], torch.randn(2, engine.base.info.hidden_size))
     whole = drafter.inner.propose(state)
     assert torch.equal(drafter.propose(state).tokens_BN, whole.tokens_BN)
 
@@ -154,7 +154,7 @@ def test_chances_are_those_that_the_heads_give(kind: str) -> None:
     heads = random_heads(endless_base(VOCAB), kind=kind)
     inner = draft_with(heads, DynamicTree(12, SCALES, 6, 3))
     assert isinstance(inner, DynamicDrafter)
-    state = State([[1], [2]], [5, 9], 3 * torch.randn(2, heads.config.hidden_size))
+    state = state_from([[1], [2]], [5, 9], 3 * torch.randn(2, heads.config.hidden_size))
     grown, source = inner.grow(state.hidden_BD, state.roots_B), HeadsSource(inner)
     for row, trie in enumerate(source.guess(state)):
         assert trie.tokens == grown.tokens_BN[row].tolist()
@@ -170,7 +170,7 @@ def test_chances_are_those_that_the_heads_give(kind: str) -> None:
 def test_a_probability_that_proves_wrong_is_corrected() -> None:
     heads = random_heads(endless_base(VOCAB), kind="recurrent")
     inner = draft_with(heads, DynamicTree(4, SCALES, 6, 3))
-    state = State([[1]], [5], 3 * torch.randn(1, heads.config.hidden_size))
+    state = state_from([[1]], [5], 3 * torch.randn(1, heads.config.hidden_size))
     (trie,) = HeadsSource(inner).guess(state)
     said, acceptance = trie.chances[1], AcceptanceEstimate()
     for _ in range(100):

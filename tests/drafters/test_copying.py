@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from support.small_engines import build_engine, decode_all, endless_base, random_heads
+from support.states import state_from
 
 from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.heads import copying
-from medusa_kit.drafters.heads.copying import RowTexts, with_copies, with_copies_after
+from medusa_kit.drafters.heads.copying import RowText, with_copies, with_copies_after
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
-from medusa_kit.infer.draft import State
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -90,18 +90,12 @@ def test_tokens_that_are_not_there_have_no_chance() -> None:
     assert torch.isinf(scores[0, 0, 2:]).all()
 
 
-def test_rows_keep_their_texts_as_others_come_and_go() -> None:
-    texts, hidden = RowTexts(), torch.zeros(1, 1)
-    first, second = State([[1, 2]], [3], hidden), State([[4]], [5], hidden)
-    texts.join(first)
-    assert [text.tolist() for text in texts.read(first)] == [[1, 2, 3]]
-    texts.join(second)
-    both = State([[1, 2, 3, 9], [4]], [8, 5], hidden)
-    assert [text.tolist() for text in texts.read(both)] == [[1, 2, 3, 9, 8], [4, 5]]
-    texts.select_rows([1])
-    long = [4, 5, *range(3000)]
-    assert [text.tolist() for text in texts.read(State([long], [7], hidden))] == [[*long, 7]]
-    assert [text.tolist() for text in texts.read(State([long], [7], hidden))] == [[*long, 7]]
+def test_a_text_is_read_on_and_grows() -> None:
+    text, long = RowText(), [1, 2, 3, 9, *range(3000)]
+    assert text.read([1, 2], 3).tolist() == [1, 2, 3]
+    assert text.read([1, 2, 3, 9], 8).tolist() == [1, 2, 3, 9, 8]
+    for _ in range(2):
+        assert text.read([1, 2, 3, 9, 8, *long], 7).tolist() == [1, 2, 3, 9, 8, *long, 7]
 
 
 @pytest.mark.parametrize("kind", ["medusa", "hydra", "recurrent"])
@@ -129,7 +123,7 @@ def test_a_follower_that_heads_do_not_name_is_drafted() -> None:
     heads = random_heads(endless_base(VOCAB), kind="hydra")
     drafter = draft_with(heads, DynamicTree(3, (1.0, 1.0), 1, 3, (0.01, 0.01)))
     assert isinstance(drafter, DynamicDrafter)
-    state = State([[6, 11, 12, 6, 11, 12]], [6], torch.zeros(1, heads.config.hidden_size))
+    state = state_from([[6, 11, 12, 6, 11, 12]], [6], torch.zeros(1, heads.config.hidden_size))
     draft = drafter.propose(state)
     assert draft.tokens_BN.tolist() == [[6, 11, 12]]
     assert draft.topologies[0].parents == (-1, 0, 1)

@@ -9,17 +9,15 @@ from medusa_kit.settings.drafters import DraftModelOptions
 
 
 def test_heuristic_two_more_after_a_whole_draft_one_less_after_any_other() -> None:
-    lengths = Heuristic(4, 10)
-    lengths.join(2)
+    first, second = (Heuristic(4, 10).of_request() for _ in range(2))
     for accepted, expected in ((4, 6), (6, 8), (8, 10), (10, 10), (3, 9), (9, 10)):
-        lengths.observe(0, lengths.limit(0), accepted)
-        assert lengths.limit(0) == expected
-    assert lengths.limit(1) == 4
+        first.observe(first.limit, accepted)
+        assert first.limit == expected
+    assert second.limit == 4
     for _ in range(6):
-        lengths.observe(1, lengths.limit(1), 0)
-    assert lengths.limit(1) == 1
-    lengths.select_rows([1])
-    assert lengths.limit(0) == 1
+        second.observe(second.limit, 0)
+    assert second.limit == 1
+    assert first.of_request().limit == 4
 
 
 @pytest.mark.parametrize("overconfident", [1.0, 2.0, 0.5])
@@ -37,7 +35,7 @@ def test_the_threshold_settles_where_the_last_token_is_worth_its_time(overconfid
             drafted, accepted = drafted + 1, accepted + right
             if lengths.stops(chance):
                 break
-        lengths.observe(0, drafted, accepted)
+        lengths.observe(drafted, accepted)
         if step > 2000:
             lasts.append(accepted == drafted)
             targets.append(lengths.target)
@@ -49,7 +47,7 @@ def test_a_threshold_that_does_not_adapt_stays() -> None:
     lengths = lengths_for(DraftModelOptions(threshold=0.3, adapt=False), cost=0.1)
     assert isinstance(lengths, Threshold)
     for _ in range(50):
-        lengths.observe(0, 3, 0)
+        lengths.observe(3, 0)
     assert lengths.threshold == 0.3
     assert lengths.stops(0.29)
     assert not lengths.stops(0.3)

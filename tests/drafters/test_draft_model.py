@@ -4,13 +4,16 @@ Pairs are built in code: the same weights again (every guess is right), the firs
 base (some are), and another model altogether (few are).
 """
 
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from support.partly_knowing import plain_answer
 from support.small_engines import build_engine, decode_all, endless_base, random_prompt
+from support.states import begun, state_from
 from support.tiny_models import CONTEXT, STOP, tiny_base, tiny_model
 
 from medusa_kit.base.loading import load_base_model
@@ -19,7 +22,7 @@ from medusa_kit.drafters.draft_model import loading as draft_loading
 from medusa_kit.drafters.draft_model import runner as draft_runner
 from medusa_kit.drafters.draft_model.drafter import DraftModelDrafter
 from medusa_kit.drafters.factory import DraftContext, build_drafter
-from medusa_kit.drafters.trie import draft_of
+from medusa_kit.drafters.trie import Trie, draft_of
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode import decode
@@ -196,6 +199,16 @@ def test_matched_draws_give_the_seeds_own_text() -> None:
         assert [row.token_ids for row in rows] == expected
 
 
+def without_samplers(guess: Callable[[State], list[Trie]], state: State) -> list[Trie]:
+    for request in state.requests:
+        request.sampler = None
+    try:
+        return guess(state)
+    finally:
+        for request, sampler in zip(state.requests, state.samplers, strict=True):
+            request.sampler = sampler
+
+
 def test_foreseeing_the_noise_agrees_more_often_than_drafting_greedily() -> None:
     few, draft = build_engine(endless_base(8)), first_layers("llama", vocab_size=8)
     params = [SamplingParams(1.0, seed=seed) for seed in range(24)]
@@ -203,10 +216,7 @@ def test_foreseeing_the_noise_agrees_more_often_than_drafting_greedily() -> None
     def steps(blind: bool) -> int:
         drafter = drafter_for(few, draft, {"lengths": "fixed", "length": 3}, temperature=1.0)
         if blind:
-            guess = drafter.guess
-            drafter.guess = lambda state: guess(  # type: ignore[method-assign]
-                State(state.tokens, state.roots_B, state.hidden_BD)
-            )
+            drafter.guess = partial(without_samplers, drafter.guess)  # type: ignore[method-assign]
         rows = decode_all(few, drafter, [[5, 3, 7]] * 24, 24, params)
         return sum(row.num_steps for row in rows)
 
@@ -221,7 +231,7 @@ class Sharing(Drafter):
 
     def __init__(self, source: DraftModelDrafter) -> None:
         self.source, self.turn = source, 0
-        self.join, self.select_rows = source.join, source.select_rows  # type: ignore
+        self.begin, self.finish = source.begin, source.finish  # type: ignore
         self.observe = source.observe  # type: ignore[method-assign]
 
     def propose(self, state: State) -> Draft:
@@ -290,8 +300,9 @@ def test_what_cannot_be_is_refused() -> None:
 def test_observing_a_step_it_had_no_part_in_counts_nothing() -> None:
     engine = build_engine(endless_base(8))
     drafter = drafter_for(engine, endless_base(8), {})
-    drafter.join(State([[1, 2]], [3], torch.zeros(1, 32)))
+    state = begun(drafter, state_from([[1, 2]], [3]))
     draft = Draft(torch.tensor([[3]]), [Topology.from_parents([-1], torch.device("cpu"))])
-    drafter.observe(StepResult(draft, [[]], [4], torch.zeros(1, 1, 32), torch.zeros(1, 1, 8)))
+    hidden, logits = torch.zeros(1, 1, 32), torch.zeros(1, 1, 8)
+    drafter.observe(StepResult(draft, [[]], [4], hidden, logits, requests=state.requests))
     assert drafter.notes == []
     assert STOP not in engine.base.stop_token_ids

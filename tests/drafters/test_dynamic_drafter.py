@@ -14,6 +14,7 @@ from support.small_engines import (
     random_heads,
     random_prompt,
 )
+from support.states import state_from
 from support.tiny_models import tiny_base
 
 from medusa_kit.data.readers import AnswerRow
@@ -54,7 +55,7 @@ def engine(heads: MedusaHeads) -> Engine:
 def state_of(rows: int) -> State:
     generator = torch.Generator().manual_seed(7)
     hidden_BD = torch.randn(rows, 32, dtype=torch.float64, generator=generator)
-    return State([[] for _ in range(rows)], list(range(3, 3 + rows)), hidden_BD)
+    return state_from([[] for _ in range(rows)], list(range(3, 3 + rows)), hidden_BD)
 
 
 @torch.inference_mode()

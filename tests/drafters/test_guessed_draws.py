@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from support.small_engines import build_engine, decode_all, endless_base, random_heads
+from support.states import state_from
 from support.tiny_models import tiny_model
 
 from medusa_kit.base.model import BaseModel, wrap_model
@@ -45,7 +46,7 @@ def state_of(base: BaseModel, *rows: SamplingParams) -> State:
     hidden_BD = 3 * torch.randn(len(rows), base.info.hidden_size)
     samplers = [Sampler(base, params, [1], 9) for params in rows]
     tokens = [[1] * (2 + row) for row in range(len(rows))]
-    return State(tokens, [5 + row for row in range(len(rows))], hidden_BD, samplers)
+    return state_from(tokens, [5 + row for row in range(len(rows))], hidden_BD, samplers)
 
 
 def expected(heads: MedusaHeads, state: State, row: int, k: int, path: list[int]) -> list[int]:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.small_engines import endless_base, random_heads
+from support.states import state_from
 
 from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.estimates import MEMORY, AcceptanceEstimate
@@ -27,7 +28,7 @@ def inner(request: pytest.FixtureRequest) -> HeadsDrafter:
 
 def state_of(inner: HeadsDrafter) -> State:
     hidden_BD = 3 * torch.randn(2, inner.heads.config.hidden_size)
-    return State([[1], [2]], [5, 9], hidden_BD)
+    return state_from([[1], [2]], [5, 9], hidden_BD)
 
 
 def named(source: HeadsSource, state: State) -> list[int]:

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 from support.small_engines import build_engine, decode_all, endless_base, random_prompt
+from support.states import state_from
 from support.tiny_models import CONTEXT, tiny_base, tiny_model
 
 from medusa_kit.drafters.factory import DraftContext, build_drafter
@@ -86,22 +87,25 @@ def follow(token: int) -> int:
     return (5 * token + 3) % 97
 
 
-def step_with(drafter: LookaheadDrafter, roots: list[int]) -> Draft:
+def step_with(drafter: LookaheadDrafter, state: State, roots: list[int]) -> Draft:
     """One step where nothing is accepted."""
-    draft = drafter.propose(State([[7, 8]] * len(roots), roots, torch.empty(0)))
+    for request, root in zip(state.requests, roots, strict=True):
+        request.root = root
+    draft = drafter.propose(State(state.requests))
     likeliest = [[follow(token) for token in row] for row in draft.tokens_BN.tolist()]
     paths, empty = [[] for _ in roots], torch.empty(0)
     nexts = [follow(root) for root in roots]
-    drafter.observe(StepResult(draft, paths, nexts, empty, empty, likeliest))
+    step = StepResult(draft, paths, nexts, empty, empty, likeliest, requests=state.requests)
+    drafter.observe(step)
     return draft
 
 
 def test_the_window_is_a_chain_with_a_column_after_each_place():
     drafter = drafter_of(window=4, ngram=4, from_prompt=False)
-    drafter.join(State([[7, 8]], [20], torch.empty(0)))
+    state = state_from([[7, 8]], [20])
     for root in (20, 30, 40, 50):
-        draft = step_with(drafter, [root])
-    window, parents = drafter._rows[0].window, draft.topologies[0].parents
+        draft = step_with(drafter, state, [root])
+    window, parents = state.requests[0].kept[drafter].window, draft.topologies[0].parents
     assert len(window.ends) == 4
     for place, end in enumerate(window.ends):
         path = path_to(end, parents)
@@ -114,18 +118,18 @@ def test_the_window_is_a_chain_with_a_column_after_each_place():
 def test_completed_ngrams_are_what_the_base_model_says_and_are_verified_next():
     """With a base that reads one token, all are right except those after an inserted root."""
     drafter = drafter_of(window=4, ngram=4, from_prompt=False)
-    drafter.join(State([[7, 8]] * 2, [20, 21], torch.empty(0)))
+    state = state_from([[7, 8]] * 2, [20, 21])
     for _ in range(3):
-        step_with(drafter, [20, 21])
-    for row in drafter._rows:
+        step_with(drafter, state, [20, 21])
+    for row in [one.kept[drafter] for one in state.requests]:
         ngrams = [(first, *rest) for first, rests in row.pool._rests.items() for rest in rests]
         ngrams = [ngram for ngram in ngrams if ngram[0] not in (20, 21)]
         assert len(ngrams) >= 2
         for ngram in ngrams:
             assert all(follow(one) == other for one, other in pairwise(ngram)), ngram
     known = ngrams[0][0]
-    drafter.select_rows([1])
-    draft = drafter.propose(State([[7, 8]], [known], torch.empty(0)))
+    state.requests[1].root = known
+    draft = drafter.propose(State([state.requests[1]]))
     tokens, parents = draft.tokens_BN[0].tolist(), draft.topologies[0].parents
     paths = [[tokens[n] for n in path_to(node, parents)] for node in range(len(parents))]
     chain = [known, follow(known), follow(follow(known)), follow(follow(follow(known)))]
@@ -134,11 +138,14 @@ def test_completed_ngrams_are_what_the_base_model_says_and_are_verified_next():
 
 def test_anothers_draft_is_left_alone():
     drafter = drafter_of()
-    drafter.join(State([[7, 8]], [20], torch.empty(0)))
-    before = [list(column) for column in drafter._rows[0].window.columns]
+    state = state_from([[7, 8]], [20])
+    drafter.propose(state)
+    window = state.requests[0].kept[drafter].window
+    before = [list(column) for column in window.columns]
     other = Draft(torch.tensor([[20]]), [Topology.from_parents([-1], CPU)])
-    drafter.observe(StepResult(other, [[]], [4], torch.empty(0), torch.zeros(1, 1, 9)))
-    assert drafter._rows[0].window.columns == before
+    logits, requests = torch.zeros(1, 1, 9), state.requests
+    drafter.observe(StepResult(other, [[]], [4], torch.empty(0), logits, requests=requests))
+    assert window.columns == before
 
 
 def test_the_pool_keeps_the_latest():

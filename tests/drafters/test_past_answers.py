@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from support.small_engines import build_engine, endless_base, random_prompt
+from support.states import begun, state_from
 
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.errors import CheckpointError, ConfigError
-from medusa_kit.infer.draft import State
+from medusa_kit.infer.draft import RequestText
 
 
 def store_engine(vocab_size=40):
@@ -24,9 +25,14 @@ def drafter_with(**options):
 
 
 def guessed(drafter, tokens, root):
-    state = State([tokens], [root], torch.zeros(1, 1))
-    drafter.join(state)
-    return drafter.guess(state)[0]
+    state = state_from([tokens], [root], torch.zeros(1, 1))
+    return drafter.guess(begun(drafter, state))[0]
+
+
+def ended(drafter, *answers):
+    """Requests with these answers end, and one that was cancelled."""
+    requests = [RequestText(token_ids=list(one), finish_reason="stop") for one in answers]
+    drafter.finish([*requests, RequestText(token_ids=[7, 7, 7], finish_reason="cancelled")])
 
 
 def with_store(path, **options):
@@ -51,11 +57,11 @@ def test_a_store_serves_the_next_request_and_the_next_engine(tmp_path):
 def test_the_oldest_answers_are_dropped_beyond_the_cap(tmp_path):
     path = tmp_path / "past.npz"
     drafter = drafter_with(store=str(path), store_tokens=10)
-    drafter.end([[1, 2, 3, 4], [5, 6, 7, 8]])
-    drafter.end([[1, 2, 3, 4]])  # is the newest now
-    drafter.end([[9, 9, 9]])
+    ended(drafter, [1, 2, 3, 4], [5, 6, 7, 8])
+    ended(drafter, [1, 2, 3, 4])  # is the newest now
+    ended(drafter, [9, 9, 9])
     assert [answer.tolist() for answer in drafter.past] == [[1, 2, 3, 4], [9, 9, 9]]
-    drafter.end([list(range(12))])
+    ended(drafter, list(range(12)))
     other = drafter_with(store=str(path), store_tokens=10)
     assert [answer.tolist() for answer in other.past] == [list(range(2, 12))]
 
@@ -63,16 +69,16 @@ def test_the_oldest_answers_are_dropped_beyond_the_cap(tmp_path):
 def test_what_another_process_wrote_is_kept(tmp_path):
     path = tmp_path / "past.npz"
     ours, theirs = [drafter_with(store=str(path)) for _ in range(2)]
-    theirs.end([[1, 2]])
-    ours.end([[3, 4]])
-    theirs.end([[5, 6]])
+    ended(theirs, [1, 2])
+    ended(ours, [3, 4])
+    ended(theirs, [5, 6])
     third = drafter_with(store=str(path))
     assert sorted(answer.tolist() for answer in third.past) == [[1, 2], [3, 4], [5, 6]]
 
 
 def test_another_tokenizers_and_damaged_stores_are_refused_and_left_alone(tmp_path):
     path = tmp_path / "past.npz"
-    drafter_with(store=str(path)).end([[1, 2, 3]])
+    ended(drafter_with(store=str(path)), [1, 2, 3])
     good = path.read_bytes()
     with pytest.raises(CheckpointError, match="another tokenizer"):
         store_engine(12).generate([3], max_new_tokens=3, **with_store(path))
@@ -83,7 +89,7 @@ def test_another_tokenizers_and_damaged_stores_are_refused_and_left_alone(tmp_pa
         with pytest.raises(CheckpointError, match="not a medusa-kit store") as error:
             store_engine().generate([3], max_new_tokens=3, **with_store(path))
         assert error.value.hint
-        running.end([[4, 5]])  # damaged while a request ran: its answer still comes
+        ended(running, [4, 5])  # damaged while a request ran: its answer still comes
         assert "not saved" in running.notes[-1]
         assert path.read_bytes() == damaged
     with pytest.raises(ConfigError, match="folder"):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.small_engines import BUSHY, endless_base, engine_with_heads, random_prompt
+from support.states import state_from
 
 from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.heads.paying import ORDERED, TRIAL, HeadsRecord, PayingDrafter
@@ -98,7 +99,7 @@ def test_only_what_is_verified_is_drafted(engine: Engine, count: int) -> None:
     inner = draft_with(engine.heads, engine.tree)
     generator = torch.Generator().manual_seed(0)
     hidden_BD = torch.randn(2, engine.base.info.hidden_size, generator=generator)
-    state = State([[1], [2]], [5, 9], hidden_BD)
+    state = state_from([[1], [2]], [5, 9], hidden_BD)
     drafter = PayingDrafter(inner, HeadsRecord())
     offer = drafter.offer(state, StepCost(measured=FREE), 0)
     assert len(offer.more) == inner.num_nodes - 1
@@ -124,7 +125,7 @@ def test_a_few_misses_do_not_rule_out_what_calibration_has_seen(engine: Engine) 
     """A guess that is not verified is not counted again."""
     assert engine.heads is not None
     inner, record = draft_with(engine.heads, engine.tree), HeadsRecord()
-    state = State([[1]], [5], torch.zeros(1, engine.base.info.hidden_size))
+    state = state_from([[1]], [5], torch.zeros(1, engine.base.info.hidden_size))
     calibrated = [0.3] * (inner.num_nodes - 1)
     for _ in range(10):
         record.acceptance.record(2, False)
@@ -138,7 +139,7 @@ def test_guesses_that_can_never_pay_are_not_offered(engine: Engine) -> None:
     inner = draft_with(engine.heads, BUSHY)
     shares = [0.8, 0.05, *[0.01] * (BUSHY.num_nodes - 3)]
     drafter = PayingDrafter(inner, HeadsRecord(), shares)
-    state = State([[1]], [5], torch.randn(1, engine.base.info.hidden_size))
+    state = state_from([[1]], [5], torch.randn(1, engine.base.info.hidden_size))
     cost = StepCost(measured={1: 1.0, 2: 1.4, 64: 9.0})
 
     def offered() -> list[float]:

@@ -12,7 +12,7 @@ from medusa_kit.drafters.draft_model.drafter import DraftModelDrafter
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.trie import Trie, TrieDrafter
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.infer.draft import RequestText, State, StepResult
 from medusa_kit.settings.sampling import SamplingParams
 
 
@@ -35,19 +35,19 @@ class Copying(TrieDrafter):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         Copying.made += 1
-        self.known: list[list[int]] = []
         self.observed = 0
 
-    def join(self, state: State) -> None:
-        self.known += [list(tokens) for tokens in state.tokens]
+    def begin(self, request: RequestText) -> None:
+        request.kept[self] = list(request.text)
 
     def guess(self, state: State) -> list[Trie]:
         tries = []
-        for row, (tokens, root) in enumerate(zip(state.tokens, state.roots_B, strict=True)):
+        for request in state.requests:
+            tokens, root = request.text, request.root
             if not self.rewinds:  # its text only grows, as drafters may rely on
-                known = self.known[row]
+                known = request.kept[self]
                 assert tokens[: len(known)] == known
-            self.known[row] = list(tokens)
+            request.kept[self] = list(tokens)
             trie = Trie(root)
             places = [place for place, token in enumerate(tokens) if token == root]
             if places:
@@ -62,9 +62,6 @@ class Copying(TrieDrafter):
             return
         for node, path in zip([0, *step.paths[0]], step.paths[0], strict=False):
             assert int(step.logits[0][node].argmax()) == int(step.draft.tokens_BN[0, path])
-
-    def select_rows(self, rows: Any) -> None:
-        self.known = [self.known[row] for row in rows]
 
 
 class CopyingOn(Copying):

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.small_engines import build_engine, endless_base, random_prompt
+from support.states import begun, state_from
 from support.tiny_models import CONTEXT, tiny_base
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
@@ -41,11 +42,8 @@ def chain(trie):
 
 
 def guessed(drafter, tokens, root):
-    state = State([tokens], [root], torch.zeros(1, 1))
-    drafter.select_rows([])
-    drafter.select_rows([])
-    drafter.join(state)
-    return drafter.guess(state)[0]
+    state = state_from([tokens], [root], torch.zeros(1, 1))
+    return drafter.guess(begun(drafter, state))[0]
 
 
 @pytest.mark.parametrize("name", ["suffix", "recycling"])
@@ -87,15 +85,18 @@ def test_text_that_is_read_step_by_step_is_the_same_text(name):
     drafter = drafter_for(name)
     texts = [random_prompt(length, length, vocab_size=7) for length in (60, 45, 52)]
     ends = [5, 9, 3]
-    state = State([t[:e] for t, e in zip(texts, ends, strict=True)], [0] * 3, torch.zeros(3, 1))
+    state = state_from(
+        [t[:e] for t, e in zip(texts, ends, strict=True)], [0] * 3, torch.zeros(3, 1)
+    )
     rows = [0, 1, 2]
-    drafter.join(state)
+    every = begun(drafter, state).requests
     for step in range(8):
         if step == 4:
             rows = [0, 2]
-            drafter.select_rows(rows)
-        state.tokens = [texts[row][: ends[row]] for row in rows]
-        state.roots_B = [texts[row][ends[row]] for row in rows]
+            drafter.finish([every[1]])
+        for row in rows:
+            every[row].text, every[row].root = texts[row][: ends[row]], texts[row][ends[row]]
+        state = State([every[row] for row in rows])
         for row, trie in zip(rows, drafter.guess(state), strict=True):
             fresh = guessed(drafter_for(name), texts[row][: ends[row]], texts[row][ends[row]])
             assert (trie.tokens, trie.parents) == (fresh.tokens, fresh.parents)
@@ -225,7 +226,7 @@ def test_the_table_has_what_was_last_likely_and_the_tree_the_best_paths():
     step = StepResult(draft_of([trie], CPU), [[2]], [4], torch.zeros(1, 3, 1), logits)
     drafter.observe(step)
     assert drafter.table == {1: [4, 3], 2: [1], 3: [1], 4: [6, 5], 5: [7, 4], 6: [4, 8]}
-    state = State([[1, 2, 1, 3, 1, 4, 6]], [4], torch.zeros(1, 1))
+    state = state_from([[1, 2, 1, 3, 1, 4, 6]], [4], torch.zeros(1, 1))
     guess = drafter.guess(state)[0]
     assert (guess.tokens, guess.parents) == ([4, 6, 4, 5], [-1, 0, 1, 0])
     assert guess.keys[1:] == [("recycling", 0, 1), ("recycling", 0, 2), ("recycling", 1, 1)]
@@ -234,7 +235,7 @@ def test_the_table_has_what_was_last_likely_and_the_tree_the_best_paths():
 def test_the_best_tree_has_the_largest_sum_of_path_chances():
     drafter = drafter_for("recycling", num_nodes=6, width=3)
     drafter.table = {token: [3 * token + r for r in (1, 2, 3)] for token in range(200)}
-    trie = drafter.guess(State([[]], [0], torch.zeros(1, 1)))[0]
+    trie = drafter.guess(state_from([[]], [0], torch.zeros(1, 1)))[0]
     chances = [0.4, 0.11, 0.05]
     paths = [(a,) for a in range(3)] + [(a, b) for a in range(3) for b in range(3)]
     paths += [(*p, c) for p in paths if len(p) == 2 for c in range(3)]

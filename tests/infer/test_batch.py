@@ -3,6 +3,7 @@
 Hypothesis chooses who comes when, with what, and who is cancelled.
 """
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from support.batches import (
     LONGEST,
     REQUESTS,
-    Request,
+    Asked,
     alone,
     drafters,
     engine_for,
@@ -42,7 +43,7 @@ COSTS = [{1: 1.0, 64: 1.001}, {1: 1.0, 2: 3.0}, {1: 7.4, 2: 8.3, 4: 10.7, 8: 18.
 @given(requests=REQUESTS, max_rows=st.integers(1, 4), budget=st.none() | st.integers(1, 30),
        costs=st.none() | st.sampled_from(COSTS))  # fmt: skip
 def test_every_row_gets_what_it_gets_alone(
-    family: str, requests: list[Request], max_rows: int, budget: int | None,
+    family: str, requests: list[Asked], max_rows: int, budget: int | None,
     costs: dict[int, float] | None,
 ) -> None:  # fmt: skip
     engine = engine_for(family)
@@ -118,13 +119,13 @@ def test_a_batch_makes_room_for_a_longer_row() -> None:
         assert row.token_ids == alone("llama-tied", n, False)
 
 
-def test_answers_reach_a_store_of_past_answers_once_each() -> None:
+def test_answers_reach_a_store_of_past_answers_once_each(tmp_path: Path) -> None:
     """Those that were cancelled do not."""
     engine = build_engine(tiny_base("llama-tied"))
-    drafter = build_drafter("suffix", DraftContext(engine.verifier, batch_size=2))
+    context, options = DraftContext(engine.verifier, batch_size=2), {"store": str(tmp_path / "p")}
+    drafter = build_drafter("suffix", context, options)
     assert isinstance(drafter, SuffixDrafter)
-    kept: list[list[int]] = []
-    drafter.end = lambda answers: kept.extend(map(list, answers))  # type: ignore[method-assign]
+    assert drafter.past is not None
     batch = Batch(engine.verifier, 2)
     rows = [row_for(engine, n, n) for n in (4, 6, 8)]
     for row in rows:
@@ -133,4 +134,5 @@ def test_answers_reach_a_store_of_past_answers_once_each() -> None:
     batch.cancel(rows[1])
     while batch.num_rows:
         batch.step()
+    kept = [answer.tolist() for answer in drafter.past]
     assert sorted(kept) == sorted([rows[0].token_ids, rows[2].token_ids])

@@ -71,7 +71,7 @@ def exact(family: str, row: Request) -> list[int]:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     ("method", "call"),
-    [("join", 1), ("join", 2), ("propose", 1), ("propose", 2), ("observe", 2), ("select_rows", 1)],
+    [("begin", 1), ("begin", 2), ("propose", 1), ("propose", 2), ("observe", 2)],
 )
 def test_a_drafter_that_fails_ends_its_rows_alone(family: str, method: str, call: int) -> None:
     engine = engine_for(family)
@@ -239,9 +239,8 @@ def test_a_call_of_its_own_says_what_memory_lacks(
         list(decode(engine.verifier, drafters(engine)["heads"], rows))
 
 
-SITES = ["score", "read_prompts", "commit", "copy_first", "join", "propose", "observe",
-         "select_rows"]  # fmt: skip
-DONE_FIRST = ("score", "read_prompts", "copy_first", "join", "select_rows")
+SITES = ["score", "read_prompts", "commit", "copy_first", "begin", "propose", "observe", "finish"]
+DONE_FIRST = ("score", "read_prompts", "copy_first", "begin", "finish")
 
 
 @contextmanager

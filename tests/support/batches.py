@@ -34,7 +34,7 @@ DRAWN = SamplingParams(0.9, top_p=0.95, seed=5)
 
 
 @dataclass(frozen=True)
-class Request:
+class Asked:
     arrives: int
     prompt: int  # its length, and the seed of its tokens
     tokens: int
@@ -45,7 +45,7 @@ class Request:
 
 REQUESTS = st.lists(
     st.builds(
-        Request,
+        Asked,
         arrives=st.integers(0, 10),
         prompt=st.integers(1, 40),
         tokens=st.integers(1, LONGEST),
@@ -108,7 +108,7 @@ def row_for(engine: Engine, prompt: int, tokens: int, drawn: bool = False) -> Re
     return make_request(engine.verifier, random_prompt(prompt, prompt), sampling, tokens)
 
 
-def run(batch: Batch, requests: Sequence[Request], drafters: Callable[[Request], Drafter],
+def run(batch: Batch, requests: Sequence[Asked], drafters: Callable[[Asked], Drafter],
         engine: Engine) -> list[Request]:  # fmt: skip
     """The rows of these requests, once all have left."""
     rows = [row_for(engine, one.prompt, one.tokens, one.drawn) for one in requests]
@@ -129,7 +129,7 @@ def run(batch: Batch, requests: Sequence[Request], drafters: Callable[[Request],
     return rows
 
 
-def expected(row: Request, request: Request, alone: Sequence[int]) -> list[int]:
+def expected(row: Request, request: Asked, alone: Sequence[int]) -> list[int]:
     """`alone`: LONGEST tokens that it gets alone."""
     wanted = list(alone[: request.tokens])
     return wanted[: len(row.token_ids)] if row.finish_reason == "cancelled" else wanted

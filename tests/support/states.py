@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from medusa_kit.infer.accept.sampler import Sampler
-from medusa_kit.infer.draft import RequestText, State
+from medusa_kit.infer.draft import Drafter, RequestText, State
 
 
-def state_of(
+def state_from(
     tokens: Sequence[Sequence[int]],
     roots_B: Sequence[int],
     hidden_BD: Tensor | None = None,
@@ -29,8 +29,8 @@ def state_of(
     )
 
 
-def begin(drafter, state: State) -> State:
-    """These requests begin; returns them."""
+def begun(drafter: Drafter, state: State) -> State:
+    """The same, after its requests have begun."""
     for request in state.requests:
         drafter.begin(request)
     return state

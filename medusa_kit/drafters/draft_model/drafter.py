@@ -92,7 +92,8 @@ class DraftModelDrafter(TrieDrafter):
         sampler = request.sampler if self._same_ids else None
         inner = RequestText(hidden_1D=torch.zeros(1, 0, device=self.runner.device), sampler=sampler)
         rule = self.lengths.of_request()
-        request.kept[self] = _Kept(self.runner.begin(), self._reader(), rule, inner)
+        reader = self._reader()
+        request.kept[self] = _Kept(self.runner.begin(), reader, rule, inner)
 
     def finish(self, requests: Sequence[RequestText]) -> None:
         for own in [one.kept[self] for one in requests if self in one.kept]:

@@ -37,13 +37,12 @@ class DraftRunner:
 
     def begin(self) -> int:
         """The slot of a request that begins."""
-        slot = self._slots.take()
-        if slot == len(self._read):
+        if self._slots.needs_new:
+            if self._cache is not None:  # first: where memory is too small, all is as it was
+                self._cache.grow(self._cache.num_slots, self._slots.count + 1)
             self._read.append([])
             self._unread.append([])
-            if self._cache is not None:
-                self._cache.grow(self._cache.num_slots, len(self._read))
-        return slot
+        return self._slots.take()
 
     def finish(self, slot: int) -> None:
         """Its request has ended."""

@@ -43,12 +43,11 @@ class LayerRows:
 
     def begin(self) -> int:
         """The row of a request that begins."""
-        row = self._slots.take()
-        if row == len(self._firsts):
+        if self._slots.needs_new:
+            if self._cache is not None:  # first: where memory is too small, all is as it was
+                self._cache.grow(self._cache.num_slots, self._slots.count + 1)
             self._firsts.append(0)
-            if self._cache is not None:
-                self._cache.grow(self._cache.num_slots, len(self._firsts))
-        return row
+        return self._slots.take()
 
     def finish(self, row: int) -> None:
         """Its request has ended."""

@@ -55,13 +55,13 @@ class MtpDrafter(TrieDrafter):
     def begin(self, request: RequestText) -> None:
         hidden_TD = self._of_prompt(request)
         tokens = [*request.text, request.root][-len(hidden_TD) :]
-        slots = [layer.begin() for layer in self.layers]
-        outputs: list[Tensor | None] = [None] * len(self.layers)
-        request.kept[self] = _Kept(slots, tokens, self._own(hidden_TD), outputs)
+        own = _Kept([], tokens, self._own(hidden_TD), [None] * len(self.layers))
+        request.kept[self] = own  # before its slots, which `finish` gives back whatever fails
+        own.slots += (layer.begin() for layer in self.layers)
 
     def finish(self, requests: Sequence[RequestText]) -> None:
         for own in [one.kept[self] for one in requests if self in one.kept]:
-            for layer, slot in zip(self.layers, own.slots, strict=True):
+            for layer, slot in zip(self.layers, own.slots, strict=False):
                 layer.finish(slot)
 
     def observe(self, step: StepResult) -> None:

@@ -103,10 +103,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     def look(self: EagleDrafter, state: State) -> Any:
         tries = own(self, state)
         for row, trie in enumerate(tries):
-            text = [*state.tokens[row], state.roots_B[row]]
-            found.append(
-                (text, trie.tokens[1:], len(state.tokens[row]) - self.rows[0].lengths[row])
-            )
+            request = state.requests[row]
+            read = self.layers[0].lengths[request.kept[self].slots[0]]
+            text = [*request.text, request.root]
+            found.append((text, trie.tokens[1:], len(request.text) - read))
         return tries
 
     monkeypatch.setattr(EagleDrafter, "guess", look)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.kernels.cpp_heads import FAMILIES, base_of, inputs, own_layers, trained
+from support.states import state_from
 from support.tiny_models import COMMON, STOP
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -12,7 +13,6 @@ from medusa_kit.heads.scores import scored_guesses, scored_guesses_after
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.heads import install_native_heads
-from medusa_kit.infer.draft import State
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 pytestmark = [
@@ -95,7 +95,7 @@ def test_a_whole_tree(kind, many_threads):
     tree = CandidateTree.from_choices([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
     drafter = HydraDrafter(heads, tree)
     hidden, paths = inputs(heads.base, 4)
-    state = State([[1]] * 4, paths[:, 0].clamp_min(0).tolist(), hidden, [])
+    state = state_from([[1]] * 4, paths[:, 0].clamp_min(0).tolist(), hidden)
     ours, theirs = with_and_without(heads, lambda: drafter.propose(state).tokens_BN)
     assert torch.equal(ours, theirs)
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.kernels.cpp_heads import base_of, inputs, own_layers, trained
+from support.states import state_from
 from support.tiny_models import COMMON, STOP
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -12,7 +13,6 @@ from medusa_kit.heads.scores import scored_guesses_after
 from medusa_kit.infer.cpu import int8_weights, kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.heads import install_native_heads
-from medusa_kit.infer.draft import State
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -35,7 +35,7 @@ GROWN = DynamicTree(24, (1.3, 0.8, 1.6), 6, 4)
 
 def state_of(heads, rows):
     hidden, paths = inputs(heads.base, rows)
-    return State([[1]] * rows, paths[:, 0].clamp_min(0).tolist(), hidden, [])
+    return state_from([[1]] * rows, paths[:, 0].clamp_min(0).tolist(), hidden)
 
 
 def with_kernels(heads):

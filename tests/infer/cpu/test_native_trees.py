@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.kernels.cpp_heads import FAMILIES, NUM_HEADS, base_of, inputs, trained
+from support.states import state_from
 
 from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.heads.dynamic import ALL, DynamicDrafter
@@ -11,7 +12,7 @@ from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.heads import install_native_heads
-from medusa_kit.infer.draft import UNUSED, State, Topology
+from medusa_kit.infer.draft import UNUSED, Topology
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
@@ -48,7 +49,7 @@ def state_of(heads, rows, drawn=False):
         for row in range(rows if drawn else 0)
     ]
     samplers = [Sampler(heads.base, one, [1], 9) for one in settings]
-    return State([[1]] * rows, paths[:, 0].clamp_min(0).tolist(), hidden, samplers)
+    return state_from([[1]] * rows, paths[:, 0].clamp_min(0).tolist(), hidden, samplers)
 
 
 def grown(heads, tree, state, least=ALL):
@@ -111,7 +112,7 @@ def repeating(heads, state, seed):
         among = torch.tensor([*own, 2, 3])
         length = (0, 1, 40, 6000)[row % 4]
         tokens.append(among[torch.randint(len(among), (length,), generator=drawn)].tolist())
-    return State(tokens, state.roots_B, state.hidden_BD, state.samplers)
+    return state_from(tokens, state.roots_B, state.hidden_BD, state.samplers)
 
 
 @pytest.mark.parametrize("num_nodes", [2, 4, 16, 64])
