@@ -343,39 +343,22 @@ class TreeCache(Cache):
                         tensor[row, :, target] = tensor[row, :, source]
 
     @no_gradients
-    def select_rows(self, rows: Sequence[int]) -> None:
-        """Keep these rows only: finished rows leave the batch."""
-        self._replace(rows, self.num_slots)
-
-    @no_gradients
     def grow(self, num_slots: int, num_rows: int | None = None) -> None:
         """Room for `num_slots` tokens and nodes in each of `num_rows` rows, as many as there are
-        unless given; what is in the cache stays."""
+        unless given; what is in the cache stays. Nothing changes where memory is too small."""
         new_rows = 0 if num_rows is None else num_rows - len(self.lengths)
-        self._replace([*range(len(self.lengths)), *[None] * new_rows], num_slots)
-        self.num_slots = num_slots
 
-    def _replace(self, rows: Sequence[int | None], num_slots: int) -> None:
-        """Let these rows, and empty ones for None, be the cache's, with so many slots; nothing
-        changes where memory is too small."""
-
-        def of(row: int | None, numbers: Sequence[int]) -> int:
-            return 0 if row is None else numbers[row]
-
-        def moved(old: Tensor) -> Tensor:
-            *outer, _, G, _, E = old.shape
-            shape = (*outer, len(rows), G, num_slots, E)
-            new = untouched_zeros(shape, old.dtype, old.device)
-            for place, row in enumerate(rows):
-                if row is not None:
-                    end = self._reached[row]
-                    new[..., place, :, :end, :] = old[..., row, :, :end, :]
+        def larger(old: Tensor) -> Tensor:
+            *outer, B, G, _, E = old.shape
+            new = untouched_zeros((*outer, B + new_rows, G, num_slots, E), old.dtype, old.device)
+            for row, end in enumerate(self._reached):
+                new[..., row, :, :end, :] = old[..., row, :, :end, :]
             return new
 
-        block = None if self._block is None else moved(self._block)
-        strays = {id(keys): (moved(keys), moved(values)) for keys, values in self._strays}
-        self.lengths = [of(row, self.lengths) for row in rows]
-        self._reached = [of(row, self._reached) for row in rows]
+        block = None if self._block is None else larger(self._block)
+        strays = {id(keys): (larger(keys), larger(values)) for keys, values in self._strays}
+        self.lengths = [*self.lengths, *[0] * new_rows]
+        self._reached = [*self._reached, *[0] * new_rows]
         self._held = list(self._reached)
         self._block, self._strays = block, list(strays.values())
         for layer in self._slotted:
@@ -383,6 +366,7 @@ class TreeCache(Cache):
                 layer.keys, layer.values = strays[id(layer.keys)]
             elif layer.keys is not None and self._block is not None:
                 layer.keys, layer.values = self._block[layer.index, 0], self._block[layer.index, 1]
+        self.num_slots = num_slots
 
 
 def _moves(nodes: Sequence[int], start: int) -> list[tuple[int, int]]:

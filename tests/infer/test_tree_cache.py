@@ -30,28 +30,27 @@ class Mirror:
             [[] for _ in range(B)] for _ in range(LAYERS)
         ]
 
-    def step(self, nodes: int, kept: list[list[int]]) -> None:
-        new = []
-        for layer, size in enumerate(self.value_sizes):
-            keys = written(self.generator, len(kept), nodes)
-            values = written(self.generator, len(kept), nodes, size)
-            seen_keys, seen_values = self.cache.update(keys, values, layer)
-            assert seen_keys.shape[2] == seen_values.shape[2] == max(self.cache.lengths) + nodes
-            for row, length in enumerate(self.cache.lengths):
-                fresh = [(keys[row, :, n], values[row, :, n]) for n in range(nodes)]
-                self._assert_row(self.rows[layer][row] + fresh, seen_keys[row], seen_values[row])
-                assert length == len(self.rows[layer][row])
-            new.append((keys, values))
+    def step(self, nodes: int, kept: list[list[int]], rows: list[int] | None = None) -> None:
+        """`rows`: whose nodes they are, all rows' unless given."""
+        new, rows = [], list(range(B)) if rows is None else rows
+        lengths = [self.cache.lengths[row] for row in rows]
+        with self.cache.using(rows):
+            for layer, size in enumerate(self.value_sizes):
+                keys = written(self.generator, len(kept), nodes)
+                values = written(self.generator, len(kept), nodes, size)
+                seen_keys, seen_values = self.cache.update(keys, values, layer)
+                assert seen_keys.shape[2] == seen_values.shape[2] == max(lengths) + nodes
+                for at, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+                    fresh = [(keys[at, :, n], values[at, :, n]) for n in range(nodes)]
+                    self._assert_row(self.rows[layer][row] + fresh, seen_keys[at], seen_values[at])
+                    assert length == len(self.rows[layer][row])
+                new.append((keys, values))
         for layer, (keys, values) in enumerate(new):
-            for row, kept_nodes in enumerate(kept):
+            for at, (row, kept_nodes) in enumerate(zip(rows, kept, strict=True)):
                 self.rows[layer][row] += [
-                    (keys[row, :, n].clone(), values[row, :, n].clone()) for n in kept_nodes
+                    (keys[at, :, n].clone(), values[at, :, n].clone()) for n in kept_nodes
                 ]
-        self.cache.commit(kept)
-
-    def select(self, rows: list[int]) -> None:
-        self.cache.select_rows(rows)
-        self.rows = [[layer[row] for row in rows] for layer in self.rows]
+        self.cache.commit(kept, rows)
 
     def _assert_row(self, expected: list, keys: torch.Tensor, values: torch.Tensor) -> None:
         for slot, (key, value) in enumerate(expected):
@@ -68,12 +67,11 @@ def test_every_slot_holds_what_was_committed(value_sizes: list[int]) -> None:
     mirror.step(5, [[0, 1, 2, 3, 4], [0, 1, 2], [0]])  # prompts of different length
     mirror.step(6, [[0, 2, 5], [0], [0, 1, 4]])
     mirror.step(1, [[0], [0], [0]])
-    mirror.select([2, 0])
-    mirror.step(6, [[0, 3], [0, 1, 2, 5]])
-    mirror.step(4, [[0, 1], [0, 3]])
-    mirror.select([1])
-    mirror.step(7, [[0, 6]])
-    mirror.step(1, [[0]])
+    mirror.step(6, [[0, 3], [0, 1, 2, 5]], [2, 0])
+    mirror.step(4, [[0, 1], [0, 3]], [2, 0])
+    mirror.step(5, [[0, 1, 2, 3, 4], [0, 4]], [1, 2])  # side by side
+    mirror.step(7, [[0, 6]], [0])
+    mirror.step(1, [[0], [0], [0]])
 
 
 @torch.inference_mode()

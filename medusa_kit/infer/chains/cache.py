@@ -151,11 +151,12 @@ class ChainCache(TreeCache):
         states |= {id(one): one for kept in self._kept for one in kept.values()}
         return super().num_bytes + sum(_bytes(state) for state in states.values())
 
-    def _replace(self, rows: Sequence[int | None], num_slots: int) -> None:
-        super()._replace(rows, num_slots)
-        self.unread = [[] if row is None else self.unread[row] for row in rows]
-        self._states = [None if row is None else self._states[row] for row in rows]
-        self._kept = [{} if row is None else self._kept[row] for row in rows]
+    def grow(self, num_slots: int, num_rows: int | None = None) -> None:
+        super().grow(num_slots, num_rows)
+        new_rows = len(self.lengths) - len(self.unread)
+        self.unread += [[] for _ in range(new_rows)]
+        self._states += [None] * new_rows
+        self._kept += [{} for _ in range(new_rows)]
         for of in (self._readings, self._pieces, self._marks):
             of.clear()
 

@@ -6,7 +6,7 @@ in the same way.
 Shapes: B rows of the cache, G key/value heads, S slots, L of them in sight, E head dim, T nodes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -86,9 +86,6 @@ class FixedCache(TreeCache):
 
     def grow(self, num_slots: int, num_rows: int | None = None) -> None:
         super().grow(self._rounded(num_slots), num_rows)
-
-    def _replace(self, rows: Sequence[int | None], num_slots: int) -> None:
-        super()._replace(rows, num_slots)
         self.forwards.clear()
 
     def _rounded(self, num_slots: int) -> int:

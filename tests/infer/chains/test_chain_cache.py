@@ -75,15 +75,13 @@ def test_rows_are_kept_apart(verifier: ChainVerifier) -> None:
     for prompt, chain, part in zip(prompts, chains, parts, strict=True):
         assert near(part, whole(verifier, [*prompt, *chain])[-len(chain) :])
     cache.commit([range(1), range(1), range(3)])
-    cache.select_rows([2, 0])
-    parts = score(verifier, cache, [20, 21], [22, 23]).split([2, 2])
-    assert near(parts[0], whole(verifier, [*prompts[2], 10, 11, 12, 20, 21])[-2:])
-    assert near(parts[1], whole(verifier, [*prompts[0], 5, 22, 23])[-2:])
-    cache.grow(128, 3)
-    verifier.read_prompts(cache, [2], [[40]])
-    parts = score(verifier, cache, [30], [31], [32]).split([1, 1, 1])
-    assert near(parts[0], whole(verifier, [*prompts[2], 10, 11, 12, 30])[-1:])
-    assert near(parts[2], whole(verifier, [40, 32])[-1:])
+    cache.grow(128, 4)
+    verifier.read_prompts(cache, [3], [[40]])
+    parts = score(verifier, cache, [30], [31], [32], [33]).split([1, 1, 1, 1])
+    assert near(parts[0], whole(verifier, [*prompts[0], 5, 30])[-1:])
+    assert near(parts[1], whole(verifier, [*prompts[1], 8, 31])[-1:])
+    assert near(parts[2], whole(verifier, [*prompts[2], 10, 11, 12, 32])[-1:])
+    assert near(parts[3], whole(verifier, [40, 33])[-1:])
 
 
 def test_a_row_goes_on_from_states_that_were_kept(verifier: ChainVerifier) -> None:
