@@ -1,1 +1,1 @@
-"""Decoding: propose a tree, verify it in one forward, accept a path, commit it (see decode.py)."""
+"""Decoding: propose a tree, verify it in one forward, accept a path, commit it (see batch.py)."""

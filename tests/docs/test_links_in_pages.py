@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.debug_model import ROOT
 
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def text_of(page: Path) -> str:

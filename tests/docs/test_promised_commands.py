@@ -12,7 +12,7 @@ from medusa_kit.cli import app
 from medusa_kit.settings.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMAND = re.compile(r"^(?:\$ )?medusa-kit (.+?)(?:\s{2,}.*|\s+#.*)?$", re.MULTILINE)
 
 

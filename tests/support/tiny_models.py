@@ -29,6 +29,7 @@ NEOX = {key: value for key, value in COMMON.items() if key != "num_key_value_hea
 # Tied and scaled by √D as Gemma's are, random embeddings say the same token for ever.
 UNTIED = {"tie_word_embeddings": False}
 
+# Decoded with heads and trees, in C++ where the family has a description and `head_dim` is 16.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", COMMON),
     "llama-tied": ("llama", {**COMMON, "head_dim": 16, "tie_word_embeddings": True}),
@@ -50,7 +51,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere-scaled": ("cohere", {**COMMON, "logit_scale": 0.3}),
 }  # fmt: skip
 
-# One of every other family that trees were verified on; windows are narrow enough to bite.
+# One of every other family that trees were verified on, with random trees through torch; windows
+# are narrow enough to bite.
 HEAD = {"head_dim": 8}
 WINDOW = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -131,6 +133,7 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("starcoder2", {**TWO, "sliding_window": 6}),
 }  # fmt: skip
 EVERY = {**FAMILIES, **MORE}
+assert len(EVERY) == len(FAMILIES) + len(MORE), "a name in both hides one of them"
 
 # The families that are promised (the others here stand for scaled, capped and tied logits).
 PROMISED = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gpt2", "gpt_neox", "phi3", "olmo2",
@@ -168,6 +171,7 @@ def coarse_base(dtype: torch.dtype) -> BaseModel:
 
 
 # Models of the families whose steps run in C++, and weights of every form that they are packed in.
+# Samples of tests/precisions are drawn from them, so a new one draws others.
 WIDE = {**COMMON, "hidden_size": 96, "head_dim": 16, "num_attention_heads": 6}
 GEMMA = {**WIDE, "sliding_window": 6, "layer_types": SLIDING, "query_pre_attn_scalar": 16}
 MODELS = {
