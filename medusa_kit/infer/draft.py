@@ -267,10 +267,11 @@ class Drafter(ABC):
 
     # What follows is empty: one that keeps nothing between steps has nothing to do.
     def begin(self, request: RequestText) -> None:  # noqa: B027
-        """A request begins: its prompt has been read."""
+        """A request begins: its text is the prompt, its root the first token of the answer."""
 
     def observe(self, step: StepResult) -> None:  # noqa: B027
-        """What became of the draft."""
+        """What became of the draft, which may be another's. Text and root of `step.requests` are
+        still those that it was made from."""
 
     def finish(self, requests: Sequence[RequestText]) -> None:  # noqa: B027
         """These requests have ended, or were cancelled before they began."""
@@ -281,7 +282,7 @@ class Drafter(ABC):
 
     @property
     def notes(self) -> list[str]:
-        """What drafted when, and why."""
+        """Reasons, and figures over all requests so far; those begin as FIGURES says."""
         return []
 
     def guessed_by(self, name: str, count: int) -> list[str]:
