@@ -13,6 +13,7 @@ from medusa_kit.version import __version__
 
 Kind = Literal["medusa", "hydra", "recurrent"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+READING_PATHS: tuple[Kind, ...] = ("hydra", "recurrent")
 Projection = Literal["shared", "own", "reduced"]
 PROJECTIONS: tuple[Projection, ...] = get_args(Projection)
 
@@ -47,9 +48,14 @@ class HeadsConfig:
     encoding: str | None = None
     kit_version: str = __version__
 
+    @property
+    def reads_path(self) -> bool:
+        """Whether heads read tokens besides the hidden state."""
+        return self.kind in READING_PATHS
+
     def num_read(self, k: int) -> int:
         """How many tokens of the path, from the root on, head k reads."""
-        return 0 if self.kind == "medusa" else k + 1
+        return k + 1 if self.reads_path else 0
 
     def as_dict(self) -> dict[str, Any]:
         """What is written; what heads lack is left out, as before there was any."""

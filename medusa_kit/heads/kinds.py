@@ -172,7 +172,7 @@ class MedusaHeads(nn.Module):
     @property
     def one_pass(self) -> bool:
         """Whether all heads can run before any node of the tree but the root is filled."""
-        return self.config.kind == "medusa"
+        return not self.config.reads_path
 
     def transform(
         self, hidden_XD: Tensor, k: int, path_XJ: Tensor | None = None, walk: Walk | None = None

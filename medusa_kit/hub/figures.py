@@ -72,7 +72,7 @@ def _head_hits(measured: Measured) -> Iterator[str]:
         (f"head {k + 1} (token +{k + 2})", *(f"{share:.1%}" for share in shares))
         for k, shares in enumerate(measured.replayed.hits_K)
     ]
-    given = "" if measured.config.kind == "medusa" else ", given the true tokens it reads"
+    given = ", given the true tokens it reads" if measured.config.reads_path else ""
     yield (
         f"Each head by itself{given}, on {measured.replayed.num_positions:,} calibration "
         "tokens: how often the true token is among its first predictions."

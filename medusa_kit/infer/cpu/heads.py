@@ -219,11 +219,16 @@ def _projections(
     return [decoder.output if shared else packed.matrices[COLUMNS]] * heads.num_heads
 
 
+KINDS_IN_CPP = ("medusa", "hydra", "recurrent")
+
+
 def install_native_heads(
     heads: MedusaHeads, decoder: NativeDecoder, folder: Path | None = None
 ) -> None:
     """Let frozen heads draft through the kernels. Heads in training stay with torch, since packed
-    copies would go stale. `folder`: where they lie, if they are as they lie there.
+    copies would go stale, and so do kinds that the kernels do not know: they would guess wrongly
+    without a word. `folder`: where they lie, if they are as they lie there.
     """
-    if not any(parameter.requires_grad for parameter in heads.parameters()):
+    frozen = not any(parameter.requires_grad for parameter in heads.parameters())
+    if frozen and heads.config.kind in KINDS_IN_CPP:
         heads.guesser = NativeHeads(heads, decoder, folder)

@@ -1,5 +1,7 @@
 """Heads in one C++ call give the same guesses as through torch."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.kernels.cpp_heads import FAMILIES, base_of, inputs, own_layers, trained
@@ -135,6 +137,14 @@ def test_what_the_kernels_do_not_take():
     training = trained(base_of("llama"), "hydra", "shared").requires_grad_(True)
     install_native_heads(training, native_decoder(training.base))
     assert training.guesser is None
+
+
+def test_a_kind_that_the_kernels_do_not_know_stays_with_torch():
+    """They would compute what they know of it: other draft tokens, and no error."""
+    other = trained(base_of("llama"), "medusa", "shared")
+    other.config = replace(other.config, kind="another")
+    install_native_heads(other, native_decoder(other.base))
+    assert other.guesser is None
 
 
 @pytest.mark.parametrize("kind", ["hydra", "recurrent"])
