@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.small_engines import build_engine, decode_all, endless_base, random_heads
 from support.states import state_from
-from support.tiny_models import tiny_model
+from support.tiny_models import tiny_base, tiny_model
 
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.drafters import draft_with
@@ -152,6 +152,15 @@ def test_no_draws_where_tokens_are_not_drawn(base: BaseModel) -> None:
     assert first is None
     assert second is not None
     assert second.heat == pytest.approx(SHARPER * 1.3)
+
+
+def test_the_temperature_is_the_requests_whatever_the_base_adds() -> None:
+    """A processor that the draw in C++ does not know, behind the temperature."""
+    base = tiny_base("llama")
+    base.model.generation_config.typical_p = 0.5
+    (found,) = state_of(base, WARM).draws() or [None]
+    assert found is not None
+    assert found.heat == pytest.approx(SHARPER * 1.3)
 
 
 @pytest.mark.skipif(kernels.load_library() is None, reason="the C++ kernels are not available")

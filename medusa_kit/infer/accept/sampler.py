@@ -103,7 +103,7 @@ class Sampler:
         drafters that guess them; None where they are not, or not in numbers."""
         if not self.draws or self._warping is None:
             return None
-        return RowDraws(self._warping.temperature, self.params.seed, length + 1)
+        return RowDraws(self.params.temperature, self.params.seed, length + 1)
 
     @one_thread()
     def judge(self, logits_V: Tensor, prefix: Sequence[int], tokens: Sequence[int]) -> Verdict:
