@@ -20,7 +20,7 @@ from medusa_kit.drafters.text.past_answers import PastAnswers
 from medusa_kit.drafters.text.prompt_lookup import PromptLookupDrafter
 from medusa_kit.drafters.text.suffix import SuffixDrafter
 from medusa_kit.drafters.trie import Trie, TrieDrafter
-from medusa_kit.infer.draft import State
+from medusa_kit.infer.draft import RequestText, State
 from medusa_kit.settings.drafters import drafter_options
 
 
@@ -57,16 +57,16 @@ def replay(drafter: TrieDrafter, answers: Sequence[AnswerRow]) -> Tally:
     tally = Tally()
     for answer in answers:
         truth, place = answer.response_ids, 0
-        state = State([list(answer.prompt_ids)], [truth[0]], torch.zeros(1, 1))
-        drafter.begin(state)
+        request = RequestText(text=list(answer.prompt_ids), root=truth[0])
+        drafter.begin(request)
         while place + 1 < len(truth):
             start = time.thread_time()
-            trie = drafter.guess(state)[0]
+            trie = drafter.guess(State([request]))[0]
             tally.seconds += time.thread_time() - start
             emitted = tally.walk(trie, truth[place + 1 :])
-            state.tokens[0] += truth[place : place + emitted]
+            request.text += truth[place : place + emitted]
             place += emitted
-            state.roots_B[0] = truth[place]
+            request.root = truth[place]
     return tally
 
 
