@@ -17,9 +17,8 @@ from pathlib import Path
 import medusa_kit
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.memory import Memory
+from medusa_kit.drafters.mixed.sources import ACCEPTANCE
 from medusa_kit.files import atomic_write
-
-KEY = "acceptance of guesses"  # under which drafters share their estimate
 
 
 class Counting(AcceptanceEstimate):
@@ -53,13 +52,13 @@ def main() -> None:
     for sources in (["suffix", "recycling"], ["prompt-lookup"]):
         for line in lines:
             engine.memory = Memory()
-            engine.memory.remembered(KEY, lambda: counting)
+            engine.memory.remembered(ACCEPTANCE, lambda: counting)
             text = json.loads(line)["conversations"][0]["value"]
             result = engine.generate(
                 [{"role": "user", "content": text[:4000]}],
                 max_new_tokens=options.tokens,
-                drafter="combined",
-                drafter_options={"sources": sources, "num_nodes": 16},
+                drafter="auto",
+                drafter_options={"sources": sources, "max_nodes": 16},
             )
             num_tokens += result.stats.new_tokens
     kinds = [

@@ -7,7 +7,7 @@ Shapes: B batch, N nodes with root.
 
 import heapq
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import torch
 
@@ -67,23 +67,17 @@ class Trie:
                 parent, other.tokens[node], other.chances[node], other.keys[node]
             )
 
-    def by_chance(
-        self, outranks: Callable[[Hashable], bool] | None = None
-    ) -> list[tuple[int, float]]:
-        """(node, chance of the whole path to it), the root first, then likeliest first.
-
-        Paths whose every key `outranks` come before all others.
-        """
+    def by_chance(self) -> list[tuple[int, float]]:
+        """(node, chance of the whole path to it), the root first, then likeliest first."""
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(self.parents):
             children.setdefault(parent, []).append(node)
-        order, queue = list[tuple[int, float]](), [(False, -1.0, 0)]
+        order, queue = list[tuple[int, float]](), [(-1.0, 0)]
         while queue:
-            outranked, negative, node = heapq.heappop(queue)
+            negative, node = heapq.heappop(queue)
             order.append((node, -negative))
             for child in children.get(node, ()):
-                lower = outranks is not None and (outranked or not outranks(self.keys[child]))
-                heapq.heappush(queue, (lower, negative * self.chances[child], child))
+                heapq.heappush(queue, (negative * self.chances[child], child))
         return order
 
     def best_path(self) -> list[tuple[int, float]]:
@@ -152,6 +146,9 @@ class TrieDrafter(Drafter):
     drafts that it observes may be another's."""
 
     num_nodes = 1
+    computes = False  # whether its guesses take time that they must gain, as those of a model
+    # How often its guesses, each with all of their path, were right when that was measured.
+    calibrated: Sequence[float] | None = None
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.tokenizer.ids import as_token_ids, check_token_ids
 from medusa_kit.data.chat import encode_prompt
-from medusa_kit.drafters.factory import DraftContext, build_drafter
+from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.memory import Memory
+from medusa_kit.drafters.mixed.auto import chosen
 from medusa_kit.drafters.native.layer_drafts import draft_config, layers_read
 from medusa_kit.engine.conversation import Conversation
 from medusa_kit.engine.result import GenerationResult, GenerationStats
@@ -310,7 +311,7 @@ class Engine:
             heads_refused=self.heads_refused,
         )
         name, options = self._named(name, options)
-        return build_drafter(name, context, options)
+        return chosen(name, context, options)
 
     def _named(
         self, name: str | None, options: Mapping[str, Any] | None

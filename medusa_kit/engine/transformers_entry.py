@@ -36,6 +36,7 @@ from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.attention import ATTENTION_NAME
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.decode import decode
+from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.request import Request
 from medusa_kit.locks import SharedLock, lock_of
 from medusa_kit.settings.drafters import drafter_options
@@ -100,7 +101,7 @@ class CustomGenerate:
         with kept.tree_attention(engine.base.model):
             if token_streamer is not None:
                 token_streamer.put(input_ids.cpu())
-            for emitted in decode(engine.verifier, drafter, rows):
+            for emitted in decode(engine.verifier, drafter, rows, cost=kept.cost):
                 for _, tokens in emitted if token_streamer is not None else ():
                     for token in tokens:
                         token_streamer.put(torch.tensor([token]))
@@ -141,6 +142,7 @@ class _Engines:
         self._contents: str | None = None
         self._by_entry: WeakKeyDictionary[CustomGenerate, Engine] = WeakKeyDictionary()
         self._lock = SharedLock()
+        self.cost = StepCost()  # of its steps, learned while decoding
         self._calls = 0  # running now, in any thread
         self._attention = ""  # the model's own, while calls are running
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from medusa_kit.heads.draws import RowDraws
 from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.host_tree import HostTree, host_tree
-from medusa_kit.infer.node_choice.choice import Offer
+from medusa_kit.infer.node_choice.choice import Chances
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.transfer import to_device
@@ -257,8 +257,8 @@ class Drafter(ABC):
     def propose(self, state: State) -> Draft:
         """A tree for each request."""
 
-    def offer(self, state: State, cost: StepCost, num_others: int) -> Offer:
-        """How likely the draft tokens are, in place of `propose`. `take` follows."""
+    def offer(self, state: State, cost: StepCost, num_others: int) -> Sequence[Chances]:
+        """How likely each request's draft tokens are, in place of `propose`. `take` follows."""
         raise NotImplementedError
 
     def take(self, counts: Sequence[int]) -> Draft:

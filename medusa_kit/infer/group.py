@@ -13,7 +13,7 @@ from torch import Tensor
 from medusa_kit.infer.accept.rows import ScoredTree
 from medusa_kit.infer.details import VerifiedTree, token_scores
 from medusa_kit.infer.draft import Draft, Drafter, State, StepResult
-from medusa_kit.infer.node_choice.choice import Offer, chosen_counts
+from medusa_kit.infer.node_choice.choice import Chances, choose_nodes
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.read_back import read_back
 from medusa_kit.infer.request import Emitted, FailAlone, Request
@@ -44,8 +44,9 @@ class Group:
         """Go on without the rows that have finished."""
         self.rows = [row for row in self.rows if row.finish_reason is None]
 
-    def offer(self, cost: StepCost, num_others: int) -> Offer | None:
-        """Guesses of which the batch says how many are verified; None: the drafter says it."""
+    def offer(self, cost: StepCost, num_others: int) -> Sequence[Chances] | None:
+        """Chances of each row's guesses, of which the batch says how many are verified; None: the
+        drafter says it."""
         self._offered = self.drafter.offers
         return self.drafter.offer(self.state, cost, num_others) if self._offered else None
 
@@ -130,7 +131,7 @@ def drafts_of(
     the guesses are chosen that pay; None: drafters choose. `num_others`: tokens that the step reads
     in any case."""
     num_rows = sum(len(group.rows) for group in groups)
-    offers, drafts = dict[Group, Offer](), dict[Group, Draft]()
+    offers, drafts = dict[Group, Sequence[Chances]](), dict[Group, Draft]()
     for group in groups:
         with FailAlone(*group.rows):
             others = num_others + num_rows - len(group.rows)
@@ -143,8 +144,10 @@ def drafts_of(
         fixed = num_others + sum(
             topology.num_used for one in drafts.values() for topology in one.topologies
         )
-        counts = chosen_counts(list(offers.values()), fixed, cost)
-        for group, chosen in zip(offers, counts, strict=True):
+        every = [chances for offer in offers.values() for chances in offer]
+        counts = iter(choose_nodes(every, fixed, cost).counts)
+        for group, offer in offers.items():
+            chosen = [next(counts) for _ in offer]
             with FailAlone(*group.rows):
                 drafts[group] = group.take(chosen)
     return [(group, drafts[group]) for group in groups if group in drafts]

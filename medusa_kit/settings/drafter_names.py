@@ -12,6 +12,9 @@ REGISTERED = {
     "lookahead": "text.lookahead",
     "recycling": "text.recycling",
     "mtp": "native.mtp",
-    "combined": "mixed.combined",
     "none": "plain",
+}
+# Drafters that are gone, with what does the same.
+REMOVED = {
+    "combined": "drafter auto with guesses all verifies max_nodes draft tokens of all sources"
 }

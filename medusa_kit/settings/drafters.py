@@ -4,7 +4,7 @@ Unknown names and options are refused; the error names the nearest that exists.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -13,6 +13,7 @@ from medusa_kit.settings.engine import allowed, check_value
 from medusa_kit.settings.schema import Removed, Section, explain
 
 SourceName = Literal["medusa", "suffix", "prompt-lookup", "recycling", "draft-model", "mtp"]
+SOURCES = get_args(SourceName)  # of auto; each is also a drafter by itself
 
 
 class NoOptions(Section):
@@ -115,14 +116,6 @@ class MtpOptions(Section):
     num_tokens: int = Field(default=3, ge=1)  # drafted after the root
 
 
-class CombinedOptions(Section):
-    """Guesses from several sources in one tree of a fixed size."""
-
-    sources: list[SourceName] | None = None  # as with auto
-    num_nodes: int = Field(default=8, ge=2)
-    options: dict[str, dict[str, Any]] = Field(default_factory=dict)  # by source
-
-
 class AutoOptions(Section):
     """Takes what pays at each position of what there is, as measured while decoding."""
 
@@ -141,12 +134,11 @@ OPTIONS: dict[str, type[Section]] = {
     "lookahead": LookaheadOptions,
     "recycling": RecyclingOptions,
     "mtp": MtpOptions,
-    "combined": CombinedOptions,
 }
 DRAFTERS = allowed("drafter")
 BROUGHT_ALONG = ("mtp",)  # by layers of the base's own checkpoint, which few have
-READ_HEADS = ("medusa", "combined", "auto")  # where there are any
-READ_DRAFT_MODEL = ("draft-model", "combined", "auto")  # where one is named
+READ_HEADS = ("medusa", "auto")  # where there are any
+READ_DRAFT_MODEL = ("draft-model", "auto")  # where one is named
 
 
 def default_drafter(has_heads: bool, has_draft_model: bool) -> str:

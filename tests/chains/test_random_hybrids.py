@@ -22,7 +22,7 @@ from medusa_kit.infer.request import Request
 from medusa_kit.settings.grammar import Grammar
 
 FAMILIES = ["qwen3_5", "nemotron_h", "lfm2", "falcon_h1", "mamba2"]
-DRAFTERS = ["medusa", "auto", "combined", "suffix", "recycling", "prompt-lookup", "none"]
+DRAFTERS = ["medusa", "auto", "suffix", "recycling", "prompt-lookup", "none"]
 GRAMMARS = [
     Grammar.regex("([ab]{2}[cd]){3,8}"),
     Grammar.choices(["alphabet", "alpine"]),

@@ -1,11 +1,14 @@
-"""Combined and auto on a made-up text and clock: what is merged and verified, which are asked.
+"""The drafting policy on a made-up text and clock: what is asked, and how much of it is verified.
 
 Shapes: B batch, N nodes with root.
 """
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -14,29 +17,31 @@ from hypothesis import strategies as st
 from support.states import begun, state_from
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
-from medusa_kit.drafters.mixed.asking import AFFORDED, Asking
-from medusa_kit.drafters.mixed.auto import AutoDrafter
-from medusa_kit.drafters.mixed.combined import CombinedDrafter
-from medusa_kit.drafters.mixed.experience import FIRST_REST, Experience
+from medusa_kit.drafters.factory import DraftContext
+from medusa_kit.drafters.mixed.auto import AutoDrafter, Experience
 from medusa_kit.drafters.mixed.shares import Share
-from medusa_kit.drafters.mixed.step import best_size
+from medusa_kit.drafters.mixed.sources import usual_sources
 from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of
-from medusa_kit.infer.draft import Draft, State, StepResult
+from medusa_kit.infer.draft import State, StepResult
 from medusa_kit.infer.node_choice.choice import choose_nodes
 from medusa_kit.infer.node_choice.cost import StepCost
+from medusa_kit.tree.dynamic import DynamicTree
 
 CPU = torch.device("cpu")
 EMPTY = torch.empty(0)
+COMPUTING = ("medusa", "draft-model")
 
 
 class Stub(TrieDrafter):
     """Copies the next tokens of the true text, each right with `skill`; asking takes `seconds`."""
 
-    def __init__(self, name: str, text: Sequence[int], skill: float, clock: "Clock", seconds=0.0):
+    def __init__(
+        self, name: str, text: Sequence[int], skill: float, clock: "Clock", seconds: float = 0.0
+    ) -> None:
         super().__init__(CPU)
         self._name, self.text, self.skill = name, text, skill
         self.clock, self.seconds, self.draw = clock, seconds, random.Random(7)
-        self.asked = 0
+        self.computes, self.asked, self.chance = name in COMPUTING, 0, 0.5
 
     @property
     def name(self) -> str:
@@ -50,7 +55,7 @@ class Stub(TrieDrafter):
             trie, node = Trie(root), 0
             for depth, token in enumerate(self.text[len(tokens) + 1 :][:8]):
                 token = token if self.draw.random() < self.skill else 10_000 + depth
-                node = trie.add(node, token, 0.5, (self._name, 8, depth))
+                node = trie.add(node, token, self.chance, (self._name, 8, depth))
             tries.append(trie)
         return tries
 
@@ -62,53 +67,54 @@ class Clock:
         return self.now
 
 
-def run(drafter, text: Sequence[int], clock: Clock, slope: float) -> tuple[int, list[int]]:
-    """Decode `text` as a loop would, a step costing 1 + slope * (N - 1). (steps, sizes)."""
-    state, sizes = begun(drafter, state_from([[text[0]]], [text[1]])), []
-    while len(state.tokens[0]) + 1 < len(text) - 10:
-        draft = drafter.propose(state)
+class Alone:
+    """A drafter as a batch uses it, beside `num_others` requests of which each takes one node. Each
+    node but the first takes `slope` of a step."""
+
+    def __init__(
+        self, drafter: AutoDrafter, clock: Clock, num_others: int = 0, slope: float = 0.1
+    ) -> None:
+        self.drafter, self.clock, self.num_others = drafter, clock, num_others
+        self.cost = StepCost(measured={1: 1.0, 32: 1.0 + 31 * slope})
+        self.sizes: list[int] = []
+
+    def step(self, state: State, text: Sequence[int]) -> State:
+        """One step of the loop; everything that takes time moves the clock."""
+        offer = self.drafter.offer(state, self.cost, self.num_others)
+        draft = self.drafter.take(choose_nodes(offer, self.num_others, self.cost).counts)
         tokens, parents = draft.tokens_BN[0].tolist(), draft.topologies[0].parents
-        sizes.append(len(tokens))
-        clock.now += 1 + slope * (len(tokens) - 1)
-        path, at = [], len(state.tokens[0])
+        self.sizes.append(len(tokens))
+        self.clock.now += self.cost.seconds(self.num_others + len(tokens))
+        path, at = list[int](), len(state.tokens[0])
         while (
-            following := next(
-                (
-                    n
-                    for n, p in enumerate(parents)
-                    if p == (path[-1] if path else 0) and tokens[n] == text[at + 1 + len(path)]
-                ),
-                None,
-            )
+            following := self._child(tokens, parents, path, text[at + 1 + len(path)])
         ) is not None:
             path.append(following)
         kept = [tokens[0], *(tokens[n] for n in path)]
-        root = text[at + len(kept)]
-        (request,) = state.requests
+        root, (request,) = text[at + len(kept)], state.requests
+        result = StepResult(draft, [path], [root], EMPTY, EMPTY, requests=state.requests)
+        self.drafter.observe(result)
         request.text, request.root = [*request.text, *kept], root
-        drafter.observe(StepResult(draft, [path], [root], EMPTY, EMPTY, requests=state.requests))
-        state = State([request])
-    return len(sizes), sizes
+        return State([request])
+
+    @staticmethod
+    def _child(
+        tokens: Sequence[int], parents: Sequence[int], path: Sequence[int], token: int
+    ) -> int | None:
+        last = path[-1] if path else 0
+        found = (n for n, up in enumerate(parents) if up == last and tokens[n] == token)
+        return next(found, None)
+
+    def decode(self, text: Sequence[int]) -> int:
+        """All of the text; its steps."""
+        state = begun(self.drafter, state_from([[text[0]]], [text[1]]))
+        while len(state.tokens[0]) + 1 < len(text) - 10:
+            state = self.step(state, text)
+        return len(self.sizes)
 
 
-def auto(free, costly, clock: Clock) -> AutoDrafter:
-    hopes = [0.0] + [0.5] * len(costly)
-    experience = Experience(AcceptanceEstimate(), StepCost(0.1), hopes)
-    return AutoDrafter(free, costly, experience, CPU, 16, clock=clock)
-
-
-class Beside:
-    """A drafter in a batch with `num_others` more rows, of which each takes one node."""
-
-    def __init__(self, drafter: AutoDrafter, num_others: int, slope: float = 0.1) -> None:
-        self.drafter, self.num_others = drafter, num_others
-        self.cost = StepCost(measured={1: 1.0, 32: 1.0 + 31 * slope})
-        self.begin, self.observe = drafter.begin, drafter.observe
-
-    def propose(self, state: State) -> Draft:
-        offer = self.drafter.offer(state, self.cost, self.num_others)
-        counts = choose_nodes([offer], self.num_others, self.cost).counts[0]
-        return self.drafter.take(counts)
+def auto(sources: Sequence[Stub], clock: Clock) -> AutoDrafter:
+    return AutoDrafter("auto", sources, Experience(AcceptanceEstimate()), 16, CPU, clock=clock)
 
 
 def text_of(length: int) -> list[int]:
@@ -116,41 +122,42 @@ def text_of(length: int) -> list[int]:
     return [draw.randrange(1000) for _ in range(length)]
 
 
-def test_drafting_stops_where_guesses_are_always_wrong() -> None:
-    clock, text = Clock(), text_of(800)
-    wrong = [Stub("suffix", text, 0.0, clock), Stub("medusa", text, 0.0, clock, seconds=0.2)]
-    drafter = auto(wrong[:1], wrong[1:], clock)
-    steps, _ = run(drafter, text, clock, slope=0.1)
-    assert steps < clock.now < 1.02 * steps  # the first tries included
-    assert drafter.shares["none"].steps > 0.9 * steps
+@pytest.mark.parametrize("others", [0, 15])
+def test_drafting_stops_where_guesses_are_always_wrong(others: int) -> None:
+    clock, text = Clock(), text_of(1500)
+    wrong = [Stub("suffix", text, 0.0, clock, 0.05), Stub("medusa", text, 0.0, clock, 0.2)]
+    drafter = auto(wrong, clock)
+    for lost in (0.05, 0.02):  # in the first text all of it has to be learned
+        start, loop = clock.now, Alone(drafter, clock, others)
+        steps = loop.decode(text)
+        plain = steps * loop.cost.seconds(1 + others)
+        assert plain < clock.now - start < (1 + lost) * plain
+        assert sum(size == 1 for size in loop.sizes) > 0.9 * steps
 
 
-def calibrated(share: float, text, clock: Clock, skill: float) -> tuple[AutoDrafter, Stub]:
-    """A new auto whose heads' tree was calibrated: each of its nodes was right so often."""
-    heads = Stub("medusa", text, skill, clock, seconds=0.2)
-    experience = Experience(AcceptanceEstimate(), StepCost(0.1), [0.0, 0.5], {1: [share] * 2})
-    return AutoDrafter([], [heads], experience, CPU, 16, clock=clock), heads
-
-
-def test_heads_whose_calibration_says_that_they_do_not_pay_are_not_tried_at_first() -> None:
+def test_heads_whose_calibration_says_that_they_lose_are_hardly_tried_at_first() -> None:
     clock, text = Clock(), text_of(160)
-    drafter, heads = calibrated(0.02, text, clock, skill=0.0)
-    steps, _ = run(drafter, text, clock, slope=0.1)
-    assert steps < clock.now < 1.02 * steps  # two tries of four steps at most
-    assert heads.asked <= 8
+    heads = Stub("medusa", text, 0.0, clock, seconds=0.2)
+    heads.calibrated, heads.chance = [0.02] * 2, 0.02
+    loop = Alone(auto([heads], clock), clock)
+    steps = loop.decode(text)
+    assert clock.now < 1.02 * steps
+    assert heads.asked <= 16
 
 
-def test_heads_whose_calibration_says_that_they_pay_are_asked_from_the_second_step_on() -> None:
-    clock, text = Clock(), text_of(160)
-    drafter, heads = calibrated(0.9, text, clock, skill=0.9)
-    steps, _ = run(drafter, text, clock, slope=0.1)
-    assert heads.asked >= steps - 2
+def test_heads_whose_calibration_says_that_they_gain_are_asked_from_the_start() -> None:
+    clock, text = Clock(), text_of(300)
+    heads = Stub("medusa", text, 0.9, clock, seconds=0.2)
+    heads.calibrated = [0.9] * 2
+    loop = Alone(auto([heads], clock), clock)
+    steps = loop.decode(text)
+    assert heads.asked >= 0.9 * steps
     assert clock.now < 0.6 * len(text)
 
 
-def test_the_first_call_of_heads_which_warms_up_is_not_counted() -> None:
-    clock, text = Clock(), text_of(160)
-    drafter, heads = calibrated(0.6, text, clock, skill=0.8)
+def test_the_first_call_which_warms_up_is_not_counted() -> None:
+    clock, text = Clock(), text_of(300)
+    heads = Stub("medusa", text, 0.8, clock, seconds=0.2)
     first, guess = 20.0, heads.guess
 
     def slow_at_first(state: State) -> list[Trie]:
@@ -159,142 +166,130 @@ def test_the_first_call_of_heads_which_warms_up_is_not_counted() -> None:
         return guess(state)
 
     heads.guess = slow_at_first  # type: ignore[method-assign]
-    steps, _ = run(drafter, text, clock, slope=0.1)
+    steps = Alone(auto([heads], clock), clock).decode(text)
     assert heads.asked >= 0.8 * steps
 
 
-def test_sources_rest_where_asking_takes_longer_than_it_brings() -> None:
+def test_text_is_not_read_where_that_takes_longer_than_it_brings() -> None:
     """Some guesses are worth verifying, but fewer than would pay for the asking."""
-    clock, text = Clock(), text_of(800)
+    clock, text = Clock(), text_of(2000)
     source = Stub("suffix", text, 0.75, clock, seconds=0.5)
-    beside = Beside(auto([source], [], clock), num_others=15, slope=0.01)
-    steps, sizes = run(beside, text, clock, slope=0.01)
-    assert source.asked < 0.2 * steps
-    assert sum(size > 1 for size in sizes) > 0.5 * source.asked
+    loop = Alone(auto([source], clock), clock, num_others=15, slope=0.05)
+    assert source.asked == 0
+    assert loop.decode(text) > 3 * source.asked > 0
 
 
-def test_sources_are_asked_at_every_step_where_that_pays() -> None:
-    clock, text = Clock(), text_of(800)
+def test_sources_are_asked_at_nearly_every_step_where_that_gains() -> None:
+    clock, text = Clock(), text_of(2000)
     source = Stub("suffix", text, 0.9, clock, seconds=0.01)
-    steps, _ = run(Beside(auto([source], [], clock), num_others=1), text, clock, slope=0.1)
+    steps = Alone(auto([source], clock), clock, num_others=1).decode(text)
     assert source.asked > 0.95 * steps
     assert steps < 0.5 * len(text)
 
 
-def test_the_next_request_rests_as_long_as_the_last_one_did() -> None:
+def test_the_next_request_begins_with_what_the_last_one_has_learned() -> None:
     clock, text = Clock(), text_of(300)
     first = Stub("suffix", text, 0.0, clock, seconds=0.3)
-    drafter = auto([first], [], clock)
-    run(Beside(drafter, num_others=15), text, clock, slope=0.1)
+    drafter = auto([first], clock)
+    Alone(drafter, clock, num_others=15).decode(text)
     again = Stub("suffix", text, 0.0, clock, seconds=0.3)
-    following = AutoDrafter([again], [], drafter.experience, CPU, 16, clock=clock)
-    steps, _ = run(Beside(following, num_others=15), text, clock, slope=0.1)
-    assert again.asked <= first.asked
-    assert again.asked < 0.2 * steps
+    following = AutoDrafter("auto", [again], drafter.experience, 16, CPU, clock=clock)
+    steps = Alone(following, clock, num_others=15).decode(text)
+    assert again.asked <= max(first.asked, 8)
+    assert again.asked < 0.1 * steps
 
 
-def test_nobody_rests_while_heads_pay() -> None:
-    """All asking together takes more than it brings, by a free source that is slow and never right,
-    but heads alone pay for theirs."""
-    clock, text = Clock(), text_of(600)
+def test_text_that_is_slow_and_never_right_is_left_out_while_heads_gain() -> None:
+    clock, text = Clock(), text_of(1500)
     slow = Stub("suffix", text, 0.0, clock, seconds=0.5)
     heads = Stub("medusa", text, 0.7, clock, seconds=0.1)
-    steps, _ = run(Beside(auto([slow], [heads], clock), num_others=1), text, clock, slope=0.1)
-    assert slow.asked > 0.95 * steps
+    steps = Alone(auto([slow, heads], clock), clock, num_others=1).decode(text)
+    assert slow.asked < 0.1 * steps
     assert heads.asked > 0.8 * steps
 
 
-def test_one_good_step_after_a_rest_ends_it() -> None:
-    asking = Asking()
-    rests = [asking.record(-0.4, False) for _ in range(8)]
-    assert rests == sorted(rests)
-    assert rests[-1] > 4
-    assert asking.record(4.0, True) == 0
-    assert asking.record(0.1, True) == 0
-
-
-def test_nobody_rests_where_asking_in_vain_takes_next_to_nothing() -> None:
-    asking = Asking()
-    assert {asking.record(-0.9 * AFFORDED, False) for _ in range(200)} == {0}
-
-
-def experience_of(hope: float) -> Experience:
-    return Experience(AcceptanceEstimate(), StepCost(0.1), [0.0, hope])
-
-
-DEAR = StepCost(measured={1: 0.1, 32: 0.1 + 31 * 0.03})  # 32 rows: a guess pays from 0.93 on
-CHEAP = StepCost(measured={1: 1.0, 32: 1.1})
-
-
-def test_the_first_rest_is_long_beside_so_many_rows_that_hardly_a_guess_pays() -> None:
-    experience = experience_of(0.5)
-    assert experience.asking(32, DEAR).record(-0.1, False) == FIRST_REST
-    assert experience.asking(1, CHEAP).record(-0.1, False) == 0
-
-
-@pytest.mark.parametrize(("cost", "most"), [(DEAR, 2), (CHEAP, 200)], ids=["dear", "cheap"])
-def test_heads_are_hoped_for_as_far_as_their_guesses_can_pay(cost: StepCost, most: int) -> None:
-    """They bring nothing here and take a fiftieth of a step."""
-    chooser = experience_of(0.5).chooser(32, cost)
-    asked = 0
-    while asked < most and (choice := chooser.choose(1.0))[1]:
-        chooser.record(*choice, -0.02)
-        asked += 1
-    assert asked < most
-    assert (asked > 20) == (cost is CHEAP)
-
-
-def test_sure_guesses_are_verified_at_length_and_heads_are_not_asked_for() -> None:
-    clock, text = Clock(), text_of(2000)
+def test_sure_copies_are_verified_at_length_and_heads_are_not_asked() -> None:
+    clock, text = Clock(), text_of(4000)
     sure = Stub("suffix", text, 0.98, clock)
     heads = Stub("medusa", text, 0.6, clock, seconds=0.3)
-    drafter = auto([sure], [heads], clock)
-    steps, sizes = run(drafter, text, clock, slope=0.05)
+    loop = Alone(auto([sure, heads], clock), clock, slope=0.05)
+    steps = loop.decode(text)
     assert steps < len(text) / 4
-    assert sum(sizes) / steps > 6
-    asked = sum(s.steps for name, s in drafter.shares.items() if "medusa" in name)
-    assert asked < 0.2 * steps
+    assert sum(loop.sizes) / steps > 6
+    assert heads.asked < 0.2 * steps
+
+
+def test_heads_are_asked_where_they_gain() -> None:
+    clock, text = Clock(), text_of(1500)
+    heads = Stub("medusa", text, 0.6, clock, seconds=0.1)
+    drafter = auto([Stub("suffix", text, 0.02, clock), heads], clock)
+    Alone(drafter, clock, slope=0.05).decode(text)
+    alone = Clock()
+    Alone(auto([Stub("medusa", text, 0.6, alone, seconds=0.1)], alone), alone, slope=0.05).decode(
+        text
+    )
+    assert clock.now < 1.03 * alone.now < 0.8 * len(text)
+    assert any("with medusa (" in note for note in drafter.notes)
+
+
+def test_of_two_that_compute_the_better_one_is_found() -> None:
+    clock, text = Clock(), text_of(3000)
+    poor = Stub("medusa", text, 0.3, clock, seconds=0.1)
+    good = Stub("draft-model", text, 0.9, clock, seconds=0.3)
+    steps = Alone(auto([poor, good], clock), clock).decode(text)
+    assert good.asked > 0.85 * steps
+
+
+def test_the_price_of_asking_is_that_of_whole_steps() -> None:
+    """Here the heads themselves take next to nothing, but what they displace makes every step of
+    the base model longer, more than they bring."""
+    clock, text = Clock(), text_of(1500)
+    heads = Stub("medusa", text, 0.5, clock)
+    loop, guess = Alone(auto([heads], clock), clock, slope=0.3), heads.guess
+    step, longer = loop.step, [0.0]
+
+    def displacing(state: State) -> list[Trie]:
+        longer[0] = 0.9
+        return guess(state)
+
+    def whole(state: State, text: Sequence[int]) -> State:
+        observe = loop.drafter.observe
+
+        def later(result: StepResult) -> None:
+            clock.now, longer[0] = clock.now + longer[0], 0.0
+            observe(result)
+
+        loop.drafter.observe = later  # type: ignore[method-assign]
+        try:
+            return step(state, text)
+        finally:
+            loop.drafter.observe = observe  # type: ignore[method-assign]
+
+    heads.guess, loop.step = displacing, whole  # type: ignore[method-assign]
+    steps = loop.decode(text)
+    assert heads.asked < 0.1 * steps
+    assert clock.now < 1.05 * steps
+
+
+def test_without_a_batch_that_chooses_all_sources_fill_the_tree() -> None:
+    clock, text = Clock(), text_of(40)
+    sources = [Stub("suffix", text, 1.0, clock), Stub("medusa", text, 0.0, clock)]
+    drafter = AutoDrafter("auto", sources, Experience(AcceptanceEstimate()), 6, CPU, clock=clock)
+    draft = drafter.propose(state_from([text[:1]], [text[1]]))
+    assert [source.asked for source in sources] == [1, 1]
+    assert draft.topologies[0].num_used == 6
+    assert {text[2], 10_000} <= set(draft.tokens_BN[0].tolist())
 
 
 def test_notes_count_steps_in_words() -> None:
-    drafter = auto([], [], Clock())
+    drafter = auto([], Clock())
     drafter.shares["none"] = Share(1, 1)
     assert drafter.notes == []  # where nothing was ever guessed there is nothing to tell
     drafter.shares |= {"suffix": Share(4, 10), "medusa": Share(3, 6), "recycling": Share(2, 4),
                        "medusa + suffix": Share(1, 4)}  # fmt: skip
     said = "tokens a step: 2.50 with suffix (4 steps), 2.00 with medusa (3 steps), 2.00 with "
-    assert drafter.notes == [said + "recycling (2 steps), 2.50 otherwise (2 steps)"]
-
-
-def test_heads_are_asked_for_where_they_pay() -> None:
-    clock, text = Clock(), text_of(1500)
-    heads = Stub("medusa", text, 0.6, clock, seconds=0.1)
-    drafter = auto([Stub("suffix", text, 0.02, clock)], [heads], clock)
-    run(drafter, text, clock, slope=0.05)
-    alone = Clock()
-    single = CombinedDrafter(
-        [Stub("medusa", text, 0.6, alone, seconds=0.1)], 4, AcceptanceEstimate(), CPU
-    )
-    run(single, text, alone, slope=0.05)
-    assert clock.now < 1.03 * alone.now
-    assert any("with medusa (" in note for note in drafter.notes)
-
-
-@given(
-    st.lists(st.floats(0.01, 0.95), min_size=1, max_size=12), st.floats(0.0, 0.5),
-    st.integers(2, 8),
-)  # fmt: skip
-def test_the_size_taken_has_the_most_tokens_a_second(
-    chances: list[float], slope: float, max_nodes: int
-) -> None:
-    trie, draw = Trie(0), random.Random(1)
-    for token, chance in enumerate(chances, start=1):
-        trie.add(draw.randrange(trie.num_nodes), token, chance)
-    cost = StepCost(slope)
-    size, promised = best_size([trie.by_chance()], cost, max_nodes)
-    paths = sorted((chance for _, chance in trie.by_chance()), reverse=True)
-    rates = [sum(paths[:n]) / cost.seconds(n) for n in range(1, min(max_nodes, len(paths)) + 1)]
-    assert promised / cost.seconds(size) == pytest.approx(max(rates))
+    more = "recycling (2 steps), 1.00 without draft tokens (1 step), "
+    assert drafter.notes == [said + more + "4.00 with medusa + suffix (1 step)"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3), st.floats(0.05, 1)), max_size=30))
@@ -326,29 +321,6 @@ def _paths(trie: Trie) -> set[tuple[int, ...]]:
     return set(found)
 
 
-def test_a_long_match_outranks_likelier_guesses_in_a_combined_tree() -> None:
-    class Fixed(TrieDrafter):
-        def __init__(self, name: str, tokens: list[int], chance: float, match: int) -> None:
-            super().__init__(CPU)
-            self.own, self.tokens, self.chance, self.match = name, tokens, chance, match
-
-        @property
-        def name(self) -> str:
-            return self.own
-
-        def guess(self, state: State) -> list[Trie]:
-            trie = Trie(state.roots_B[0])
-            trie.add_chain(self.tokens, self.chance, (self.own, self.match))
-            return [trie]
-
-    heads = Fixed("medusa", [1, 2, 3], 0.9, 0)
-    for match, first in ((4, [5, 6, 7]), (3, [1, 2, 3])):
-        sources = [heads, Fixed("suffix", [5, 6, 7], 0.3, match)]
-        drafter = CombinedDrafter(sources, 4, AcceptanceEstimate(), CPU)
-        draft = drafter.propose(state_from([[0]], [8], EMPTY))
-        assert draft.tokens_BN.tolist() == [[8, *first]]
-
-
 def test_rows_of_different_size_are_filled_with_unused_nodes() -> None:
     small, large = Trie(1), Trie(2)
     large.add_chain([3, 4], 0.5)
@@ -356,3 +328,16 @@ def test_rows_of_different_size_are_filled_with_unused_nodes() -> None:
     assert draft.tokens_BN.tolist() == [[1, 1, 1], [2, 3, 4]]
     assert draft.topologies[0].parents == (-1, -2, -2)
     assert [one.depths_N.tolist() for one in draft.topologies] == [[0, 0, 0], [0, 1, 2]]
+
+
+def test_recycling_is_left_out_beside_heads_that_see_the_text() -> None:
+    def names(tree: object, heads: object) -> list[str]:
+        refused: object = None
+        context = SimpleNamespace(heads=heads, tree=tree, heads_refused=refused, draft_model=None)
+        context.base = SimpleNamespace(info=SimpleNamespace(name="tiny"), config=SimpleNamespace())
+        return usual_sources(cast(DraftContext, context), None)[0]
+
+    blind = DynamicTree(4, (1.0, 1.0))
+    assert names(None, None) == ["suffix", "recycling"]
+    assert names(blind, object()) == ["suffix", "recycling", "medusa"]
+    assert names(replace(blind, doubts=(1.0,)), object()) == ["suffix", "medusa"]

@@ -73,12 +73,10 @@ def test_a_seed_says_the_same(engine: Engine) -> None:
     check_a_seed(engine, PROMPTS, "draft-model", TOKENS)
 
 
-@pytest.mark.parametrize("name", ["auto", "combined"])
-def test_beside_other_sources(engine: Engine, expected: list[list[int]], name: str) -> None:
-    found = engine.generate(PROMPTS, drafter=name, max_new_tokens=TOKENS)
+def test_beside_other_sources(engine: Engine, expected: list[list[int]]) -> None:
+    found = engine.generate(PROMPTS, drafter="auto", max_new_tokens=TOKENS)
     assert tokens_of(found) == expected
-    if name == "combined":
-        assert "draft-model" in found[0].stats.drafter
+    assert "draft-model" in found[0].stats.drafter
 
 
 def test_stops(engine: Engine, expected: list[list[int]]) -> None:
@@ -168,10 +166,8 @@ def test_beside_heads(folder: Path) -> None:
     plain = [tokens_of(own.generate(PROMPTS, drafter=name, max_new_tokens=TOKENS))
              for name in ("none", "medusa")]  # fmt: skip
     assert plain[0] == plain[1]
-    sources = {"sources": ["medusa", "draft-model"], "num_nodes": 40}
-    found = engine.generate(
-        PROMPTS, drafter="combined", drafter_options=sources, max_new_tokens=TOKENS
-    )
+    sources = {"sources": ["medusa", "draft-model"], "max_nodes": 40}
+    found = engine.generate(PROMPTS, drafter="auto", drafter_options=sources, max_new_tokens=TOKENS)
     assert tokens_of(found) == plain[0]
 
 

@@ -63,9 +63,8 @@ def test_a_seed_says_the_same(engine: Engine) -> None:
     check_a_seed(engine, PROMPTS, "mtp", TOKENS)
 
 
-@pytest.mark.parametrize("name", ["auto", "combined"])
-def test_beside_other_sources(engine: Engine, expected: list[list[int]], name: str) -> None:
-    given: Any = {"drafter": name, "drafter_options": {"sources": ["mtp", "suffix"]}}
+def test_beside_other_sources(engine: Engine, expected: list[list[int]]) -> None:
+    given: Any = {"drafter": "auto", "drafter_options": {"sources": ["mtp", "suffix"]}}
     assert tokens_of(engine.generate(PROMPTS, **given, max_new_tokens=TOKENS)) == expected
 
 
@@ -158,7 +157,7 @@ def test_a_base_without_the_layers(spoil: Any, said: str, tmp_path: Path) -> Non
 def test_auto_asks_them(engine: Engine) -> None:
     found = engine.generate(PROMPTS[0], drafter="auto", max_new_tokens=TOKENS)
     assert not any("MTP" in note for note in found.stats.drafter_notes)
-    sources = engine.generate(PROMPTS[0], drafter="combined", max_new_tokens=4).stats.drafter
+    sources = engine.generate(PROMPTS[0], drafter="auto", max_new_tokens=4).stats.drafter
     assert "mtp" in sources
 
 

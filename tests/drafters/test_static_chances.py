@@ -2,7 +2,7 @@
 
 import pytest
 
-from medusa_kit.drafters.heads.static_chances import own_chances, path_chances
+from medusa_kit.drafters.heads.static_chances import own_chances
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 TREE = CandidateTree.from_choices([[0], [1], [0, 0], [0, 1], [0, 0, 0]])
@@ -11,8 +11,6 @@ TREE = CandidateTree.from_choices([[0], [1], [0, 0], [0, 1], [0, 0, 0]])
 def test_calibrated_shares_are_of_whole_paths() -> None:
     """A node's own chance is its share of the steps in which its parent was right."""
     shares = dict(zip(TREE.paths, (0.5, 0.2, 0.3, 0.1, 0.0), strict=True))
-    found = path_chances(TREE, list(shares.values()))
-    assert found == [1.0, *shares.values()]
     own = dict(zip(TREE.paths, own_chances(TREE, list(shares.values()))[1:], strict=True))
     for path, share in shares.items():
         above = shares.get(path[:-1], 1.0)
@@ -23,18 +21,8 @@ def test_nodes_below_one_that_was_never_right_have_no_chance() -> None:
     assert own_chances(CandidateTree.chain(2), [0.0, 0.0]) == [1.0, 0.0, 0.0]
 
 
-def test_without_calibration_deeper_nodes_and_later_ranks_are_less_likely() -> None:
-    chances = dict(zip(TREE.paths, path_chances(TREE)[1:], strict=True))
-    assert 1 > chances[(0,)] > chances[(1,)] > 0
-    assert chances[(0,)] > chances[(0, 0)] > chances[(0, 1)] > 0
-    assert chances[(0, 0)] > chances[(0, 0, 0)] > 0
-    own, whole = own_chances(TREE), path_chances(TREE)
-    for node, parent in enumerate(TREE.parents[1:], start=1):
-        assert own[node] * whole[parent] == pytest.approx(whole[node])
-
-
 def test_without_calibration_at_most_one_of_some_siblings_is_expected_to_be_right() -> None:
     many = CandidateTree.from_choices([[0], *([0, rank] for rank in range(40))])
     own = own_chances(many)
-    assert sum(own[2:]) < 1
-    assert own[1] > own[2] > own[3]
+    assert sum(own[2:]) <= 1
+    assert own[1] == own[2] > own[3] > own[4]

@@ -24,7 +24,7 @@ def chat() -> Engine:
 
 LETTER = byte_tokenizer().convert_tokens_to_ids("a")  # a character by itself
 ALWAYS = {LETTER: 100.0}  # a bias with which the model says nothing else
-NAMES = ["medusa", "suffix", "prompt-lookup", "lookahead", "combined", "auto"]
+NAMES = ["medusa", "suffix", "prompt-lookup", "lookahead", "auto"]
 
 
 @pytest.fixture
@@ -64,13 +64,12 @@ def test_accepted_tokens_name_who_guessed_them(
     accepted = round(sum(stats.acceptance_by_depth) * stats.num_steps)
     assert 0 < count - found[None] == accepted
     several = {"medusa", "suffix", "recycling"}
-    assert found.keys() - {None} <= (several if drafter in ("auto", "combined") else {drafter})
+    assert found.keys() - {None} <= (several if drafter == "auto" else {drafter})
 
 
-@pytest.mark.parametrize("drafter", ["auto", "combined"])
-def test_of_several_sources_the_one_that_guessed_is_named(chat: Engine, drafter: str) -> None:
+def test_of_several_sources_the_one_that_guessed_is_named(chat: Engine) -> None:
     """These heads know nothing of LETTER; the text does."""
-    spans, _ = spans_of(chat, max_new_tokens=30, drafter=drafter, logit_bias=ALWAYS)
+    spans, _ = spans_of(chat, max_new_tokens=30, drafter="auto", logit_bias=ALWAYS)
     assert {span.guessed_by for span in spans} == {None, "suffix"}
 
 

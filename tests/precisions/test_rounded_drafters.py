@@ -29,8 +29,11 @@ from medusa_kit.tree.dynamic import DynamicTree
 
 pytestmark = pytest.mark.skipif(not multiplies_integers(), reason="no integers are multiplied here")
 OPTIONS: dict[str, list[dict[str, Any]]] = {
-    "auto": [{}, {"sources": ["medusa", "draft-model", "suffix", "prompt-lookup", "recycling"]}],
-    "combined": [{}, {"sources": ["suffix", "draft-model"], "num_nodes": 5}],
+    "auto": [
+        {},
+        {"sources": ["medusa", "draft-model", "suffix", "prompt-lookup", "recycling"]},
+        {"sources": ["suffix", "draft-model"], "max_nodes": 5},
+    ],
     "draft-model": [{}, {"width": 2, "lengths": "fixed"}, {"staged": {"drafter": "suffix"}}],
     "lookahead": [{"window": 3, "ngram": 3, "guesses": 3}],
 }
@@ -99,7 +102,7 @@ def test_heads_of_every_kind(kind: str, activations: str, heads: str, tree: str,
 
 def test_the_prompts_are_worth_drafting_for() -> None:
     """Else the tests above would pass with drafters that never guess right, or in any precision."""
-    for name in ("draft-model", "combined"):
+    for name in ("draft-model", "auto"):
         engine = engine_for("llama", "int16")
         results = engine.generate(PROMPTS, drafter=name, max_new_tokens=TOKENS)
         assert max(result.stats.acceptance_length for result in results) > 1.2, name

@@ -42,7 +42,7 @@ heads: heads/mine
 tree: not_yet/tree.json
 draft_model: small
 drafter:
-  name: combined
+  name: auto
   options: {sources: [suffix], options: {suffix: {store: past.json, num_nodes: 4}}}
 """)
     told = read_engine_file(engine_file).arguments()

@@ -65,7 +65,7 @@ def _greeting(engine: Any) -> str:
     drafting = f"drafter {engine.own_drafter}"
     if engine.own_drafter == "none":
         drafting = "plain decoding"
-    elif engine.own_drafter in ("auto", "combined", "medusa") and engine.heads is not None:
+    elif engine.own_drafter in ("auto", "medusa") and engine.heads is not None:
         heads = counted(engine.heads.num_heads, "head")
         drafting += f", {heads}, a tree of {counted(engine.tree.num_nodes, 'node')}"
     elif engine.own_drafter == "auto":

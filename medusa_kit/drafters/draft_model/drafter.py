@@ -51,6 +51,7 @@ class DraftModelDrafter(TrieDrafter):
     """Build with `build`."""
 
     name = "draft-model"
+    computes = True
     rewinds = True  # a text may get shorter when drafts are taken back
 
     def __init__(

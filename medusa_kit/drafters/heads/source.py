@@ -8,35 +8,38 @@ node is how often that node was right so far.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
+from medusa_kit.drafters.heads.medusa import HeadsDrafter
 from medusa_kit.drafters.heads.static_chances import own_chances
 from medusa_kit.drafters.trie import Trie, TrieDrafter
 from medusa_kit.heads.guesser import Least
-from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.infer.draft import Draft, State, StepResult
+from medusa_kit.infer.node_choice.choice import MIN_CHANCE
 
 CLASSES = 10  # of probabilities of guesses, each counted by itself
 DRAWN = "drawn"  # guesses of tokens that will be drawn are counted apart
 # A path gets children from this many times the chance on that a guess must have: children are less
 # likely, and naming them takes time.
 ASKED = 3.5
-MIN_CHANCE, HIGHEST = 0.01, 0.9  # between which these chances are
 
 
 class HeadsSource(TrieDrafter):
     name = "medusa"
+    computes = True
 
-    def __init__(self, inner: Any, calibrated: Sequence[float] | None = None) -> None:
-        """`inner`: a drafter. `calibrated`: the share of steps that accepted each node below the
-        root, where known."""
+    def __init__(
+        self, inner: HeadsDrafter | DynamicDrafter, calibrated: Sequence[float] | None = None
+    ) -> None:
+        """`calibrated`: the share of steps that accepted each node below the root, where known."""
         super().__init__(inner.heads.base.device)
-        self.inner, self.num_nodes = inner, inner.num_nodes
+        self.inner, self.num_nodes, self.calibrated = inner, inner.num_nodes, calibrated
         self._likely = Least()
         # Of a static tree: how likely each node is, given its parent, before any step.
-        static = not isinstance(inner, DynamicDrafter)
-        self._believed = own_chances(inner.tree, calibrated) if static else []
+        self._believed = list[float]()
+        if isinstance(inner, HeadsDrafter):
+            self._believed = own_chances(inner.tree, calibrated)
         self._nodes: list[int] | None = None  # of a static tree that are named; None: all
 
     def leave_out_below(self, least_chance: float, acceptance: AcceptanceEstimate) -> None:
@@ -44,30 +47,39 @@ class HeadsSource(TrieDrafter):
         children that these may have that chance after another pass of the heads. Of a static tree
         the nodes are named that were right often enough by `acceptance`, at least the likeliest.
         """
-        if not isinstance(self.inner, DynamicDrafter):
-            self._nodes = self._likely_nodes(least_chance, acceptance)
+        if isinstance(self.inner, HeadsDrafter):
+            self._nodes = self._likely_nodes(self.inner, least_chance, acceptance)
             return
         kept, asked = (
-            math.log(min(max(chance, MIN_CHANCE), HIGHEST))
+            math.log(min(max(chance, MIN_CHANCE), 1.0))
             for chance in (least_chance, ASKED * least_chance)
         )
         self._likely = Least(kept, asked)
 
-    def _likely_nodes(self, least_chance: float, acceptance: AcceptanceEstimate) -> list[int]:
+    def _likely_nodes(
+        self, inner: HeadsDrafter, least_chance: float, acceptance: AcceptanceEstimate
+    ) -> list[int]:
         """Below the root, in rising order; parents are among them, being no less likely."""
         below, chances = range(1, self.num_nodes), [1.0]
         for node in below:
             own = acceptance.chance((self.name, node), self._believed[node])
-            chances.append(chances[self.inner.tree.parents[node]] * own)
+            chances.append(chances[inner.tree.parents[node]] * own)
         likeliest = max(below, key=lambda node: chances[node], default=0)
         return [n for n in below if n == likeliest or chances[n] >= least_chance]
+
+    def describe(self) -> str:
+        return self.inner.name
+
+    def propose(self, state: State) -> Draft:
+        """The whole tree for each request."""
+        return self.inner.propose(state)
 
     def guess(self, state: State) -> list[Trie]:
         if isinstance(self.inner, DynamicDrafter):
             return self._grown(self.inner, state)
         nodes = list(range(1, self.num_nodes)) if self._nodes is None else self._nodes
-        draft = self.inner.propose_nodes(state, nodes)
-        return [self._trie(tokens, nodes) for tokens in draft.tokens_BN.tolist()]
+        draft, parents = self.inner.propose_nodes(state, nodes), self.inner.tree.parents
+        return [self._trie(tokens, nodes, parents) for tokens in draft.tokens_BN.tolist()]
 
     def _grown(self, inner: DynamicDrafter, state: State) -> list[Trie]:
         draws = state.draws()
@@ -89,11 +101,11 @@ class HeadsSource(TrieDrafter):
             tries.append(trie)
         return tries
 
-    def _trie(self, tokens: Sequence[int], nodes: Sequence[int]) -> Trie:
+    def _trie(self, tokens: Sequence[int], nodes: Sequence[int], parents: Sequence[int]) -> Trie:
         """Of these nodes of a static tree, whose tokens follow the root's."""
         trie, place = Trie(tokens[0]), {0: 0}
         for node, token in zip(nodes, tokens[1:], strict=True):
-            above = place[self.inner.tree.parents[node]]
+            above = place[parents[node]]
             place[node] = trie.add(above, token, self._believed[node], (self.name, node))
         return trie
 

@@ -1,228 +1,298 @@
-"""Chooses at each position what pays: which sources to ask and how many nodes to verify, if any.
+"""The drafting policy: which sources to ask at a step, and how many draft tokens to verify.
 
-Free sources (text and tables) are asked at every step. How many of the merged guesses are verified
-follows from their chances and from what a node costs on this machine, measured while decoding.
-Heads and draft models cost time: `Chooser` learns where they pay.
+Each source says how likely its draft tokens are, and the batch verifies as many of the likeliest as
+bring the most tokens a second (infer/node_choice/), which may be none. Asking takes time too, so
+what it gains is learned (explorer.py): first of the sources that read text, together, then of one
+that computes, such as heads, by how much the text has promised. `auto` has all sources; a drafter
+that is named has one.
+
+A gain is the difference between two expectations for one and the same step, with the source's draft
+tokens and without: tokens of single steps differ by more than a source gains in hundreds of them.
+Its time is that of whole steps, with the source and without, beyond t(n).
 """
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from medusa_kit.drafters.factory import DraftContext
-from medusa_kit.drafters.mixed.combined import (
+import torch
+
+from medusa_kit.drafters.estimates import AcceptanceEstimate
+from medusa_kit.drafters.factory import DraftContext, build_drafter
+from medusa_kit.drafters.mixed.explorer import Explorer, Overheads
+from medusa_kit.drafters.mixed.shares import Share, percentages, sources_of, tokens_a_step
+from medusa_kit.drafters.mixed.sources import (
     build_sources,
     credited,
     merged,
     shared_estimate,
     usual_sources,
 )
-from medusa_kit.drafters.mixed.experience import Experience
-from medusa_kit.drafters.mixed.shares import PLAIN, Share, percentages, sources_of, tokens_a_step
-from medusa_kit.drafters.mixed.step import Step, best_size
-from medusa_kit.drafters.trie import TrieDrafter, draft_of, learn
-from medusa_kit.infer.draft import (
-    Draft,
-    Drafter,
-    RequestText,
-    State,
-    StepResult,
-    root_draft,
-)
-from medusa_kit.infer.node_choice.choice import Offer, choose_nodes
+from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of, learn
+from medusa_kit.infer.draft import Draft, Drafter, RequestText, State, StepResult
+from medusa_kit.infer.node_choice.choice import choose_nodes
 from medusa_kit.infer.node_choice.cost import StepCost
+from medusa_kit.locks import SharedLock
+from medusa_kit.settings.drafters import SOURCES
 
-COSTLY = ("medusa", "draft-model", "mtp")
-SLOPES = {"cpu": 0.12, "cuda": 0.01}  # cost of one more node in one-node steps, until measured
-ASKING = 0.15  # of a plain step: what heads are assumed to take before they are first asked
-# Tokens a step that a costly source adds, at first; MTP layers draft as a small model does.
-HOPES = {"medusa": 0.5, "draft-model": 1.0, "mtp": 1.0}
+HOPE = 0.5  # tokens a step that a source is assumed to gain at first, where nothing else is drafted
+STEPS = 2  # situations in which the tokens promised differ by less than a factor of two
 
 
 @dataclass
+class Experience:
+    """What all requests of an engine have seen of these sources."""
+
+    acceptance: AcceptanceEstimate
+    overheads: Overheads = field(default_factory=Overheads)
+    _explorers: dict[tuple[int, ...], Explorer] = field(default_factory=dict)
+    _lock: SharedLock = field(default_factory=SharedLock, repr=False, compare=False)
+
+    def explorer(self, situation: tuple[int, ...], hopes: Callable[[], list[float]]) -> Explorer:
+        """The one for this situation. `hopes`: of a new one."""
+        with self._lock:
+            if situation not in self._explorers:
+                self._explorers[situation] = Explorer(hopes())
+            return self._explorers[situation]
+
+    def new_text(self) -> None:
+        with self._lock:
+            explorers = list(self._explorers.values())
+        for explorer in explorers:
+            explorer.new_text()
+
+
+class Step:
+    """What is drafted in the current step, and what that promises. `about`: the number of requests
+    in it, to a factor of two: what gains for one does not gain for many."""
+
+    def __init__(self, cost: StepCost, num_others: int, num_own: int, chains: bool) -> None:
+        self.cost, self.num_others, self.num_own, self.chains = cost, num_others, num_own, chains
+        self.num_rows = num_others + num_own
+        self.about = self.num_rows.bit_length()
+        self.least = cost.least_chance(self.num_rows)  # of a draft token that gains
+        self.plain = cost.seconds(self.num_rows)
+        self.tries: list[Trie] = []
+        self.orders: list[list[tuple[int, float]]] = []  # each request's nodes with their chances
+        self.text: Explorer | None = None  # by which sources that read text were asked
+        self.computed: Explorer | None = None  # by which a source that computes was
+        self.asked_text = self.choice = 0
+        # Expected of the own requests by text alone, in so many seconds; by what is verified.
+        self.promised, self.seconds = float(num_own), self.plain
+        self.expected, self.num_guesses = float(num_own), 0
+
+    @property
+    def kind(self) -> tuple[int, int, int]:
+        return self.about, self.asked_text, self.choice
+
+    @property
+    def hope(self) -> float:
+        """What any source is assumed to gain: less where draft tokens are expensive, or where much
+        is promised already."""
+        return HOPE * max(1 - self.least, 0.0) * (self.num_own / self.promised) ** 2
+
+    def add(self, tries: Sequence[Trie]) -> None:
+        """More draft tokens."""
+        if self.tries:
+            for whole, trie in zip(self.tries, tries, strict=True):
+                whole.merge(trie)
+        else:
+            self.tries = list(tries)
+        self.orders = [likeliest(one, self.chains) for one in self.tries]
+
+    def chances(self, max_nodes: int) -> list[list[float]]:
+        return [[chance for _, chance in order[1:max_nodes]] for order in self.orders]
+
+    def promise(self, max_nodes: int) -> None:
+        """What is drafted so far is what text promises."""
+        chosen = choose_nodes(self.chances(max_nodes), self.num_others, self.cost)
+        self.promised, self.seconds = chosen.tokens - self.num_others, chosen.seconds
+
+    def keep(self, counts: Sequence[int]) -> None:
+        """The likeliest draft tokens of each request are verified."""
+        pairs = list(zip(self.orders, counts, strict=True))
+        self.tries = [
+            trie.kept([node for node, _ in order[: 1 + count]])
+            for trie, (order, count) in zip(self.tries, pairs, strict=True)
+        ]
+        self.num_guesses = sum(trie.num_nodes - 1 for trie in self.tries)
+        right = (chance for order, count in pairs for _, chance in order[1 : 1 + count])
+        self.expected = self.num_own + sum(right)
+
+    def gain_of_text(self, overheads: Overheads) -> float:
+        """A request's tokens that text adds to a plain step, less those of the time it takes."""
+        more = overheads.more((self.about, 1, 0), (self.about, 0, 0))
+        rate = self.num_rows / self.plain
+        tokens = self.promised - self.num_own
+        return (tokens - (self.seconds + more - self.plain) * rate) / self.num_own
+
+    def gain_of_choice(self, overheads: Overheads) -> float:
+        """The same of the source that computes, beside what text promised."""
+        more = overheads.more(self.kind, (self.about, self.asked_text, 0))
+        rate = (self.num_others + self.promised) / self.seconds
+        seconds = self.cost.seconds(self.num_rows + self.num_guesses) + more
+        tokens = self.expected - self.promised
+        return (tokens - (seconds - self.seconds) * rate) / self.num_own
+
+
+def likeliest(trie: Trie, chains: bool) -> list[tuple[int, float]]:
+    """Its nodes with their chances, the root first and likeliest first; of a chain if need be."""
+    return trie.best_path() if chains else trie.by_chance()
+
+
 class AutoDrafter(Drafter):
-    """Asks `free` sources at every step and one of `costly` where it pays. `clock`: in seconds."""
+    """Asks its sources where that gains. `clock`: in seconds."""
 
-    free: Sequence[TrieDrafter]
-    costly: Sequence[TrieDrafter]
-    experience: Experience
-    device: Any
-    max_nodes: int
-    reasons: Sequence[str] = ()
-    chains: bool = False  # whether a row's guesses must follow one another
-    clock: Callable[[], float] = time.perf_counter
-    shares: dict[str, Share] = field(default_factory=dict)
-    credits: list[list[str]] = field(default_factory=list)
-    _step: Step | None = None
-    _end: float = 0.0  # of the last step; 0: there was none, or rows have joined since
-    _last_choice: int = 0
-    _rest: int = 0  # steps until sources are asked again
-    _resting: Sequence[int] | None = None  # the rows' roots, where nobody is asked in this step
-
-    name = "auto"
     offers = True
 
-    def __post_init__(self) -> None:
-        sources = self._sources
-        self.num_nodes = self.max_nodes
+    def __init__(
+        self,
+        name: str,
+        sources: Sequence[TrieDrafter],
+        experience: Experience,
+        max_nodes: int,
+        device: torch.device,
+        chains: bool = False,
+        reasons: Sequence[str] = (),
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`chains`: whether a request's draft tokens must follow one another. `reasons`: why
+        expected sources are missing."""
+        self.name, self.sources, self.experience = name, sources, experience
+        self.texts = [source for source in sources if not source.computes]
+        self.computing = [source for source in sources if source.computes]
+        self.num_nodes, self.device, self.chains = max_nodes, device, chains
+        self.reasons, self.clock = reasons, clock
         self.num_ranks = max((source.num_ranks for source in sources), default=0)
         self.reads_prompts = any(source.reads_prompts for source in sources)
         self.watches = tuple(layer for source in sources for layer in source.watches)
-
-    @property
-    def _sources(self) -> Sequence[TrieDrafter]:
-        return (*self.free, *self.costly)
+        self.shares: dict[str, Share] = {}
+        self.credits: list[list[str]] = []
+        self._tries: list[Trie] = []  # of the current step, what is verified
+        self._step: Step | None = None  # the current one, where the batch chooses
+        self._start = 0.0
 
     def describe(self) -> str:
-        """`auto`, and how often each source drafted."""
-        return f"auto ({percentages(self.shares)})" if self.shares else "auto"
+        """Its name, and how often each source drafted."""
+        return f"{self.name} ({percentages(self.shares)})" if self.shares else self.name
 
     @property
     def notes(self) -> list[str]:
-        sources = [note for source in self._sources for note in source.notes]
+        sources = [note for source in self.sources for note in source.notes]
         return [*self.reasons, *tokens_a_step(self.shares), *sources]
 
     def begin(self, request: RequestText) -> None:
         self.experience.new_text()
-        self._end = 0.0
-        for source in self._sources:
+        for source in self.sources:
             source.begin(request)
 
     def propose(self, state: State) -> Draft:
-        """Its own choice of guesses: equally many for each row, by what it has measured itself."""
-        cost, self._resting = self.experience.cost, None
-        step = self._guess(state, cost, 0)
-        size, _ = best_size(step.orders, cost, self.max_nodes)
-        step.timed_here = True
-        return self.take([size - 1] * len(state.roots_B))
+        """The likeliest draft tokens of all sources, as many as there may be."""
+        tries = merged(self.sources, state, self.experience.acceptance)
+        orders = [likeliest(trie, self.chains)[: self.num_nodes] for trie in tries]
+        self._step = None
+        self._tries = [
+            trie.kept([node for node, _ in order])
+            for trie, order in zip(tries, orders, strict=True)
+        ]
+        return draft_of(self._tries, self.device)
 
-    def offer(self, state: State, cost: StepCost, num_others: int) -> Offer:
-        """The likeliest guesses; none while asking for them does not pay."""
-        forced = any(one is not None and one.mask is not None for one in state.samplers)
-        if self._rest > 0 and not forced:  # what a grammar forces costs nothing to name
-            self._rest, self._resting = self._rest - 1, state.roots_B
-            self.experience.chooser(num_others + len(state.roots_B), cost).rested()
-            return Offer([[] for _ in state.roots_B])
-        self._resting = None
-        return self._guess(state, cost, num_others).offer(self.max_nodes)
+    def offer(self, state: State, cost: StepCost, num_others: int) -> list[list[float]]:
+        self._start = self.clock()
+        step = self._step = Step(cost, num_others, len(state.roots_B), self.chains)
+        self._ask_texts(step, state)
+        if self.computing:
+            self._ask_computing(step, state)
+        return step.chances(self.num_nodes)
 
-    def _guess(self, state: State, cost: StepCost, num_others: int) -> Step:
-        """Ask the free sources, and a costly one where that should pay."""
-        start, acceptance = self.clock(), self.experience.acceptance
-        rows = num_others + len(state.roots_B)
-        if cost.measured:
-            for source in self.free:
-                source.leave_out_below(cost.least_chance(rows), acceptance)
-        tries = merged(self.free, state, acceptance)
-        self._step = step = Step(tries, cost, num_others, start, self.chains)
-        if cost.measured:
-            self._choose(step, state)
-        return step
+    def _ask_texts(self, step: Step, state: State) -> None:
+        if self.texts:
+            step.text = self.experience.explorer((step.about,), lambda: [step.hope])
+            step.asked_text = step.text.choose()
+        asked = self.texts if step.asked_text else []
+        step.add(self._guesses(step, asked, state))
+        step.promise(self.num_nodes)
 
-    def _choose(self, step: Step, state: State) -> None:
-        """Ask a costly source where it should pay."""
-        step.chooser = self.experience.chooser(step.num_rows, step.cost)
-        gap = self.clock() - self._end if self._end else 0.0
-        step.promise(*self._promised(step), step.chooser.between(gap))
-        step.situation, step.choice = step.chooser.choose(
-            step.promised / len(step.tries), lambda choice: self._expected(choice, step)
+    def _ask_computing(self, step: Step, state: State) -> None:
+        promised = int(STEPS * math.log2(step.promised / step.num_own))
+        situation = step.about, step.asked_text, promised
+        step.computed = self.experience.explorer(
+            situation, lambda: [self._hope(source, step) for source in self.computing]
         )
-        if step.choice != self._last_choice:  # what it reads has left the caches
-            step.cost.leave_out_next()
-        self._last_choice = step.choice
+        step.choice = step.computed.choose()
         if step.choice:
-            source, start = self.costly[step.choice - 1], self.clock()
-            acceptance = self.experience.acceptance
-            source.leave_out_below(step.cost.least_chance(step.num_rows), acceptance)
-            step.merge(merged([source], state, acceptance))
-            step.asking = self.clock() - start
+            step.add(self._guesses(step, [self.computing[step.choice - 1]], state))
 
-    def _expected(self, choice: int, step: Step) -> float | None:
-        """What a row's step gains by this choice; None where it was not calibrated."""
-        if (calibrated := self.experience.calibrated.get(choice)) is None:
-            return None
-        asking = ASKING * step.cost.seconds(step.num_rows)
-        return step.expected_gain(calibrated, asking, self.max_nodes)
+    def _guesses(self, step: Step, sources: Sequence[TrieDrafter], state: State) -> list[Trie]:
+        for source in sources:
+            source.leave_out_below(step.least, self.experience.acceptance)
+        return merged(sources, state, self.experience.acceptance)
 
-    def _promised(self, step: Step) -> tuple[float, int]:
-        """(tokens expected of these rows, nodes of the whole step) by free guesses."""
-        choice = choose_nodes([step.offer(self.max_nodes)], step.num_others, step.cost)
-        guesses = sum(choice.counts[0])
-        return choice.tokens - step.num_others, step.num_rows + guesses
+    def _hope(self, source: TrieDrafter, step: Step) -> float:
+        """What a source gains before it was asked here, as far as it was calibrated."""
+        if source.calibrated is None:
+            return step.hope
+        share = (step.num_own / step.promised) ** 2  # it adds less where more is promised
+        own = sorted((share * chance for chance in source.calibrated), reverse=True)
+        more = [sorted([*own, *known], reverse=True) for known in step.chances(self.num_nodes)]
+        chosen = choose_nodes(more, step.num_others, step.cost)
+        rate = (step.num_others + step.promised) / step.seconds
+        tokens = chosen.tokens - step.num_others - step.promised
+        return (tokens - (chosen.seconds - step.seconds) * rate) / step.num_own
 
     def take(self, counts: Sequence[int]) -> Draft:
-        if self._resting is not None:
-            return root_draft(self._resting, self.device)
         step = self._step
         assert step is not None, "nothing was offered"
         step.keep(counts)
-        draft = draft_of(step.tries, self.device)
-        step.drafted = self.clock()
-        return draft
+        self._tries = step.tries
+        return draft_of(self._tries, self.device)
 
-    def observe(self, step: StepResult) -> None:
-        self._end = self.clock()
-        if self._resting is not None:
-            self.credits = []
-            self._share(PLAIN).count(len(self._resting), 0)
-            return
-        did = self._step
-        assert did is not None
-        self._record(did, step)
-        learn(self.experience.acceptance, did.tries, step)
-        self.credits = credited(did.tries, step)
-        for source in self._sources:
-            source.observe(step)
-        for trie, path in zip(did.tries, step.paths, strict=True):
-            self._share(sources_of(trie)).count(1, len(path))
+    def observe(self, result: StepResult) -> None:
+        if (step := self._step) is not None:
+            self._learn(step, self.clock() - self._start)
+        learn(self.experience.acceptance, self._tries, result)
+        self.credits = credited(self._tries, result)
+        for source in self.sources:
+            source.observe(result)
+        for trie, path in zip(self._tries, result.paths, strict=True):
+            self.shares.setdefault(sources_of(trie), Share()).count(1, len(path))
 
-    def _record(self, did: Step, step: StepResult) -> None:
-        """What the step took and what asking has gained."""
-        experience = self.experience
-        if did.timed_here:
-            nodes = len(did.tries) * step.draft.tokens_BN.shape[1]
-            did.cost.record(nodes, self._end - did.drafted)
-        if did.chooser is None:
-            return
-        if not did.timed_here:
-            accepted = sum(len(path) for path in step.paths)
-            asking = experience.asking(did.num_rows, did.cost)
-            steps = asking.record(did.gained(accepted), did.num_guesses > 0)
-            self._rest = 0 if did.choice or did.chooser.pays() else steps
-        if did.choice and did.choice not in experience.asked:
-            experience.asked.add(did.choice)  # it has warmed up
-            return
-        gained = 0.0
-        if did.choice:
-            did.asking = did.chooser.took(did.choice, did.asking)
-            gained = did.gained_by_asking()
-        did.chooser.record(did.situation, did.choice, gained)
-
-    def _share(self, how: str) -> Share:
-        return self.shares.setdefault(how, Share())
+    def _learn(self, step: Step, seconds: float) -> None:
+        """What the step took, and what asking has gained."""
+        overheads = self.experience.overheads
+        overhead = seconds - step.cost.seconds(step.num_rows + step.num_guesses)
+        overheads.record(step.kind, overhead, step.plain)
+        if step.text is not None:
+            step.text.record(step.asked_text, step.gain_of_text(overheads))
+        if step.computed is not None:
+            step.computed.record(step.choice, step.gain_of_choice(overheads))
 
     def finish(self, requests: Sequence[RequestText]) -> None:
-        for source in self._sources:
+        for source in self.sources:
             source.finish(requests)
 
 
 def build(context: DraftContext, options: Any) -> Drafter:
-    """Heads where there are any, the draft model where one is named, and free sources."""
+    """Heads where there are any, the draft model where one is named, and what reads text."""
     names, reasons = usual_sources(context, options.sources)
-    given = {**free_sizes(options.max_nodes), **options.options}
-    sources = build_sources(context, names, given)
-    free = [source for source in sources if source.name not in COSTLY]
-    costly = [source for source in sources if source.name in COSTLY]
-    key = ("auto", tuple(names))
-    experience = context.remembered(key, lambda: _fresh(context, costly))
-    drafter = AutoDrafter(free, costly, experience, context.device, options.max_nodes, reasons)
-    drafter.chains = context.verifier.chains_only
-    return drafter
+    given = {**text_sizes(options.max_nodes), **options.options}
+    return _auto("auto", names, build_sources(context, names, given), context,
+                 options.max_nodes, reasons)  # fmt: skip
 
 
-def free_sizes(max_nodes: int) -> dict[str, dict[str, Any]]:
-    """How much free sources guess; guesses not worth verifying are dropped afterwards."""
+def chosen(name: str, context: DraftContext, options: Mapping[str, Any] | None) -> Drafter:
+    """The drafter of this name, whose draft tokens are verified as far as they gain where the
+    engine asks for that. Raises as `build_drafter`."""
+    drafter = build_drafter(name, context, options)
+    if not (context.paying and isinstance(drafter, TrieDrafter) and name in SOURCES):
+        return drafter
+    return _auto(drafter.describe(), [name], [drafter], context, drafter.num_nodes, ())
+
+
+def text_sizes(max_nodes: int) -> dict[str, dict[str, Any]]:
+    """How much sources that read text draft; what is not worth verifying is dropped afterwards."""
     return {
         "suffix": {"num_nodes": max_nodes},
         "prompt-lookup": {"num_tokens": max_nodes - 1},
@@ -230,12 +300,16 @@ def free_sizes(max_nodes: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def _fresh(context: DraftContext, costly: Sequence[TrieDrafter]) -> Experience:
-    hopes = [0.0, *(HOPES[source.name] for source in costly)]
-    cost = StepCost(SLOPES.get(context.device.type, SLOPES["cuda"]))
-    calibrated = {
-        choice: sorted(context.acceptance, reverse=True)
-        for choice, source in enumerate(costly, start=1)
-        if source.name == "medusa" and context.acceptance is not None
-    }
-    return Experience(shared_estimate(context), cost, hopes, calibrated)
+def _auto(
+    name: str,
+    names: Sequence[str],
+    sources: Sequence[TrieDrafter],
+    context: DraftContext,
+    max_nodes: int,
+    reasons: Sequence[str],
+) -> AutoDrafter:
+    acceptance = shared_estimate(context)
+    key = ("what asking has gained", *names, context.tree, context.sampling.temperature)
+    experience = context.remembered(key, lambda: Experience(acceptance))
+    chains = context.verifier.chains_only
+    return AutoDrafter(name, sources, experience, max_nodes, context.device, chains, reasons)

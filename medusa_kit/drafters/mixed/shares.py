@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from medusa_kit.drafters.mixed.combined import source_of
+from medusa_kit.drafters.mixed.sources import source_of
 from medusa_kit.drafters.trie import Trie
 from medusa_kit.infer.draft import COUNTS
 
 PLAIN = "none"  # a step in which nothing was guessed
-MAX_TOLD = 3  # mixes of sources that notes name
 
 
 @dataclass
@@ -22,7 +21,7 @@ class Share:
         self.steps += steps
         self.tokens += steps + accepted
 
-    def told(self, how: str) -> str:
+    def describe(self, how: str) -> str:
         steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
         return f"{self.tokens / self.steps:.2f} {how} ({steps})"
 
@@ -40,16 +39,13 @@ def percentages(shares: Mapping[str, Share]) -> str:
 
 
 def tokens_a_step(shares: Mapping[str, Share]) -> list[str]:
-    """One line on what mixes of sources came to, the usual ones by name; none where nothing was
+    """One line on what mixes of sources came to, the most frequent first; none where nothing was
     guessed."""
     if not shares.keys() - {PLAIN}:
         return []
     ranked = sorted(shares.items(), key=lambda item: -item[1].steps)
     said = [
-        share.told("without draft tokens" if name == PLAIN else f"with {name}")
-        for name, share in ranked[:MAX_TOLD]
+        share.describe("without draft tokens" if name == PLAIN else f"with {name}")
+        for name, share in ranked
     ]
-    if rest := [share for _, share in ranked[MAX_TOLD:]]:
-        others = Share(sum(s.steps for s in rest), sum(s.tokens for s in rest))
-        said.append(others.told("otherwise"))
     return [COUNTS + ", ".join(said)]

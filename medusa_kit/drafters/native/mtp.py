@@ -47,6 +47,7 @@ class MtpDrafter(TrieDrafter):
 
     name = kind = "mtp"  # `kind`: of its guesses, whose acceptance is estimated
     reads_prompts = True
+    computes = True
 
     def __init__(self, base: BaseModel, layers: Sequence[LayerRows], num_tokens: int) -> None:
         super().__init__(base.device)

@@ -17,8 +17,7 @@ FEW_SIZES = (1, 2, 4, 8, 16, 32)
 SLOPE = 0.12  # the cost of one more node in one-node steps, where nothing else is known
 SMOOTHING = 0.15  # share of the newest step in how fast the machine is now
 OUTLIER = 2.0  # a step is taken for at most this many times the expected seconds
-ASSUMED, MEASURED = 3.0, 40.0  # steps of a size against which the first figures count
-SLOWEST = 0.02  # share of a step in a size's figure, however many came before
+ASSUMED, MEASURED = 3.0, 40.0  # steps that a size's first figure counts for; the second for any
 
 
 @dataclass
@@ -60,15 +59,11 @@ class StepCost:
         self._usual = self._at_sizes()
         self._speed = 1.0
         self.measured = bool(measured)  # whether seconds are seconds
-        self._counted, self._leaves_out = True, False  # the last step; the next one
         self._lock = SharedLock()
 
     def record(self, num_nodes: int, seconds: float) -> None:
         """Count a step of so many nodes."""
         with self._lock:
-            self._counted, self._leaves_out = not self._leaves_out, False
-            if not self._counted:
-                return
             expected = self._at_usual_speed(num_nodes)
             if not self.measured:
                 self._speed, self.measured = seconds / expected, True
@@ -80,15 +75,9 @@ class StepCost:
             self._speed += SMOOTHING * (seconds / expected - self._speed)
             ratio = seconds / (self._speed * expected)
             for share, size in around:
-                size.weight += share
-                size.seconds *= 1 + others * share * max(1 / size.weight, SLOWEST) * (ratio - 1)
+                size.weight = min(size.weight + share, MEASURED)
+                size.seconds *= 1 + others * share * 1 / size.weight * (ratio - 1)
             self._usual = self._at_sizes()
-
-    def leave_out_next(self) -> None:
-        """The next step is not to be counted, as it takes longer than others of its size; but of
-        two in a row one is."""
-        with self._lock:
-            self._leaves_out = self._counted
 
     def seconds(self, num_nodes: int) -> float:
         """Expected seconds; in one-node steps where none has been measured."""

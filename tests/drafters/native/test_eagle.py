@@ -80,12 +80,10 @@ def test_a_seed_says_the_same(engine: Engine) -> None:
     check_a_seed(engine, PROMPTS, "draft-model", TOKENS)
 
 
-@pytest.mark.parametrize("name", ["auto", "combined"])
-def test_beside_other_sources(engine: Engine, expected: list[list[int]], name: str) -> None:
-    found = engine.generate(PROMPTS, drafter=name, max_new_tokens=TOKENS)
+def test_beside_other_sources(engine: Engine, expected: list[list[int]]) -> None:
+    found = engine.generate(PROMPTS, drafter="auto", max_new_tokens=TOKENS)
     assert tokens_of(found) == expected
-    if name == "combined":
-        assert "draft-model" in found[0].stats.drafter
+    assert "EAGLE-3" in found[0].stats.drafter
 
 
 def test_rows_join_and_leave(engine: Engine, expected: list[list[int]]) -> None:
@@ -171,10 +169,8 @@ def test_beside_heads(folder: Path) -> None:
     heads = random_heads(base)
     engine = build_engine(base, heads=heads, tree=BUSHY, draft_model=str(folder))
     plain = tokens_of(engine.generate(PROMPTS, drafter="none", max_new_tokens=TOKENS))
-    sources = {"sources": ["medusa", "draft-model"], "num_nodes": 40}
-    found = engine.generate(
-        PROMPTS, drafter="combined", drafter_options=sources, max_new_tokens=TOKENS
-    )
+    sources = {"sources": ["medusa", "draft-model"], "max_nodes": 40}
+    found = engine.generate(PROMPTS, drafter="auto", drafter_options=sources, max_new_tokens=TOKENS)
     assert tokens_of(found) == plain
 
 

@@ -180,7 +180,7 @@ def two_rows(engine: Engine, drafter: str, patterns: tuple[str, str]) -> list[Re
     return rows
 
 
-@pytest.mark.parametrize("drafter", ["none", "draft-model", "combined"])
+@pytest.mark.parametrize("drafter", ["none", "draft-model", "auto"])
 def test_a_row_whose_grammar_leaves_no_token_fails_alone(drafter: str) -> None:
     """The base bans what the grammar asks for. Rows of one drafter draft together."""
     base = writing_base()
@@ -192,7 +192,7 @@ def test_a_row_whose_grammar_leaves_no_token_fails_alone(drafter: str) -> None:
     assert (fine.finish_reason, fine.error) == ("stop", None)
 
 
-@pytest.mark.parametrize("drafter", ["none", "draft-model", "combined"])
+@pytest.mark.parametrize("drafter", ["none", "draft-model", "auto"])
 def test_a_grammar_that_meets_a_limit_fails_alone(
     drafter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

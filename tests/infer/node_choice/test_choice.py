@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medusa_kit.infer.node_choice.choice import Offer, choose_nodes
+from medusa_kit.infer.node_choice.choice import choose_nodes
 from medusa_kit.infer.node_choice.cost import StepCost
 
 SURE, LIKELY, POOR = 0.95, 0.6, 0.15
@@ -15,7 +15,7 @@ CPU = StepCost(measured={1: 7.4, 2: 8.3, 4: 10.7, 8: 18.2, 16: 33.0, 32: 65.0})
 
 
 def counts_for(rows: int, chances: list[float]) -> list[int]:
-    return choose_nodes([Offer([chances] * rows)], 0, CPU).counts[0]
+    return choose_nodes([chances] * rows, 0, CPU).counts
 
 
 def test_alone_a_likely_guess_pays_and_beside_many_rows_none_does() -> None:
@@ -26,23 +26,12 @@ def test_alone_a_likely_guess_pays_and_beside_many_rows_none_does() -> None:
 
 def test_of_several_rows_the_surest_guesses_are_taken() -> None:
     chances = [[LIKELY], [SURE, SURE], [POOR], [SURE]]
-    assert choose_nodes([Offer(chances)], 0, CPU).counts == [[0, 2, 0, 1]]
+    assert choose_nodes(chances, 0, CPU).counts == [0, 2, 0, 1]
 
 
 def test_other_nodes_of_the_step_make_guesses_dearer() -> None:
-    assert choose_nodes([Offer([[LIKELY]])], 0, CPU).counts == [[1]]
-    assert choose_nodes([Offer([[LIKELY]])], 15, CPU).counts == [[0]]
-
-
-def test_an_offer_that_takes_time_must_pay_for_it_too() -> None:
-    quick, slow = Offer([[LIKELY]], seconds=0.5), Offer([[LIKELY]], seconds=6.0)
-    assert choose_nodes([quick], 0, CPU).counts == [[1]]
-    assert choose_nodes([slow], 0, CPU).counts == [[0]]
-    assert choose_nodes([slow, Offer([[LIKELY]])], 0, CPU).counts == [[0], [1]]
-
-
-def test_a_trial_is_made_where_nothing_pays() -> None:
-    assert choose_nodes([Offer([[POOR]] * 8, trial=3)], 0, CPU).counts == [[0, 0, 0, 1, 0, 0, 0, 0]]
+    assert choose_nodes([[LIKELY]], 0, CPU).counts == [1]
+    assert choose_nodes([[LIKELY]], 15, CPU).counts == [0]
 
 
 rows_of_chances = st.lists(
@@ -60,7 +49,7 @@ def test_no_other_choice_gives_more_tokens_a_second(
         total += more
         times[size] = total
     cost = StepCost(measured=times)
-    choice = choose_nodes([Offer(chances)], others, cost)
+    choice = choose_nodes(chances, others, cost)
     roots = others + len(chances)
 
     def rate(counts: tuple[int, ...]) -> float:
@@ -69,16 +58,6 @@ def test_no_other_choice_gives_more_tokens_a_second(
 
     best = max(rate(counts) for counts in product(*(range(len(row) + 1) for row in chances)))
     # Guesses with a chance under a hundredth are left out, whatever they would add.
-    assert rate(tuple(choice.counts[0])) == pytest.approx(choice.rate)
-    assert choice.rate >= best - 0.01 * sum(map(len, chances)) / cost.seconds(roots) - 1e-9
-
-
-def test_naming_deeper_guesses_must_pay_too() -> None:
-    """The second guess costs more than it brings; of two rows, the deeper one counts, once."""
-    dear, free = [0.0, 5.0], [0.0, 0.0]
-    chances = [LIKELY, LIKELY]
-    assert choose_nodes([Offer([chances], 0.1, more=dear)], 0, CPU).counts == [[1]]
-    assert choose_nodes([Offer([chances], 0.1, more=free)], 0, CPU).counts == [[2]]
-    both = choose_nodes([Offer([chances] * 2, 0.1, more=[0.0, 0.2])], 0, CPU)
-    assert both.counts == [[2, 2]]
-    assert both.seconds == pytest.approx(CPU.up_to(6)[6] + 0.3)
+    found = choice.tokens / choice.seconds
+    assert rate(tuple(choice.counts)) == pytest.approx(found)
+    assert found >= best - 0.01 * sum(map(len, chances)) / cost.seconds(roots) - 1e-9

@@ -236,17 +236,3 @@ def test_a_folder_that_cannot_be_written_is_a_warning(
     steps = MeasuredSteps(build_engine(tiny_base("llama")).verifier)
     assert steps.cost.seconds(2) > 0
     assert "cannot be written, so the next start will find out again" in capsys.readouterr().err
-
-
-def test_of_steps_said_to_take_longer_every_other_one_counts() -> None:
-    cost = StepCost(measured={1: 1.0, 2: 2.0})
-    cost.leave_out_next()
-    cost.record(1, 1.9)
-    assert cost.seconds(1) == 1.0
-    cost.leave_out_next()
-    cost.record(1, 1.9)
-    assert cost.seconds(1) > 1.0
-    before = cost.seconds(1)
-    cost.leave_out_next()
-    cost.record(1, 1.9)
-    assert cost.seconds(1) == before

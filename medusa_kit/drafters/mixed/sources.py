@@ -1,0 +1,84 @@
+"""The sources of `auto`: which there are, and their draft tokens as one trie for each request."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from medusa_kit.drafters.estimates import AcceptanceEstimate
+from medusa_kit.drafters.factory import DraftContext, build_drafter
+from medusa_kit.drafters.first_chances import first_chances
+from medusa_kit.drafters.mixed.under_grammar import under_grammar
+from medusa_kit.drafters.native.mtp_layers import layers_or_error, num_layers
+from medusa_kit.drafters.trie import Trie, TrieDrafter, weighed
+from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.tree.dynamic import DynamicTree
+
+ACCEPTANCE = "acceptance of draft tokens"  # under which an engine keeps its estimate
+
+
+def merged(
+    sources: Sequence[TrieDrafter], state: State, acceptance: AcceptanceEstimate
+) -> list[Trie]:
+    """One trie for each request with the guesses of all sources, each with its kind's chance so
+    far, and with what a grammar forces."""
+    result = [Trie(root) for root in state.roots_B]
+    for source in sources:
+        for whole, trie in zip(result, source.guess(state), strict=True):
+            whole.merge(weighed(trie, acceptance))
+    return under_grammar(result, state, acceptance)
+
+
+def credited(tries: Sequence[Trie], step: StepResult) -> list[list[str]]:
+    """The source of each accepted token; of several that guessed it, the surest one."""
+    return [
+        [source_of(trie.keys[node]) for node in path]
+        for trie, path in zip(tries, step.paths, strict=True)
+    ]
+
+
+def source_of(key: Any) -> str:
+    """The source whose guesses have this key."""
+    return str(key[0] if isinstance(key, tuple) else key)
+
+
+def build_sources(
+    context: DraftContext, names: Sequence[str], options: Mapping[str, Mapping[str, Any]]
+) -> list[TrieDrafter]:
+    """Raises ConfigError for a source without anything to draft with, or a wrong option."""
+    sources: list[TrieDrafter] = []
+    for name in dict.fromkeys(names):
+        drafter = build_drafter(name, context, options.get(name))
+        assert isinstance(drafter, TrieDrafter), name
+        sources.append(drafter)
+    return sources
+
+
+def shared_estimate(context: DraftContext) -> AcceptanceEstimate:
+    """The acceptance estimate that all requests of this engine share."""
+    return context.remembered(ACCEPTANCE, lambda: AcceptanceEstimate(first_chances()))
+
+
+def usual_sources(
+    context: DraftContext, asked: Sequence[str] | None
+) -> tuple[list[str], list[str]]:
+    """(sources, why expected ones are missing)."""
+    if asked is not None:
+        return list(asked), []
+    names, reasons = ["suffix", "recycling"], []
+    if context.heads is not None:
+        if isinstance(context.tree, DynamicTree) and context.tree.doubts:
+            names.remove("recycling")  # what such heads guess is right more often (docs/LOG.md)
+        names.append("medusa")
+    else:
+        refused = context.heads_refused
+        reasons.append(
+            f"heads refused: {refused}" if refused else f"no heads for {context.base.info.name!r}"
+        )
+    if context.draft_model is not None:
+        names.append("draft-model")
+    if num_layers(context.base.config):
+        _, error = layers_or_error(context.base, context.memory)
+        if error is None:
+            names.append("mtp")
+        else:
+            reasons.append(error.message)
+    return names, reasons
