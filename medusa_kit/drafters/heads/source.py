@@ -23,6 +23,7 @@ DRAWN = "drawn"  # guesses of tokens that will be drawn are counted apart
 # A path gets children from this many times the chance on that a guess must have: children are less
 # likely, and naming them takes time.
 ASKED = 3.5
+HIGHEST = 0.9  # of these chances: surer ones always do
 
 
 class HeadsSource(TrieDrafter):
@@ -51,7 +52,7 @@ class HeadsSource(TrieDrafter):
             self._nodes = self._likely_nodes(self.inner, least_chance, acceptance)
             return
         kept, asked = (
-            math.log(min(max(chance, MIN_CHANCE), 1.0))
+            math.log(min(max(chance, MIN_CHANCE), HIGHEST))
             for chance in (least_chance, ASKED * least_chance)
         )
         self._likely = Least(kept, asked)

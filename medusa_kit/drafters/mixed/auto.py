@@ -38,7 +38,7 @@ from medusa_kit.locks import SharedLock
 from medusa_kit.settings.drafters import SOURCES
 
 HOPE = 0.5  # tokens a step that a source is assumed to gain at first, where nothing else is drafted
-STEPS = 2  # situations in which the tokens promised differ by less than a factor of two
+STEPS = 3  # situations in which the tokens promised differ by less than a factor of two
 
 
 @dataclass

@@ -10,8 +10,9 @@ from medusa_kit.locks import SharedLock
 
 TRIES = 0.005  # tokens a step that tries of what loses may cost
 RUN = 4  # steps of a try: what a source reads has left the caches at the first of them
-MEMORY = 50.0  # steps that a mean is taken over, at most: texts and machines change
-OTHER_TEXTS = 10.0  # what steps in other texts count for, at most
+MEMORY = 100.0  # steps that the mean of a gain is taken over, at most: texts change
+EARLIER = 10.0  # what steps in other texts, or before a try, count for at most
+OVERHEADS = 20.0  # steps that an overhead is a mean of, at most: machines change faster
 
 
 class Explorer:
@@ -34,6 +35,7 @@ class Explorer:
                 lost = RUN * (self._gains[best] - gain)
                 if choice != best and TRIES * self._unused[choice] > lost:
                     self._tried, self._left = choice, RUN
+                    self._weights[choice] = min(self._weights[choice], EARLIER)
                     return choice
             return best
 
@@ -51,7 +53,7 @@ class Explorer:
     def new_text(self) -> None:
         """From now on another text is decoded, of which earlier ones say little."""
         with self._lock:
-            self._weights = [min(weight, OTHER_TEXTS) for weight in self._weights]
+            self._weights = [min(weight, EARLIER) for weight in self._weights]
 
 
 class Overheads:
@@ -67,7 +69,7 @@ class Overheads:
         the first one warms up, and a machine has hiccups."""
         with self._lock:
             usual, weight = self._seconds.get(kind, 0.0), self._weights.get(kind, RUN - 1) + 1
-            self._weights[kind] = min(weight, MEMORY)
+            self._weights[kind] = min(weight, OVERHEADS)
             self._seconds[kind] = usual + min(seconds - usual, plain) / self._weights[kind]
 
     def more(self, kind: Hashable, other: Hashable) -> float:
