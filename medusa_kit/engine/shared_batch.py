@@ -8,19 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.engine.result import GenerationResult
 from medusa_kit.engine.streaming import Streaming
 from medusa_kit.errors import ConfigError, check_count
+from medusa_kit.infer.adapted_verifier import AdaptedVerifier
 from medusa_kit.infer.details import NOTHING, Wanted
 from medusa_kit.infer.detokenize import TextStream
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Emitted, Request
-from medusa_kit.infer.threaded.batch_thread import BatchStats, BatchThread
+from medusa_kit.infer.scheduler import BatchStats
+from medusa_kit.infer.threaded.scheduler_thread import SchedulerThread
 from medusa_kit.infer.threaded.submission import Emission, OnTokens, Submission
-from medusa_kit.infer.turns import AdaptedVerifier
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import SharedLock
 from medusa_kit.settings.drafters import READ_HEADS
@@ -105,7 +106,7 @@ class Answer:
         """The drafter's statistics are those of all rows that shared it, and there at the end."""
         asked = self.submission
         name = asked.drafter_name or self._drafter
-        return self._requests._result(asked.row, name, asked.drafter_notes)
+        return self._requests._result(asked.request, name, asked.drafter_notes)
 
     def stream(self) -> Streaming:
         """Its text as it comes; closing or dropping that cancels the answer."""
@@ -114,11 +115,11 @@ class Answer:
         def steps() -> Iterator[Emitted]:
             nonlocal newest
             for newest in asked:
-                yield [(asked.row, newest.tokens)]
+                yield [(asked.request, newest.tokens)]
 
         text = TextStream(self._requests.base.tokenizer, self.stops)
         return Streaming(
-            steps, asked.row, text, self.so_far, lambda _: self.guessers(newest), asked.cancel
+            steps, asked.request, text, self.so_far, lambda _: self.guessers(newest), self.cancel
         )
 
     def guessers(self, emission: Emission) -> list[str]:
@@ -130,12 +131,18 @@ class Answer:
         """End it within a step, from any thread."""
         self.submission.cancel()
 
+    def __del__(self) -> None:
+        if self.submission.on_tokens is None:
+            self.cancel()
+
 
 class SharedBatch:
-    """Made by `Engine.shared_batch`. Every method may be called in any thread."""
+    """Made by `Engine.shared_batch`. Every method may be called in any thread. One that is dropped
+    ends when its answers have."""
 
-    def __init__(self, requests: Requests, thread: BatchThread, max_rows: int) -> None:
+    def __init__(self, requests: Requests, thread: SchedulerThread, max_rows: int) -> None:
         self._requests, self._thread, self._max_rows = requests, thread, max_rows
+        finalize(self, thread.drop).atexit = False
         self._drafters: WeakValueDictionary[tuple[int, str, str], Any] = WeakValueDictionary()
         self._building = SharedLock()
 

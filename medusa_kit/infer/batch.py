@@ -64,7 +64,7 @@ class Batch:
         self._longest = self._most_nodes = 1
         self._drafters: dict[Request, Drafter] = {}
         self._groups: dict[int, Group] = {}  # rows that run, by their drafter
-        self.finished: list[Request] = []  # rows that have left since the last step began
+        self._finished: list[Request] = []  # that have left since `take_finished`
         self.num_steps = self.num_nodes = 0  # forwards over trees; nodes in the last one
         self.timing: StepTiming | None = None  # of the newest step, if it verified trees
 
@@ -123,12 +123,8 @@ class Batch:
     def clear(self) -> None:
         """Cancel every row; what they hold stays for others."""
         for row in self._drafters:
-            self.cancel(row)
-        self.remove_finished()
-
-    def cancel(self, row: Request) -> None:
-        """End a row here; it keeps what it has emitted."""
-        row.finish_reason = row.finish_reason or "cancelled"
+            row.cancel()
+        self.take_finished()
 
     def fail(self, error: Exception) -> None:
         """End every row here, since `error` was none of a row's or a drafter's."""
@@ -136,9 +132,8 @@ class Batch:
             row.fail(error)
 
     def raise_error(self) -> None:
-        """Raise what a row of the last step failed of."""
-        self.remove_finished()
-        for row in self.finished:
+        """Raise what a row failed of that has left since the last call."""
+        for row in self.take_finished():
             error, row.error = row.error, None
             try:
                 if error is not None:
@@ -150,7 +145,7 @@ class Batch:
     def step(self) -> Emitted:
         """Read what is due of prompts, then verify a tree for each row that runs. Rows whose first
         token this step chose are verified by the next one where none ran before."""
-        self.finished, self.timing = [], None
+        self.timing = None
         self.remove_finished()
         ran = bool(self._groups)
         emitted = self._read_prompts()
@@ -163,7 +158,13 @@ class Batch:
         """Rows that have finished leave; their drafters hear what has become of them."""
         while gone := [row for row in self._drafters if row.finish_reason is not None]:
             self._leave(gone)
-            self.finished += gone
+            self._finished += gone
+
+    def take_finished(self) -> list[Request]:
+        """Rows that have left since the last call."""
+        self.remove_finished()
+        finished, self._finished = self._finished, []
+        return finished
 
     def _leave(self, gone: Sequence[Request]) -> None:
         for row in gone:

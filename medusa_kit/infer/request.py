@@ -90,6 +90,10 @@ class Request(RequestText):
                 return list(tokens[:count])
         return list(tokens)
 
+    def cancel(self) -> None:
+        """End it here; it keeps what it has emitted."""
+        self.finish_reason = self.finish_reason or "cancelled"
+
     def fail(self, error: Exception) -> None:
         """End it here, unless it has ended; `error` is why."""
         if self.finish_reason is None:

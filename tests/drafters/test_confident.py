@@ -25,9 +25,10 @@ from medusa_kit.drafters.heads.worth import (
 )
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads.guesser import Least
-from medusa_kit.infer.decode import decode
 from medusa_kit.infer.node_choice.cost import StepCost
+from medusa_kit.infer.node_choice.measured import MeasuredSteps
 from medusa_kit.infer.request import make_request
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -72,10 +73,11 @@ def decoded(engine: Engine, drafter: ConfidentDrafter, rows: int, costs: dict[in
             sampling: SamplingParams | None = None) -> list[list[int]]:  # fmt: skip
     cost = StepCost(measured=costs)
     cost.record = lambda *_: None  # type: ignore[method-assign]
-    params = sampling or SamplingParams()
+    params, steps = sampling or SamplingParams(), MeasuredSteps(engine.verifier)
+    steps._cost = cost
     made = [make_request(engine.verifier, random_prompt(5 + seed, seed, VOCAB), params, TOKENS)
             for seed in range(rows)]  # fmt: skip
-    for _ in decode(engine.verifier, drafter, made, cost=cost):
+    for _ in Scheduler(engine.verifier, steps=steps).run(made, drafter):
         pass
     return [row.token_ids for row in made]
 

@@ -13,6 +13,7 @@ from medusa_kit.drafters.heads.paying import ORDERED, TRIAL, HeadsRecord, Paying
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.draft import Draft, State
 from medusa_kit.infer.node_choice.cost import StepCost
+from medusa_kit.infer.scheduler import Scheduler
 
 TOKENS = 100
 FREE = {1: 1.0, 2: 1.0001, 64: 1.001}
@@ -27,6 +28,10 @@ class Fixed:
         self.cost.record = lambda *_: None  # type: ignore[method-assign]
 
 
+def costing(engine: Engine, measured: dict[int, float]) -> Engine:
+    return replace(engine, scheduler=Scheduler(engine.verifier, steps=Fixed(measured)))
+
+
 @pytest.fixture(scope="module", params=["medusa", "hydra"])
 def engine(request) -> Engine:
     return engine_with_heads(endless_base(40), kind=request.param)
@@ -38,7 +43,7 @@ def test_where_nodes_cost_nothing_all_that_are_ever_right_are_verified(
 ) -> None:
     prompts = [random_prompt(5 + 3 * seed, seed, 40) for seed in range(rows)]
     plain = engine.generate(prompts, max_new_tokens=TOKENS, drafter="none")
-    found = replace(engine, steps=Fixed(FREE)).generate(prompts, max_new_tokens=TOKENS)
+    found = costing(engine, FREE).generate(prompts, max_new_tokens=TOKENS)
     assert [one.token_ids for one in found] == [one.token_ids for one in plain]
     assert all(one.stats.nodes_per_step > 0.4 * BUSHY.num_nodes for one in found)
     assert sum(one.stats.num_steps for one in found) < rows * (TOKENS - 1)
@@ -48,7 +53,7 @@ def test_where_nodes_cost_nothing_all_that_are_ever_right_are_verified(
 def test_where_nodes_are_dear_steps_are_plain_but_for_trials(engine: Engine, rows: int) -> None:
     prompts = [random_prompt(5 + 3 * seed, seed, 40) for seed in range(rows)]
     plain = engine.generate(prompts, max_new_tokens=TOKENS, drafter="none")
-    found = replace(engine, steps=Fixed(DEAR)).generate(prompts, max_new_tokens=TOKENS)
+    found = costing(engine, DEAR).generate(prompts, max_new_tokens=TOKENS)
     assert [one.token_ids for one in found] == [one.token_ids for one in plain]
     extra = sum(one.stats.nodes_per_step * one.stats.num_steps - one.stats.num_steps
                 for one in found)  # fmt: skip
@@ -57,14 +62,14 @@ def test_where_nodes_are_dear_steps_are_plain_but_for_trials(engine: Engine, row
 
 
 def test_the_statistics_say_what_was_chosen_and_why(engine: Engine) -> None:
-    stats = replace(engine, steps=Fixed(DEAR)).generate([5, 6, 7], max_new_tokens=TOKENS).stats
+    stats = costing(engine, DEAR).generate([5, 6, 7], max_new_tokens=TOKENS).stats
     (why,) = [note for note in stats.drafter_notes if note.startswith("nodes")]
     assert "worth its cost from a chance of" in why or "no draft token is worth" in why
 
 
 def test_a_drafter_that_says_its_own_number_is_left_alone() -> None:
     engine = engine_with_heads(endless_base(40))
-    engine = replace(engine, steps=Fixed(DEAR))
+    engine = costing(engine, DEAR)
     options = {"num_tokens": 4}
     one = engine.generate([5, 6, 7, 5, 6, 7, 5, 6], max_new_tokens=40, drafter="prompt-lookup",
                           drafter_options=options)  # fmt: skip

@@ -66,7 +66,7 @@ def test_a_row_that_is_cancelled_frees_its_place_within_a_step() -> None:
         batch.add(row, drafter)
     batch.step()
     assert len(first.token_ids) == 1
-    batch.cancel(first)
+    first.cancel()
     assert [row for row, _ in batch.step()] == [second]
     assert (first.finish_reason, first.is_complete, len(first.token_ids)) == ("cancelled", False, 1)
 
@@ -131,7 +131,7 @@ def test_answers_reach_a_store_of_past_answers_once_each(tmp_path: Path) -> None
     for row in rows:
         batch.add(row, drafter)
     batch.step()
-    batch.cancel(rows[1])
+    rows[1].cancel()
     while batch.num_rows:
         batch.step()
     kept = [answer.tolist() for answer in drafter.past]

@@ -1,22 +1,28 @@
 """What an earlier request has read is not read again, and changes no token."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.batches import drafters, row_for
 from support.callers import all_at_once
-from support.small_engines import build_engine, engine_with_heads, lively_chat_base, random_prompt
+from support.small_engines import (
+    build_engine,
+    engine_with_heads,
+    lively_chat_base,
+    random_prompt,
+    reusing,
+)
 from support.tiny_models import tiny_base
 from transformers.pytorch_utils import Conv1D
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
 from medusa_kit.infer.prefix_cache.prefixes import PrefixCache, Start, common_length
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.infer.tree_step import NodeScores
 
 in_cpp = pytest.mark.skipif(
@@ -78,7 +84,7 @@ def test_a_prefix_in_use_is_copied() -> None:
 
 def test_off_reads_everything() -> None:
     engine = engine_for("llama-tied")
-    engine.batches = None
+    engine.scheduler = Scheduler(engine.verifier)
     for _ in range(2):
         assert engine.generate(random_prompt(9, 1), max_new_tokens=5).stats.cached_tokens == 0
 
@@ -172,8 +178,7 @@ def test_conversations_that_alternate_keep_their_prefixes() -> None:
 def test_a_request_above_the_bound_leaves_what_is_kept() -> None:
     engine, text = engine_for("llama-tied"), random_prompt(40, 1)
     engine.generate(text, max_new_tokens=4)
-    assert engine.batches is not None
-    engine.batches.most_bytes = 2 * engine.batches._idle[0][0].cache.num_bytes
+    engine.scheduler.kept_bytes = 2 * engine.scheduler._idle[0][0].cache.num_bytes
     engine.generate(
         [random_prompt(20, seed) for seed in range(12)], max_new_tokens=4, batch_size=12
     )
@@ -185,8 +190,7 @@ def test_one_long_prompt_after_a_list_does_not_make_the_whole_list_longer() -> N
     engine = engine_for("llama-tied")
     engine.generate([random_prompt(12, seed) for seed in range(8)], max_new_tokens=4, batch_size=8)
     engine.generate([*random_prompt(12, 0), *random_prompt(60, 9)], max_new_tokens=4)
-    assert engine.batches is not None
-    assert max(batch.cache.num_slots for batch, _ in engine.batches._idle
+    assert max(batch.cache.num_slots for batch, _ in engine.scheduler._idle
                if len(batch.cache.lengths) == 8) < 40  # fmt: skip
 
 
@@ -220,12 +224,11 @@ def test_threads_take_batches_of_their_own() -> None:
 def test_what_is_kept_is_bounded() -> None:
     engine = engine_for("llama-tied")
     engine.generate(random_prompt(9, 1), max_new_tokens=5)
-    assert engine.batches is not None
-    ((batch, _),) = engine.batches._idle
-    engine.batches = KeptBatches(most_bytes=batch.cache.num_bytes - 1)
+    ((batch, _),) = engine.scheduler._idle
+    engine.scheduler = reusing(engine.verifier, batch.cache.num_bytes - 1)
     for _ in range(2):
         assert engine.generate(random_prompt(9, 1), max_new_tokens=5).stats.cached_tokens == 0
-    assert not engine.batches._idle
+    assert not engine.scheduler._idle
 
 
 @in_cpp
@@ -354,17 +357,14 @@ def test_near_ties_of_ranked_tokens_are_those_of_all_logits() -> None:
 @in_cpp  # where no weak reference tells whether the model is the same
 def test_a_batch_that_python_finds_out_of_reach_is_not_kept() -> None:
     """Its user is ended by the search for garbage, when its cache's weak references are dead."""
-    engine, kept = engine_for("llama-tied"), KeptBatches()
-
-    def using() -> Iterator[None]:
-        with kept.borrowed(engine.verifier, [random_prompt(20, 1)], 1, 40):
-            yield
-
-    circle: list[Any] = [using()]
+    engine = engine_for("llama-tied")
+    scheduler, drafter = reusing(engine.verifier), drafters(engine)["none"]
+    circle: list[Any] = [scheduler.run([row_for(engine, 20, 20)], drafter)]
     next(circle[0])
     circle.append(circle)
     del circle
     gc.collect()
-    assert all(batch.cache.is_known for batch, _ in kept._idle)
-    with kept.borrowed(engine.verifier, [random_prompt(20, 1)], 1, 40) as batch:
-        assert batch.cache.is_known
+    assert all(batch.cache.is_known for batch, _ in scheduler._idle)
+    for _ in scheduler.run([row_for(engine, 20, 20)], drafter):
+        pass
+    assert all(batch.cache.is_known for batch, _ in scheduler._idle)

@@ -120,7 +120,7 @@ def run(batch: Batch, requests: Sequence[Asked], drafters: Callable[[Asked], Dra
             if request.arrives == step:
                 batch.add(row, drafters(request))
             if request.leaves == step and row.finish_reason is None:
-                batch.cancel(row)
+                row.cancel()
         for row, tokens in batch.step():
             heard[row] += tokens
         step += 1

@@ -72,6 +72,17 @@ class PrefixCache:
                 return Start(place, shared[source], source, common)
         return Start(place, shared[place], None, common)
 
+    def num_shared(self, prompts: Sequence[Sequence[int]]) -> int:
+        """Tokens of these prompts that are here, where taking them would not cost another
+        conversation more: a common system prompt is no reason to overwrite what follows it."""
+
+        def shared(place: int, prompt: Sequence[int]) -> int:
+            common = common_length(self.tokens[place], prompt)
+            return common if self.may_overwrite(place, common) else 0
+
+        places = range(len(self.tokens))
+        return sum(max(shared(place, prompt) for place in places) for prompt in prompts)
+
     def may_overwrite(self, place: int, num_shared: int) -> bool:
         """Whether what follows the shared tokens is the end of an answer, or no more than them."""
         answered = 0 < self._num_asked[place] - 1 <= num_shared
