@@ -29,7 +29,7 @@ from medusa_kit.infer.draft import NODES, Drafter
 from medusa_kit.infer.request import Request, make_request
 from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.infer.self_check import TreeCheck
-from medusa_kit.infer.threaded.scheduler_thread import MAX_WAITING, SchedulerThread
+from medusa_kit.infer.threaded.scheduler_thread import MAX_WAITING
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.drafters import READ_HEADS, default_drafter, drafts_without_heads
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
@@ -196,7 +196,7 @@ class Engine:
             reuse_prefixes=self.scheduler.reuse_prefixes,
             steps=self.scheduler.steps,
         )
-        return SharedBatch(self, SchedulerThread(scheduler, most_waiting), max_rows)
+        return SharedBatch(self, scheduler, most_waiting)
 
     def conversation(self, system: str | None = None) -> Conversation:
         """A conversation, in which each turn encodes and reads only what is new."""

@@ -19,7 +19,7 @@ from medusa_kit.infer.details import NOTHING, Wanted
 from medusa_kit.infer.detokenize import TextStream
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Emitted, Request
-from medusa_kit.infer.scheduler import BatchStats
+from medusa_kit.infer.scheduler import BatchStats, Scheduler
 from medusa_kit.infer.threaded.scheduler_thread import SchedulerThread
 from medusa_kit.infer.threaded.submission import Emission, OnTokens, Submission
 from medusa_kit.infer.verifier import Verifier
@@ -89,12 +89,7 @@ class Answer:
         self, submission: Submission, drafter: str, requests: Requests, stops: tuple[str, ...]
     ) -> None:
         self.submission = submission
-        self._drafter, self._requests, self.stops = drafter, requests, stops
-
-    @property
-    def drafter(self) -> str:
-        """By its name."""
-        return self._drafter
+        self.drafter, self._requests, self.stops = drafter, requests, stops  # drafter: its name
 
     def result(self) -> GenerationResult:
         """At its end; an answer that was cancelled is as long as it came to be. Raises what it
@@ -105,7 +100,7 @@ class Answer:
     def so_far(self) -> GenerationResult:
         """The drafter's statistics are those of all rows that shared it, and there at the end."""
         asked = self.submission
-        name = asked.drafter_name or self._drafter
+        name = asked.drafter_name or self.drafter
         return self._requests._result(asked.request, name, asked.drafter_notes)
 
     def stream(self) -> Streaming:
@@ -125,7 +120,7 @@ class Answer:
     def guessers(self, emission: Emission) -> list[str]:
         """Who guessed the emission's first tokens, those accepted at depth 1, 2, …"""
         known, count = emission.credits, emission.num_guessed
-        return [self._drafter] * count if known is None else known[:count]
+        return [self.drafter] * count if known is None else known[:count]
 
     def cancel(self) -> None:
         """End it within a step, from any thread."""
@@ -140,9 +135,10 @@ class SharedBatch:
     """Made by `Engine.shared_batch`. Every method may be called in any thread. One that is dropped
     ends when its answers have."""
 
-    def __init__(self, requests: Requests, thread: SchedulerThread, max_rows: int) -> None:
-        self._requests, self._thread, self._max_rows = requests, thread, max_rows
-        finalize(self, thread.drop).atexit = False
+    def __init__(self, requests: Requests, scheduler: Scheduler, most_waiting: int) -> None:
+        self._requests, self._max_rows = requests, scheduler.max_rows
+        self._thread = SchedulerThread(scheduler, most_waiting)
+        finalize(self, self._thread.drop).atexit = False
         self._drafters: WeakValueDictionary[tuple[int, str, str], Any] = WeakValueDictionary()
         self._building = SharedLock()
 

@@ -214,7 +214,7 @@ def _state_of(model: Any, engine: Engine) -> ModelState:
     # in the contents. Steps by torch read the model itself and need no digest.
     packed = isinstance(engine.verifier, NativeVerifier)
     besides = config, foreign_hooks(model), contents_digest(model) if packed else None
-    return ModelState(list(model.modules()), list(model.parameters()), besides)
+    return ModelState(list(model.modules()), list(model.parameters()), besides, private=False)
 
 
 def _rows(engine: Engine, prompts: list[list[int]], config: Any, new_tokens: int) -> list[Request]:

@@ -2,8 +2,8 @@
 
 import pytest
 from support.batches import alone, drafters, engine_for, row_for
+from support.scheduler_threads import threaded
 from support.small_engines import random_prompt
-from support.threaded_batches import threaded
 
 from medusa_kit.infer.details import Wanted
 from medusa_kit.infer.threaded.submission import Emission

@@ -23,15 +23,20 @@ SETTING = (int, float, str, type(None))
 
 class ModelState:
     """Modules and tensors by identity, without keeping them alive; settings and functions of every
-    module; versions and places of every tensor. `besides`: what else is compared."""
+    module; versions and places of every tensor. `besides`: what else is compared. `private`: whether
+    settings named `_…` are, in which transformers also notes what calls have set up."""
 
     def __init__(
-        self, modules: Sequence[nn.Module], tensors: Sequence[Tensor], besides: Any
+        self,
+        modules: Sequence[nn.Module],
+        tensors: Sequence[Tensor],
+        besides: Any,
+        private: bool = True,
     ) -> None:
         self._parts: list[weakref.ref[Any]] = [weakref.ref(part) for part in (*modules, *tensors)]
         self._facts = (
             [
-                (type(one), type(one).forward, vars(one).get("forward"), _settings(one))
+                (type(one), type(one).forward, vars(one).get("forward"), _settings(one, private))
                 for one in modules
             ],
             [(_version(one), one.data_ptr(), one.dtype, one.device) for one in tensors],
@@ -92,6 +97,10 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _settings(owner: Any) -> dict[str, Any]:
+def _settings(owner: Any, private: bool = True) -> dict[str, Any]:
     """Plain values among its attributes, such as `training` or an epsilon."""
-    return {name: value for name, value in vars(owner).items() if isinstance(value, SETTING)}
+    return {
+        name: value
+        for name, value in vars(owner).items()
+        if isinstance(value, SETTING) and (private or not name.startswith("_"))
+    }

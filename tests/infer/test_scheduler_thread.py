@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.batches import DRAFTERS, LONGEST, alone, drafters, engine_for, pieces_of, row_for
 from support.callers import all_at_once
+from support.scheduler_threads import SOON, Gate, Raises, exact, heard, stopped, threaded
 from support.small_engines import build_engine
-from support.threaded_batches import SOON, Gate, Raises, exact, heard, stopped, threaded
 from support.tiny_models import tiny_base
 
 from medusa_kit.drafters.plain import PlainDrafter

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.batches import LONGEST, drafters, engine_for, row_for
-from support.threaded_batches import SOON, Raises, exact, heard, stopped, threaded
+from support.scheduler_threads import SOON, Raises, exact, heard, stopped, threaded
 
 from medusa_kit.errors import ClosedError
 
@@ -74,7 +74,7 @@ EXIT = """
     import sys, threading
     sys.path[:0] = {paths!r}
     from support.batches import drafters, engine_for, row_for
-    from support.threaded_batches import threaded
+    from support.scheduler_threads import threaded
 
     engine = engine_for("llama-tied")
     thread = threaded(engine, 1)
