@@ -92,19 +92,19 @@ class Scheduler:
         verifier = self._verifier_for(requests[0], drafter)
         max_rows = min(max_rows or len(requests), len(requests))
         tree = verifier.slots_of_tree(drafter.num_nodes)
-        num_slots = max(request.num_slots for request in requests) + tree - 1
-        with explain_oom(verifier.base, max_rows, drafter.num_nodes, num_slots):
+        num_positions = max(request.num_positions for request in requests) + tree - 1
+        with explain_oom(verifier.base, max_rows, drafter.num_nodes, num_positions):
             state = state_of(verifier) if self.kept_bytes else None
             prompts = [request.prompt_ids for request in requests]
-            batch = self._idle_batch(verifier, state, prompts, max_rows, num_slots) or Batch(
-                verifier, max_rows, num_slots, reuse_prefixes=self.reuse_prefixes
+            batch = self._idle_batch(verifier, state, prompts, max_rows, num_positions) or Batch(
+                verifier, max_rows, num_positions, reuse_prefixes=self.reuse_prefixes
             )
             batch.use(max_rows)
             batch.cost = self.steps.cost if self.steps is not None and drafter.offers else None
             try:
                 for request in requests:
                     batch.add(request, drafter)
-                while batch.num_rows:
+                while batch.num_requests:
                     if emitted := batch.step():
                         yield emitted
                     batch.raise_error()
@@ -129,7 +129,7 @@ class Scheduler:
     def step(self) -> Emitted:
         """What one step of one batch emitted."""
         self._remove_finished()
-        batch = next((one for one in self._stepped.values() if one.num_rows), None)
+        batch = next((one for one in self._stepped.values() if one.num_requests), None)
         if batch is None:
             return []
         self._stepped[batch.verifier] = self._stepped.pop(batch.verifier)
@@ -180,7 +180,7 @@ class Scheduler:
     def _remove_finished(self) -> None:
         for verifier, batch in list(self._stepped.items()):
             self._finished += batch.take_finished()
-            if verifier is not self.verifier and not batch.num_rows:
+            if verifier is not self.verifier and not batch.num_requests:
                 del self._stepped[verifier]
 
     def _idle_batch(
@@ -189,7 +189,7 @@ class Scheduler:
         state: State,
         prompts: Sequence[Sequence[int]],
         max_rows: int,
-        num_slots: int,
+        num_positions: int,
     ) -> Batch | None:
         """The idle batch that caches most of the prompts, if that is worth having and making room
         in it for these requests takes little."""
@@ -198,7 +198,7 @@ class Scheduler:
 
         def fits(batch: Batch) -> bool:
             rows = max(max_rows, len(batch.cache.lengths))
-            return num_slots <= batch.cache.num_slots or rows <= MAX_SLOTS * max_rows
+            return num_positions <= batch.cache.num_slots or rows <= MAX_SLOTS * max_rows
 
         with self._lock:
             current = [
@@ -218,17 +218,17 @@ class Scheduler:
                 return None
             best = max(worth, key=lambda one: one[0])[1]
             self._idle = [one for one in self._idle if one[0] is not best]
-        self._make_room(best, max_rows, num_slots)
+        self._make_room(best, max_rows, num_positions)
         return best
 
-    def _make_room(self, batch: Batch, max_rows: int, num_slots: int) -> None:
-        slots, places = batch.cache.num_slots, max(max_rows, len(batch.cache.lengths))
-        if num_slots > slots:
+    def _make_room(self, batch: Batch, max_rows: int, num_positions: int) -> None:
+        positions, slots = batch.cache.num_slots, max(max_rows, len(batch.cache.lengths))
+        if num_positions > positions:
             per_token = cache_bytes_per_token(batch.verifier.base, batch.verifier.num_layers)
-            most = self.kept_bytes // max(per_token * places, 1)
-            slots = max(num_slots, min(int(GROWTH * num_slots), most))
-        if (slots, places) != (batch.cache.num_slots, len(batch.cache.lengths)):
-            batch.grow(slots, places)
+            most = self.kept_bytes // max(per_token * slots, 1)
+            positions = max(num_positions, min(int(GROWTH * num_positions), most))
+        if (positions, slots) != (batch.cache.num_slots, len(batch.cache.lengths)):
+            batch.grow(positions, slots)
 
     def _keep(self, batch: Batch, state: State) -> None:
         """Keep a batch for other runs, without its requests. `state`: the model's when this one

@@ -49,7 +49,7 @@ class Failing:
 
 def served(batch: Batch, most: int = 500) -> None:
     steps = 0
-    while batch.num_rows:
+    while batch.num_requests:
         batch.step()
         steps += 1
         assert steps < most, "somebody starves"

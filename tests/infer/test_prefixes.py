@@ -253,7 +253,7 @@ def test_near_ties_are_counted_where_a_prefix_was_reused() -> None:
     assert penalised.stats.near_ties is None
 
 
-def test_the_place_that_holds_most_of_a_prompt_else_the_oldest() -> None:
+def test_the_slot_that_holds_most_of_a_prompt_else_the_oldest() -> None:
     held = PrefixCache(3)
     assert held.start([1, 2, 3], [0, 1, 2], {}) == Start(0, 0)
     held.leave(0, [1, 2, 3, 4], 4)
@@ -268,7 +268,7 @@ def test_the_place_that_holds_most_of_a_prompt_else_the_oldest() -> None:
     assert held.start([*long[:9], 1], [1, 2], {0: long[:9]}) == Start(2, 0)  # as fast to read
     held.leave(2, [*long, *long, *long], 90)
     assert held.start([*long, 1], [0, 1, 2], {}) == Start(0, 40, 2)  # copied, since more follows
-    assert held.start([*long, 1], [2], {}) == Start(2, 40)  # there is no other place
+    assert held.start([*long, 1], [2], {}) == Start(2, 40)  # there is no other slot
 
 
 def test_only_the_end_of_an_answer_is_overwritten_for_its_question() -> None:
@@ -280,7 +280,7 @@ def test_only_the_end_of_an_answer_is_overwritten_for_its_question() -> None:
     assert held.start(long, [0, 1], {}) == Start(1, 19, 0)
 
 
-def test_a_place_that_a_later_prompt_needs_is_not_the_oldest() -> None:
+def test_a_slot_that_a_later_prompt_needs_is_not_the_oldest() -> None:
     held = PrefixCache(2)
     held.leave(0, [1, 2, 3, 9, 9], 3)
     held.leave(1, [4, 5, 6, 9, 9], 3)
@@ -298,8 +298,8 @@ def cached(engine: Engine, prompts: list[list[int]], tokens: int) -> list[int]:
 
 @in_cpp
 @pytest.mark.parametrize("tokens", [4, 40])
-def test_questions_asked_again_find_their_places(tokens: int) -> None:
-    """Whatever the length of their answers, as many questions as there are places."""
+def test_questions_asked_again_find_their_slots(tokens: int) -> None:
+    """Whatever the length of their answers, as many questions as there are slots."""
     engine = engine_for("llama-tied")
     prompts = [random_prompt(20 + seed, seed) for seed in range(4)]
     cached(engine, prompts, tokens)
@@ -307,14 +307,14 @@ def test_questions_asked_again_find_their_places(tokens: int) -> None:
         assert cached(engine, prompts, tokens) == [19, 20, 21, 22]
 
 
-def test_rows_of_one_batch_find_their_places_again() -> None:
+def test_rows_of_one_batch_find_their_slots_again() -> None:
     engine = engine_for("llama-tied")
     batch, drafter = Batch(engine.verifier, 4), drafters(engine)["heads"]
     for count in (0, 19, 19):
         rows = [row_for(engine, 20 + seed, 30) for seed in range(4)]
         for row in rows:
             batch.add(row, drafter)
-        while batch.num_rows:
+        while batch.num_requests:
             batch.step()
         assert [row.num_cached for row in rows] == [count and count + seed for seed in range(4)]
 
@@ -327,7 +327,7 @@ def test_the_same_question_from_all_at_once_is_copied() -> None:
 
 
 @in_cpp
-def test_a_new_question_leaves_the_places_of_those_behind_it() -> None:
+def test_a_new_question_leaves_the_slots_of_those_behind_it() -> None:
     engine = engine_for("llama-tied")
     prompts = [random_prompt(20, seed) for seed in range(4)]
     cached(engine, prompts, 4)

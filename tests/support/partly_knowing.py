@@ -106,7 +106,7 @@ def answered_in(batch: Batch, truths: Truths, tokens: int) -> list[Request]:
     drafter = PartlyKnowing(truths)
     for row in rows:
         batch.add(row, drafter)
-    while batch.num_rows:
+    while batch.num_requests:
         batch.step()
         batch.raise_error()
     return rows

@@ -23,8 +23,8 @@ SETTING = (int, float, str, type(None))
 
 class ModelState:
     """Modules and tensors by identity, without keeping them alive; settings and functions of every
-    module; versions and places of every tensor. `besides`: what else is compared. `private`: whether
-    settings named `_…` are, in which transformers also notes what calls have set up."""
+    module; versions and places of every tensor. `besides`: what else is compared. `private`:
+    whether settings named `_…` are, in which transformers also notes what calls have set up."""
 
     def __init__(
         self,

@@ -224,8 +224,8 @@ class SchedulerThread:
         """The error for the caller's thread, which may keep it for long."""
         if is_out_of_memory(error):
             base, nodes = self._scheduler.verifier.base, submission.drafter.num_nodes
-            num_slots = submission.request.num_slots + nodes - 1
-            return device_memory_error(base, 1, nodes, num_slots, error)
+            num_positions = submission.request.num_positions + nodes - 1
+            return device_memory_error(base, 1, nodes, num_positions, error)
         traceback.clear_frames(error.__traceback__)  # they hold tensors
         return error
 

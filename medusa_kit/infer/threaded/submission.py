@@ -62,11 +62,11 @@ class Submission:
     def push(self, tokens: list[int]) -> None:
         """In the thread: what a step emitted."""
         request = self.request
-        told = Emission(tokens, request.num_guessed, request.credits, request.scores, request.tree)
+        new = Emission(tokens, request.num_guessed, request.credits, request.scores, request.tree)
         if not self._begun:  # it may have made its first step in the same one of the batch
-            told, self._begun = Emission(tokens, scores=request.first_scores), True
+            new, self._begun = Emission(tokens, scores=request.first_scores), True
         with self._changed:
-            self._emissions.append(told)
+            self._emissions.append(new)
             self._changed.notify_all()
         if self.on_tokens is not None:
             self.on_tokens(tokens)
