@@ -28,7 +28,7 @@ T = TypeVar("T")
 class Request(RequestText):
     """One request on its way: what was asked, what has been emitted, how the steps went.
 
-    `seconds`: from when it was given a place until its last token; `first_seconds`: its first.
+    `seconds`: from when it was given a slot until its last token; `first_seconds`: its first.
     """
 
     prompt_ids: list[int]
