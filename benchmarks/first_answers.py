@@ -37,7 +37,7 @@ def answer(engine: Any, text: str, tokens: int, drafter: str) -> Any:
 
 def fresh(engine: Any) -> None:
     """As if the engine was new, with the step times that the file has."""
-    engine.memory, engine.steps = Memory(), MeasuredSteps(engine.verifier)
+    engine.memory, engine.scheduler.steps = Memory(), MeasuredSteps(engine.verifier)
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
     steps = MeasuredSteps(engine.verifier)
     for _, text in chosen:  # warms up, and gives the engine in long use its experience
         answer(engine, text, options.tokens, "none")
-        engine.memory, engine.steps = used, steps
+        engine.memory, engine.scheduler.steps = used, steps
         answer(engine, text, options.tokens, "auto")
     ratios: dict[str, list[float]] = {"fresh": [], "used": []}
     for category, text in chosen:
@@ -67,7 +67,7 @@ def main() -> None:
             for how, values in speeds.items():
                 fresh(engine)
                 if how == "used":
-                    engine.memory, engine.steps = used, steps
+                    engine.memory, engine.scheduler.steps = used, steps
                 drafter = "none" if how == "none" else "auto"
                 result = answer(engine, text, options.tokens, drafter)
                 values.append(result.stats.decoding_tokens_per_second or 0.0)

@@ -20,9 +20,9 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.bench.interval import interval_of
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine
-from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Draft, Drafter, State, padded_draft
 from medusa_kit.infer.request import Request, make_request
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.engine import EngineOptions
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -72,7 +72,7 @@ def random_engine(family: str) -> Engine:
 
 def answered(engine: Engine, prompt: list[int], tokens: int, drafter: Drafter) -> Request:
     row = make_request(engine.verifier, prompt, SamplingParams(), tokens)
-    for _ in decode(engine.verifier, drafter, [row]):
+    for _ in Scheduler(engine.verifier).run([row], drafter):
         pass
     return row
 

@@ -48,8 +48,8 @@ class OwnSpeed:
     def _row(self, prompt: int, new: int) -> Any:
         """An answer of so many tokens, whatever they are: the stop token does not end it."""
         from medusa_kit.drafters.plain import PlainDrafter
-        from medusa_kit.infer.decode import decode
         from medusa_kit.infer.request import make_request
+        from medusa_kit.infer.scheduler import Scheduler
         from medusa_kit.settings.sampling import SamplingParams
 
         verifier = self.engine.verifier
@@ -57,6 +57,6 @@ class OwnSpeed:
         row.stop_ids = frozenset()
         if row.max_new_tokens < new:
             raise RuntimeError(f"{row.max_new_tokens} of {new} tokens fit into the context")
-        for _ in decode(verifier, PlainDrafter(verifier.base.device), [row]):
+        for _ in Scheduler(verifier).run([row], PlainDrafter(verifier.base.device)):
             pass
         return row

@@ -27,9 +27,9 @@ from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cuda_graph.cache import FixedCache
 from medusa_kit.infer.cuda_graph.captured import CapturedForward
 from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
-from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Request, make_request
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.dynamic import DynamicTree
@@ -125,7 +125,7 @@ def _decoding(
 ) -> Iterator[tuple[Request, Callable[[], Any]]]:
     """(the first row, a function that takes the next step), after the prompts were read."""
     rows = _rows(engine, prompts, steps, sampling)
-    running = decode(engine.verifier, drafter, rows)
+    running = Scheduler(engine.verifier).run(rows, drafter)
     try:
         next(running)
         yield rows[0], partial(next, running)

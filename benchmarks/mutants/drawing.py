@@ -53,10 +53,11 @@ GROUPS = {
     "scheduler": Group(
         13,
         [f"{INFER}/{name}.py" for name in
-         ("schedule", "batch", "group", "threaded/batch_thread", "threaded/submission")],
+         ("schedule", "batch", "group", "scheduler", "threaded/scheduler_thread",
+          "threaded/submission")],
         ["tests/infer/test_schedule.py", "tests/infer/test_batch.py",
-         "tests/infer/test_waiting.py", "tests/infer/test_batch_thread.py", *EXACT,
-         "tests/infer/test_batch_thread_ends.py", "tests/infer/test_batch_failures.py"],
+         "tests/infer/test_waiting.py", "tests/infer/test_scheduler_thread.py", *EXACT,
+         "tests/infer/test_scheduler_thread_ends.py", "tests/infer/test_batch_failures.py"],
     ),
     "sampling": Group(
         12,

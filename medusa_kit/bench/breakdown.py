@@ -94,7 +94,7 @@ def step_breakdown(
         tokens = min(max_new_tokens, room)
         rows = [make_request(engine.verifier, prompt, sampling, tokens) for prompt in batch]
         last: StepTiming | None = None
-        for _ in engine.decode_rows(drafter, rows, len(rows)):
+        for _ in engine.scheduler.run(rows, drafter):
             timing = rows[0].timing
             if timing is not None and timing is not last and timing.num_requests == len(rows):
                 yield timing

@@ -23,9 +23,9 @@ from medusa_kit.engine.load import build_engine, find_heads
 from medusa_kit.errors import CheckpointError, DataError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
-from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Request, make_request
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.statistics import RankStatistics
@@ -136,7 +136,7 @@ class Case:
         row = make_request(self.engine.verifier, prompt_ids, SamplingParams(), tokens)
         if not stop:
             row.stop_ids = frozenset()
-        steps = decode(self.engine.verifier, drafter, [row])
+        steps = Scheduler(self.engine.verifier).run([row], drafter)
         emitted = [len(ids) for step in steps for _, ids in step]
         return row, emitted[1:]  # the first token is the prefill's
 

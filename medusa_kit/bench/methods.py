@@ -20,6 +20,7 @@ from medusa_kit.drafters.memory import Memory
 from medusa_kit.drafters.native.mtp_layers import layers_or_error
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ContextLengthError
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.drafters import READ_HEADS, check_drafting
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -96,7 +97,8 @@ def engine_method(
     Every prompt is read whole, and what drafters learn is kept for this method alone, since others
     see the same prompts.
     """
-    engine = replace(engine, memory=Memory(), batches=None)
+    scheduler = Scheduler(engine.verifier, steps=engine.scheduler.steps)
+    engine = replace(engine, memory=Memory(), scheduler=scheduler)
 
     def run(batch: Batch) -> Answers:
         # As in transformers, no row of a batch may go on where the longest one cannot.

@@ -29,6 +29,7 @@ from medusa_kit.engine.engine import Engine, Prompt
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.cpu.cache_dtype import refuse_float16_cache
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -66,7 +67,7 @@ def verify(
         )
     refuse_float16_cache(engine.verifier, "there is nothing to verify")
     # Neither answer may read what the other has left, and whole trees are to be verified.
-    engine = replace(engine, batches=None, steps=None)
+    engine = replace(engine, scheduler=Scheduler(engine.verifier))
     judge = _Judge(engine, oracle, sampling, max_new_tokens)
     num_steps, encoded = 0, [engine.encode(prompt) for prompt in prompts]
     with console.progress("verifying", len(prompts), "prompts") as bar:

@@ -29,8 +29,8 @@ from medusa_kit.infer.accept.logits_processing import check_bias_ids
 from medusa_kit.infer.backends import Backends, prepare_backends
 from medusa_kit.infer.cpu.int8_weights import refuse_int8_weights
 from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
-from medusa_kit.infer.decode import decode
 from medusa_kit.infer.request import Request, make_request
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.sampling import SamplingParams
 
 GROUP_BATCHES = (
@@ -345,7 +345,7 @@ def _answered(
         pack_for_rows(verifier.base, min(batch_size, len(rows)))
         waiting = deque(zip(some, rows, strict=True))
         drafter = PlainDrafter(verifier.base.device)
-        for _ in decode(verifier, drafter, rows, batch_size):
+        for _ in Scheduler(verifier).run(rows, drafter, batch_size):
             while waiting and waiting[0][1].finish_reason is not None:
                 yield waiting.popleft()
 

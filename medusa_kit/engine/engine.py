@@ -4,7 +4,7 @@ Shapes: B batch, N nodes with root.
 """
 
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -23,19 +23,14 @@ from medusa_kit.engine.streaming import Streaming
 from medusa_kit.errors import ConfigError, check_count
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.choice import AttentionChoice
-from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cpu.activations import activations_of
 from medusa_kit.infer.cpu.cache_dtype import FLOAT32, cache_of
-from medusa_kit.infer.decode import decode
 from medusa_kit.infer.detokenize import StopStrings, TextStream, text_before
 from medusa_kit.infer.draft import NODES, Drafter
-from medusa_kit.infer.node_choice.cost import StepCost
-from medusa_kit.infer.node_choice.measured import MeasuredSteps
-from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
-from medusa_kit.infer.request import Emitted, Request, make_request
+from medusa_kit.infer.request import Request, make_request
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.infer.self_check import TreeCheck
-from medusa_kit.infer.threaded.batch_thread import MAX_WAITING, BatchThread
-from medusa_kit.infer.turns import Turns
+from medusa_kit.infer.threaded.scheduler_thread import MAX_WAITING
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.drafters import READ_HEADS, default_drafter, drafts_without_heads
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
@@ -59,6 +54,7 @@ class Engine:
 
     verifier: Verifier
     check: TreeCheck
+    scheduler: Scheduler  # of requests to the same base model, whichever engine makes them
     heads: MedusaHeads | None = None
     tree: Tree = field(default_factory=CandidateTree.root_only)  # for one prompt at a time
     heads_source: str | None = None
@@ -70,8 +66,6 @@ class Engine:
     memory: Memory = field(default_factory=Memory)  # what drafters keep between calls
     fallback: str | None = None  # in place of a drafter that reads heads where there are none
     heads_refused: str | None = None  # why heads that were found are not used
-    batches: KeptBatches | None = None  # of earlier calls, with what they have read; None: none
-    steps: MeasuredSteps | None = None  # their cost, by which guesses that pay are chosen
 
     @property
     def own_drafter(self) -> str:
@@ -150,7 +144,7 @@ class Engine:
         rows = [self._row(one, params, max_new_tokens, stops) for one in prompts]
         batch_size = min(batch_size, len(rows))
         built = self.drafter_for(drafter, drafter_options, batch_size, params)
-        for _ in self.decode_rows(built, rows, batch_size):
+        for _ in self.scheduler.run(rows, built, batch_size):
             pass
         results = [self._result(row, built.describe(), built.notes) for row in rows]
         return results[0] if single else results
@@ -172,7 +166,7 @@ class Engine:
         row, stops, params = self._request("stream", prompt, max_new_tokens, stop, sampling)
         built = self.drafter_for(drafter, drafter_options, 1, params)
         return Streaming(
-            lambda: self.decode_rows(built, [row], 1),
+            lambda: self.scheduler.run([row], built),
             row,
             TextStream(self.base.tokenizer, stops),
             lambda: self._result(row, built.describe(), built.notes),
@@ -194,19 +188,16 @@ class Engine:
         Raises ConfigError.
         """
         check_options(max_rows, most_waiting, max_pause)
-        reuse = self.batches is not None and self.batches.reuse_prefixes
-
-        def make(verifier: Verifier) -> Batch:
-            batch = Batch(verifier, max_rows, verifier.slots_for(max_rows), max_pause, reuse)
-            verifier.prepare(batch.cache, max_rows)
-            batch.cost = None if self.steps is None else self.steps.cost
-            return batch
-
         # The batch that stays suits what it may draft for.
         watched = layers_read(draft_config(self.draft_model), self.base.config)
-        first = self.verifier.with_watched(watched)
-        turns = Turns(make, first)
-        return SharedBatch(self, BatchThread(turns, most_waiting), max_rows)
+        scheduler = Scheduler(
+            self.verifier.with_watched(watched),
+            max_rows,
+            max_pause,
+            reuse_prefixes=self.scheduler.reuse_prefixes,
+            steps=self.scheduler.steps,
+        )
+        return SharedBatch(self, scheduler, most_waiting)
 
     def conversation(self, system: str | None = None) -> Conversation:
         """A conversation, in which each turn encodes and reads only what is new."""
@@ -268,25 +259,16 @@ class Engine:
     @property
     def pays(self) -> bool:
         """Whether guesses are verified only where they pay."""
-        return self.steps is not None
+        return self.scheduler.steps is not None
 
     def _why(self, row: Request) -> list[str]:
         """How many draft tokens were verified, and why not more."""
-        if self.steps is None or not row.num_together:
+        steps = self.scheduler.steps
+        if steps is None or not row.num_together:
             return []
         rows, nodes = row.num_together / row.num_steps, row.num_nodes / row.num_steps
         beside = "" if row.num_together == row.num_steps else f" of {rows:.1f} requests together"
-        return [f"{NODES}{nodes:.2f} verified a step{beside}; {self.steps.cost.told(rows)}"]
-
-    def _cost(self, drafter: Drafter) -> StepCost | None:
-        """The cost of steps, for drafters that leave it to the batch how much is verified."""
-        steps = self.steps if self.pays and drafter.offers else None
-        return None if steps is None else steps.cost
-
-    def decode_rows(
-        self, drafter: Drafter, rows: Sequence[Request], max_rows: int
-    ) -> Iterator[Emitted]:
-        return decode(self.verifier, drafter, rows, max_rows, self.batches, self._cost(drafter))
+        return [f"{NODES}{nodes:.2f} verified a step{beside}; {steps.cost.told(rows)}"]
 
     def drafter_for(
         self,

@@ -18,7 +18,7 @@ from medusa_kit.engine.tree_precision import tell_of_precision
 from medusa_kit.errors import CheckpointError, ConfigError, DeviceMemoryError, MedusaKitError
 from medusa_kit.heads import load_heads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
-from medusa_kit.infer.turns import adapted
+from medusa_kit.infer.adapted_verifier import adapted
 from medusa_kit.settings.drafters import READ_HEADS
 
 

@@ -37,7 +37,7 @@ from medusa_kit.infer.cpu.int8_weights import with_weights
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.node_choice.measured import MeasuredSteps
 from medusa_kit.infer.packed.base import base_for_decoding
-from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
+from medusa_kit.infer.scheduler import Scheduler, most_kept
 from medusa_kit.settings.engine import (
     Activations,
     Attention,
@@ -174,15 +174,21 @@ def build_engine(
         options.cache,
         options.activations,
     )
+    verifier, reuse = backends.verifier, options.prefix_cache == "on"
+    scheduler = Scheduler(
+        verifier,
+        reuse_prefixes=reuse,
+        kept_bytes=most_kept(base.device) if reuse or verifier.captures else 0,
+        steps=MeasuredSteps(verifier) if options.guesses == "paying" else None,
+    )
     plain = Engine(
-        backends.verifier,
+        verifier,
         backends.check,
+        scheduler,
         drafter=options.drafter,
         drafter_options=dict(options.drafter_options or {}),
         draft_model=options.draft_model,
         fallback=options.fallback,
-        batches=KeptBatches.for_verifier(backends.verifier, options.prefix_cache == "on"),
-        steps=MeasuredSteps(backends.verifier) if options.guesses == "paying" else None,
     )
     return with_heads(plain, options.heads, tree=options.tree, force=options.force)
 

@@ -8,19 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.engine.result import GenerationResult
 from medusa_kit.engine.streaming import Streaming
 from medusa_kit.errors import ConfigError, check_count
+from medusa_kit.infer.adapted_verifier import AdaptedVerifier
 from medusa_kit.infer.details import NOTHING, Wanted
 from medusa_kit.infer.detokenize import TextStream
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Emitted, Request
-from medusa_kit.infer.threaded.batch_thread import BatchStats, BatchThread
+from medusa_kit.infer.scheduler import BatchStats, Scheduler
+from medusa_kit.infer.threaded.scheduler_thread import SchedulerThread
 from medusa_kit.infer.threaded.submission import Emission, OnTokens, Submission
-from medusa_kit.infer.turns import AdaptedVerifier
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import SharedLock
 from medusa_kit.settings.drafters import READ_HEADS
@@ -88,12 +89,7 @@ class Answer:
         self, submission: Submission, drafter: str, requests: Requests, stops: tuple[str, ...]
     ) -> None:
         self.submission = submission
-        self._drafter, self._requests, self.stops = drafter, requests, stops
-
-    @property
-    def drafter(self) -> str:
-        """By its name."""
-        return self._drafter
+        self.drafter, self._requests, self.stops = drafter, requests, stops  # drafter: its name
 
     def result(self) -> GenerationResult:
         """At its end; an answer that was cancelled is as long as it came to be. Raises what it
@@ -104,8 +100,8 @@ class Answer:
     def so_far(self) -> GenerationResult:
         """The drafter's statistics are those of all rows that shared it, and there at the end."""
         asked = self.submission
-        name = asked.drafter_name or self._drafter
-        return self._requests._result(asked.row, name, asked.drafter_notes)
+        name = asked.drafter_name or self.drafter
+        return self._requests._result(asked.request, name, asked.drafter_notes)
 
     def stream(self) -> Streaming:
         """Its text as it comes; closing or dropping that cancels the answer."""
@@ -114,28 +110,35 @@ class Answer:
         def steps() -> Iterator[Emitted]:
             nonlocal newest
             for newest in asked:
-                yield [(asked.row, newest.tokens)]
+                yield [(asked.request, newest.tokens)]
 
         text = TextStream(self._requests.base.tokenizer, self.stops)
         return Streaming(
-            steps, asked.row, text, self.so_far, lambda _: self.guessers(newest), asked.cancel
+            steps, asked.request, text, self.so_far, lambda _: self.guessers(newest), self.cancel
         )
 
     def guessers(self, emission: Emission) -> list[str]:
         """Who guessed the emission's first tokens, those accepted at depth 1, 2, …"""
         known, count = emission.credits, emission.num_guessed
-        return [self._drafter] * count if known is None else known[:count]
+        return [self.drafter] * count if known is None else known[:count]
 
     def cancel(self) -> None:
         """End it within a step, from any thread."""
         self.submission.cancel()
 
+    def __del__(self) -> None:
+        if self.submission.on_tokens is None:
+            self.cancel()
+
 
 class SharedBatch:
-    """Made by `Engine.shared_batch`. Every method may be called in any thread."""
+    """Made by `Engine.shared_batch`. Every method may be called in any thread. One that is dropped
+    ends when its answers have."""
 
-    def __init__(self, requests: Requests, thread: BatchThread, max_rows: int) -> None:
-        self._requests, self._thread, self._max_rows = requests, thread, max_rows
+    def __init__(self, requests: Requests, scheduler: Scheduler, most_waiting: int) -> None:
+        self._requests, self._max_rows = requests, scheduler.max_rows
+        self._thread = SchedulerThread(scheduler, most_waiting)
+        finalize(self, self._thread.drop).atexit = False
         self._drafters: WeakValueDictionary[tuple[int, str, str], Any] = WeakValueDictionary()
         self._building = SharedLock()
 

@@ -35,9 +35,10 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.attention import ATTENTION_NAME
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.decode import decode
-from medusa_kit.infer.node_choice.cost import StepCost
+from medusa_kit.infer.node_choice.cost import LearnedSteps
+from medusa_kit.infer.prefix_cache.model_state import ModelState
 from medusa_kit.infer.request import Request
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.locks import SharedLock, lock_of
 from medusa_kit.settings.drafters import drafter_options
 from medusa_kit.settings.sampling import SamplingParams
@@ -101,7 +102,8 @@ class CustomGenerate:
         with kept.tree_attention(engine.base.model):
             if token_streamer is not None:
                 token_streamer.put(input_ids.cpu())
-            for emitted in decode(engine.verifier, drafter, rows, cost=kept.cost):
+            scheduler = Scheduler(engine.verifier, steps=kept.steps)
+            for emitted in scheduler.run(rows, drafter):
                 for _, tokens in emitted if token_streamer is not None else ():
                     for token in tokens:
                         token_streamer.put(torch.tensor([token]))
@@ -138,31 +140,25 @@ class _Engines:
 
     def __init__(self) -> None:
         self._plain: Engine | None = None
-        self._make: list[Any] = []
-        self._contents: str | None = None
+        self._state: ModelState | None = None  # of the model, when that was built
         self._by_entry: WeakKeyDictionary[CustomGenerate, Engine] = WeakKeyDictionary()
         self._lock = SharedLock()
-        self.cost = StepCost()  # of its steps, learned while decoding
+        self.steps = LearnedSteps()
         self._calls = 0  # running now, in any thread
         self._attention = ""  # the model's own, while calls are running
 
     def engine(self, model: Any, entry: CustomGenerate) -> Engine:
         """The engine for these settings; all are rebuilt if the model has changed."""
         with self._lock:
-            if self._plain is None or self._has_changed(model, self._plain):
+            if self._plain is None or self._state != _state_of(model, self._plain):
                 self._by_entry.clear()
                 self._plain = _built(model)
-                self._make = _make_of(model)
-                self._contents = _packed_contents(model, self._plain)
+                self._state = _state_of(model, self._plain)
             if entry not in self._by_entry:
                 engine = with_heads(self._plain, entry.heads, tree=entry.tree)
                 engine.draft_model = entry.draft_model
                 self._by_entry[entry] = engine
             return self._by_entry[entry]
-
-    def _has_changed(self, model: Any, plain: Engine) -> bool:
-        made_otherwise = self._make != _make_of(model)
-        return made_otherwise or self._contents != _packed_contents(model, plain)
 
     @contextmanager
     def tree_attention(self, model: Any) -> Iterator[None]:
@@ -211,33 +207,17 @@ def _built(model: Any) -> Engine:
         families.keep_soft_cap(model)
 
 
-def _make_of(model: Any) -> list[Any]:
-    """A description that changes when modules, their numbers (a norm's epsilon, a scale), methods
-    of classes, hooks, weights or the config are replaced, and when weights are trained."""
-    weights = [
-        (id(p), p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters()
-    ]
-    modules = [
-        (id(m), type(m), type(m).forward, vars(m).get("forward"), _numbers_of(m))
-        for m in model.modules()
-    ]
+def _state_of(model: Any, engine: Engine) -> ModelState:
+    """What tells whether an engine is still one of this model."""
     config = model.config.to_dict()
     # Every call switches attention, and transformers writes the dtype in two forms.
     for key in [key for key in config if "attn_implementation" in key or "dtype" in key]:
         del config[key]
-    return [*weights, *modules, config, *foreign_hooks(model)]
-
-
-def _numbers_of(module: Any) -> list[tuple[str, Any]]:
-    """Without transformers' private ones (`_…`)."""
-    own = [(name, value) for name, value in vars(module).items() if not name.startswith("_")]
-    return [(name, value) for name, value in own if isinstance(value, int | float)]
-
-
-def _packed_contents(model: Any, engine: Engine) -> str | None:
-    """C++ steps read a packed copy. Writes through `.data`, as peft does when it merges, show only
-    in the contents. Steps by torch read the model itself and need no digest."""
-    return contents_digest(model) if isinstance(engine.verifier, NativeVerifier) else None
+    # C++ steps read a packed copy. Writes through `.data`, as peft does when it merges, show only
+    # in the contents. Steps by torch read the model itself and need no digest.
+    packed = isinstance(engine.verifier, NativeVerifier)
+    besides = config, foreign_hooks(model), contents_digest(model) if packed else None
+    return ModelState(list(model.modules()), list(model.parameters()), besides, private=False)
 
 
 def _rows(engine: Engine, prompts: list[list[int]], config: Any, new_tokens: int) -> list[Request]:

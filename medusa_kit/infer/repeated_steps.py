@@ -39,7 +39,7 @@ class RepeatedSteps:
             row.stop_ids = frozenset()
             batch.add(row, drafter)
         try:
-            while most and batch.num_rows == len(self._prompts):
+            while most and batch.num_requests == len(self._prompts):
                 if isinstance(batch.cache, ChainCache) and batch.num_running:
                     batch.cache.unread = [list(prompt[:num_unread]) for prompt in self._prompts]
                 batch.step()

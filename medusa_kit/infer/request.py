@@ -28,7 +28,7 @@ T = TypeVar("T")
 class Request(RequestText):
     """One request on its way: what was asked, what has been emitted, how the steps went.
 
-    `seconds`: from when it was given a place until its last token; `first_seconds`: its first.
+    `seconds`: from when it was given a slot until its last token; `first_seconds`: its first.
     """
 
     prompt_ids: list[int]
@@ -39,9 +39,9 @@ class Request(RequestText):
     error: Exception | None = None  # what it failed of
     num_steps: int = 0
     num_nodes: int = 0  # that its steps verified for it, roots included
-    num_together: int = 0  # rows of these steps, itself included
+    num_together: int = 0  # requests of these steps, itself included
     depth_counts: dict[int, int] = field(default_factory=dict)  # accepted depth -> steps
-    first_scores: list[TokenScore] | None = None  # of the first token, if the row wants them
+    first_scores: list[TokenScore] | None = None  # of the first token, if the request wants them
     num_guessed: int = 0  # of the newest step's tokens: these came first, from a drafter
     credits: list[str] | None = None  # sources of those tokens, where its drafter has several
     wanted: Wanted = NOTHING
@@ -51,9 +51,9 @@ class Request(RequestText):
     steps_run_by: str = "torch"
     attention: AttentionChoice | None = None  # of its steps, once there are any
     rounding_tolerance: float = 0.0  # a smaller margin between the likeliest tokens is a near-tie
-    near_ties: int = 0  # of tokens chosen after a prompt part of which an earlier row had read
-    num_cached: int = 0  # first tokens of the prompt that an earlier row had left in the cache
-    num_padding: int = 0  # nodes that were computed in vain, since another row had more
+    near_ties: int = 0  # of tokens chosen after a prompt part of which an earlier request had read
+    num_cached: int = 0  # first tokens of the prompt that an earlier request had left in the cache
+    num_padding: int = 0  # nodes that were computed for nothing, since another request had more
     seconds: float = 0.0
     first_seconds: float = 0.0
     verifier: Verifier | None = None  # that decodes it; None: its batch's
@@ -61,7 +61,7 @@ class Request(RequestText):
     _started: float | None = None
 
     @property
-    def num_slots(self) -> int:
+    def num_positions(self) -> int:
         """Tokens that it may come to have."""
         return len(self.prompt_ids) + self.max_new_tokens
 
@@ -90,6 +90,10 @@ class Request(RequestText):
                 return list(tokens[:count])
         return list(tokens)
 
+    def cancel(self) -> None:
+        """End it here; it keeps what it has emitted."""
+        self.finish_reason = self.finish_reason or "cancelled"
+
     def fail(self, error: Exception) -> None:
         """End it here, unless it has ended; `error` is why."""
         if self.finish_reason is None:
@@ -114,8 +118,8 @@ class Request(RequestText):
     def count_step(
         self, num_emitted: int, path_length: int, num_nodes: int = 0, num_rows: int = 0
     ) -> None:
-        """`num_nodes`: verified for this row; `num_rows`: that shared the step. Of a step that was
-        cut, only accepted nodes that were emitted count."""
+        """`num_nodes`: verified for this request; `num_rows`: requests that shared the step. Of a
+        step that was cut, only accepted nodes that were emitted count."""
         depth = min(num_emitted, path_length)
         self.num_steps += 1
         self.num_nodes += num_nodes
@@ -128,10 +132,10 @@ Emitted = list[tuple[Request, list[int]]]
 
 
 class FailAlone:
-    """`with FailAlone(*rows)`: what is raised inside ends these rows, and goes no further."""
+    """`with FailAlone(*requests)`: what is raised inside ends these, and goes no further."""
 
-    def __init__(self, *rows: Request) -> None:
-        self._rows = rows
+    def __init__(self, *requests: Request) -> None:
+        self._requests = requests
 
     def __enter__(self) -> None: ...
 
@@ -142,25 +146,25 @@ class FailAlone:
             return False
         if is_out_of_memory(error):
             error.__traceback__ = None  # its frames hold tensors
-        for row in self._rows:
-            row.fail(error)
+        for request in self._requests:
+            request.fail(error)
         return True
 
 
 def together_or_alone(
-    work: Callable[[int, int], Sequence[T]], rows: Sequence[Request]
+    work: Callable[[int, int], Sequence[T]], requests: Sequence[Request]
 ) -> list[T | None]:
-    """`work(first, last)`: something for each of the rows from `first` to before `last`. Where it
-    fails for all of them, it is called for each alone; those for which it fails then have failed,
-    and None is returned for them. It must be possible to call it again after a failure."""
-    if len(rows) > 1:
+    """`work(first, last)`: something for each request from `first` to before `last`. Where it fails
+    for all of them, it is called for each alone; those for which it fails then have failed, and
+    None is returned for them. It must be possible to call it again after a failure."""
+    if len(requests) > 1:
         try:
-            return list(work(0, len(rows)))
+            return list(work(0, len(requests)))
         except Exception as error:
             error.__traceback__ = None  # its frames hold tensors, which the next calls may need
-    done: list[T | None] = [None] * len(rows)
-    for index, row in enumerate(rows):
-        with FailAlone(row):
+    done: list[T | None] = [None] * len(requests)
+    for index, request in enumerate(requests):
+        with FailAlone(request):
             (done[index],) = work(index, index + 1)
     return done
 
@@ -172,7 +176,7 @@ def make_request(
     max_new_tokens: int,
     stop_strings: StopStrings | None = None,
 ) -> Request:
-    """A row ready to decode. `max_new_tokens` is reduced to what the context holds.
+    """A request ready to decode. `max_new_tokens` is reduced to what the context holds.
 
     Raises ContextLengthError for a prompt that fills the context, ConfigError for an empty one, for
     an id that the model has no row for and for a grammar that cannot be followed.

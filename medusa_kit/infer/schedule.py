@@ -1,8 +1,8 @@
-"""Who waits, reads its prompt, or runs: the order of work in a batch that rows join and leave.
+"""Who waits, reads its prompt, or runs: the order of work in a batch that requests join and leave.
 
-Plain Python over keys, so that it can be followed, and tested, without a model. Rows are served in
-the order in which they came. Prompts are read in pieces between steps, for a bounded time while
-other rows run, which bounds the time between their tokens.
+Plain Python over keys, so that it can be followed, and tested, without a model. Requests are served
+in the order in which they came. Prompts are read in pieces between steps, for a bounded time while
+other requests run, which bounds the time between their tokens.
 """
 
 import time
@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 LEAST = 16  # tokens of prompts that are read between two steps in any case: each gets on
 NEWEST = 0.5  # weight of the newest measurement
-# (key, free places, keys that get a place after it) -> (its place, how many tokens of its prompt
+# (key, free slots, keys that get a slot after it) -> (its slot, how many tokens of its prompt
 # lie there already, less than all of them)
 Choose = Callable[[K, Sequence[int], Sequence[K]], tuple[int, int]]
 
@@ -24,16 +24,16 @@ Choose = Callable[[K, Sequence[int], Sequence[K]], tuple[int, int]]
 class _Prompt(Generic[K]):
     key: K
     length: int
-    place: int = -1
+    slot: int = -1
     read: int = 0
 
 
 @dataclass(frozen=True)
 class Piece(Generic[K]):
-    """Tokens `start` to before `end` of a prompt, to be read into the row `place` of the cache."""
+    """Tokens `start` to before `end` of a prompt, to be read into `slot` of the cache."""
 
     key: K
-    place: int
+    slot: int
     start: int
     end: int
     is_last: bool
@@ -62,9 +62,9 @@ class ReadingSpeed:
 
 
 class Schedule(Generic[K]):
-    """`max_rows`: rows that may read their prompts or run at once, each in a place of its own.
-    `max_pause`: seconds for which prompts may be read between two steps while rows run; None: until
-    all have been read. `clock`: in seconds."""
+    """`max_rows`: requests that may read their prompts or run at once, each in a slot of its own.
+    `max_pause`: seconds for which prompts may be read between two steps while requests run; None:
+    until all have been read. `clock`: in seconds."""
 
     def __init__(
         self,
@@ -77,16 +77,16 @@ class Schedule(Generic[K]):
         self._free = list(range(max_rows))
         self._waiting: deque[_Prompt[K]] = deque()
         self._reading: deque[_Prompt[K]] = deque()
-        self._running: dict[K, int] = {}  # with their places
+        self._running: dict[K, int] = {}  # with their slots
 
     @property
-    def num_rows(self) -> int:
-        """Rows that wait, read or run."""
+    def num_requests(self) -> int:
+        """Requests that wait, read or run."""
         return len(self._waiting) + self._num_served
 
     @property
     def free(self) -> Sequence[int]:
-        """Places without a row."""
+        """Slots without a request."""
         return self._free
 
     @property
@@ -100,22 +100,22 @@ class Schedule(Generic[K]):
     def add(self, key: K, prompt_length: int) -> None:
         self._waiting.append(_Prompt(key, prompt_length))
 
-    def add_places(self, count: int) -> None:
-        """New places, numbered after those that are there."""
+    def add_slots(self, count: int) -> None:
+        """New slots, numbered after those that are there."""
         first = len(self._free) + self._num_served
         self._free += range(first, first + count)
 
     def admit(self, choose: Choose[K]) -> list[tuple[K, int]]:
-        """Give free places to those that wait: (key, place) of each."""
+        """Give free slots to those that wait: (key, slot) of each."""
         admitted = []
         while self._waiting and self._free and self._num_served < self.max_rows:
             prompt = self._waiting.popleft()
-            left = min(len(self._free), self.max_rows - self._num_served) - 1
-            later = [one.key for one in islice(self._waiting, left)]
-            prompt.place, prompt.read = choose(prompt.key, self._free, later)
-            self._free.remove(prompt.place)
+            remaining = min(len(self._free), self.max_rows - self._num_served) - 1
+            later = [one.key for one in islice(self._waiting, remaining)]
+            prompt.slot, prompt.read = choose(prompt.key, self._free, later)
+            self._free.remove(prompt.slot)
             self._reading.append(prompt)
-            admitted.append((prompt.key, prompt.place))
+            admitted.append((prompt.key, prompt.slot))
         return admitted
 
     @property
@@ -126,17 +126,17 @@ class Schedule(Generic[K]):
         """What to read before the next step, at most `most` tokens at once: of the earliest prompt,
         then of those after it. `begin` follows for a key whose last piece has been read.
 
-        Where no row runs, a step is a call or what may be read while rows run, whichever is more.
+        Where none runs, a step is a call or what may be read while some run, whichever is more.
         """
         if (speed := self._speed) is None or self._max_pause is None:
             while pieces := self._pieces(most):
                 yield pieces
             return
         started, read = self._clock(), 0
-        left = speed.num_tokens if self._running else max(speed.num_tokens, most)
-        while left > 0 and (pieces := self._pieces(min(most, left))):
+        remaining = speed.num_tokens if self._running else max(speed.num_tokens, most)
+        while remaining > 0 and (pieces := self._pieces(min(most, remaining))):
             size = sum(piece.end - piece.start for piece in pieces)
-            left, read = left - size, read + size
+            remaining, read = remaining - size, read + size
             yield pieces
             if self._running and self._clock() - started >= self._max_pause:
                 break
@@ -144,38 +144,38 @@ class Schedule(Generic[K]):
             speed.record(read, self._clock() - started)
 
     def _pieces(self, most: int) -> list[Piece[K]]:
-        pieces, left = [], most
+        pieces, remaining = [], most
         for prompt in self._reading:
-            if not left:
+            if not remaining:
                 break
-            end = min(prompt.length, prompt.read + left)
+            end = min(prompt.length, prompt.read + remaining)
             is_last = end == prompt.length
-            pieces.append(Piece(prompt.key, prompt.place, prompt.read, end, is_last))
-            left -= end - prompt.read
+            pieces.append(Piece(prompt.key, prompt.slot, prompt.read, end, is_last))
+            remaining -= end - prompt.read
             prompt.read = end
         return pieces
 
     def begin(self, key: K) -> None:
-        """The prompt has been read: the row runs from now on."""
+        """The prompt has been read: the request runs from now on."""
         prompt = next(one for one in self._reading if one.key == key)
         self._reading.remove(prompt)
-        self._running[key] = prompt.place
+        self._running[key] = prompt.slot
 
-    def place_of(self, key: K) -> int:
-        """The place of a row that runs."""
+    def slot_of(self, key: K) -> int:
+        """The slot of a request that runs."""
         return self._running[key]
 
-    def places_read_into(self) -> dict[int, K]:
-        """The places of rows whose prompts are being read."""
-        return {prompt.place: prompt.key for prompt in self._reading}
+    def slots_read_into(self) -> dict[int, K]:
+        """The slots of requests whose prompts are being read."""
+        return {prompt.slot: prompt.key for prompt in self._reading}
 
     def leave(self, key: K) -> int | None:
-        """Forget a row, wherever it is, and free its place, which is returned if it had one."""
-        place = self._running.pop(key, None)
+        """Forget a request, wherever it is, and free its slot, which is returned if it had one."""
+        slot = self._running.pop(key, None)
         for queue in (self._waiting, self._reading):
             for prompt in [one for one in queue if one.key == key]:
                 queue.remove(prompt)
-                place = prompt.place if prompt.place >= 0 else place
-        if place is not None:
-            self._free.append(place)
-        return place
+                slot = prompt.slot if prompt.slot >= 0 else slot
+        if slot is not None:
+            self._free.append(slot)
+        return slot

@@ -32,7 +32,7 @@ from medusa_kit.errors import (
 )
 from medusa_kit.infer.accept.grammar import prepare_grammars
 from medusa_kit.infer.details import Wanted
-from medusa_kit.infer.threaded.batch_thread import BatchStats
+from medusa_kit.infer.scheduler import BatchStats
 from medusa_kit.infer.threaded.submission import Emission
 from medusa_kit.serve.bounded.constraints import Constraints
 from medusa_kit.serve.bounded.deadline import Deadline, Threads
@@ -125,7 +125,7 @@ class Answers:
                     del open_[index]
                     if (error := answer.submission.error) is not None:
                         raise self._explained(error)
-                    row, clock = answer.submission.row, self._clocks[index]
+                    row, clock = answer.submission.request, self._clocks[index]
                     clock.prompt(len(row.prompt_ids), row.num_cached)
                     clock.end(answer.drafter, self.heads, len(row.token_ids), row.num_steps)
                     yield Step(index, None)
@@ -149,7 +149,7 @@ class Answers:
     def keep(self, number: int, text: str) -> None:
         """An answer of a chat that has ended, for the turn after it."""
         if self.chat is not None:
-            row = self.answers[number].submission.row
+            row = self.answers[number].submission.request
             ids = [token for token in row.token_ids if token not in row.stop_ids]
             self._service.conversations.keep(self.chat, text, ids)
 
@@ -190,7 +190,7 @@ class Service:
         self.batch = engine.shared_batch(config.max_rows, config.max_queue, config.max_pause)
         self.metrics = Metrics(lambda: self.stats, self.heads)
         self.closing = False  # no new requests are taken
-        kept = None if engine.batches is None else RecentTurns()  # None: no prefix is reused
+        kept = RecentTurns() if engine.scheduler.reuse_prefixes else None
         self.conversations = Conversations(engine.base.tokenizer, kept)
         self.constraints = Constraints(lambda: self.closing)
         self._threads = Threads(THREADS)  # that encode prompts

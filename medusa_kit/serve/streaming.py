@@ -78,7 +78,7 @@ class AnswerText:
         return "".join(self._shown)
 
     def push(self, emission: Emission) -> Piece:
-        piece, row = Piece(tree=emission.tree), self._answer.submission.row
+        piece, row = Piece(tree=emission.tree), self._answer.submission.request
         guessers = self._answer.guessers(emission)
         for place, token in enumerate(emission.tokens):
             guessed = place < len(guessers)
@@ -259,7 +259,7 @@ async def _events(reply: Reply, answers: Answers) -> AsyncIterator[bytes]:
                     yield reply.event([reply.delta(index, piece, None)])
                 continue
             reason, last = (
-                answers.answers[index].submission.row.finish_reason,
+                answers.answers[index].submission.request.finish_reason,
                 texts[index].finish(),
             )
             answers.keep(index, texts[index].text)  # before the client can go on from it

@@ -35,7 +35,7 @@ def through_torch(**kinds: Any) -> Engine:
     base = endless_base(24)
     engine = build_engine(base, attention="sdpa")  # asked for by name: no C++
     heads = random_heads(base, **kinds)
-    return Engine(engine.verifier, engine.check, heads, BUSHY)
+    return Engine(engine.verifier, engine.check, engine.scheduler, heads, BUSHY)
 
 
 @pytest.mark.parametrize("kind", ["medusa", "hydra"])
@@ -59,8 +59,8 @@ def test_nodes_are_those_that_decoding_verifies(monkeypatch: pytest.MonkeyPatch)
     """Where nodes are verified as they pay, and none does."""
     base = endless_base(24)
     engine = build_engine(base, heads=random_heads(base), tree=BUSHY, guesses="paying")
-    assert engine.steps is not None
-    engine.steps._cost = StepCost(measured={1: 1.0, 2: 3.0, 32: 100.0})
+    assert engine.scheduler.steps is not None
+    engine.scheduler.steps._cost = StepCost(measured={1: 1.0, 2: 3.0, 32: 100.0})
     found = break_down({"heads": engine}, PROMPTS[:1], 12)["heads"]
     stats = engine.generate(PROMPTS[0], max_new_tokens=12, drafter="medusa").stats
     assert found.num_nodes < 2

@@ -84,7 +84,8 @@ def run_case(family: str, seed: int, num_requests: int) -> dict[str, int]:
     draw, engine = random.Random(seed), engine_of(family)
     engine.memory = Memory()
     batch = Batch(engine.verifier, NUM_ROWS)
-    batch.cost = engine.steps.cost if engine.steps is not None else None
+    steps = engine.scheduler.steps
+    batch.cost = None if steps is None else steps.cost
     texts, running = list[list[int]](), list[tuple[Request, list[int], int | None, str]]()
     truths: dict[tuple[int, ...], list[int]] = {}
     knowing = PartlyKnowing(truths, seed)
@@ -109,7 +110,7 @@ def run_case(family: str, seed: int, num_requests: int) -> dict[str, int]:
         for entry in list(running):
             row, wanted, until, told = entry
             if until is not None and row.num_steps >= until and row.finish_reason is None:
-                batch.cancel(row)
+                row.cancel()
             if row.finish_reason is not None:
                 running.remove(entry)
                 if row.finish_reason == "cancelled":

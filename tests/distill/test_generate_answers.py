@@ -15,9 +15,9 @@ from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
-from medusa_kit.distill import generate as self_distill
 from medusa_kit.distill.generate import generate_answers
 from medusa_kit.errors import ConfigError, DataError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -170,16 +170,16 @@ class Stopped(Exception):
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, answers: int, error: type[BaseException]) -> None:
     """Let the model answer so many prompts, then raise."""
-    original = self_distill.decode
+    original = Scheduler.run
 
-    def decode(verifier: Any, drafter: Any, rows: Any, *options: Any) -> Any:
-        for emitted in original(verifier, drafter, rows, *options):
+    def run(scheduler: Scheduler, rows: Any, *options: Any) -> Any:
+        for emitted in original(scheduler, rows, *options):
             yield emitted
             if sum(row.finish_reason is not None for row in rows) >= answers:
                 raise error
         raise AssertionError("the run was to be stopped")
 
-    monkeypatch.setattr(self_distill, "decode", decode)
+    monkeypatch.setattr(Scheduler, "run", run)
 
 
 @pytest.mark.parametrize("error", [Stopped, KeyboardInterrupt])

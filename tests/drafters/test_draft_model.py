@@ -25,9 +25,9 @@ from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.trie import Trie, draft_of
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, Topology
 from medusa_kit.infer.request import make_request
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -84,7 +84,7 @@ def test_the_same_weights_are_accepted_to_full_depth() -> None:
     for length in (1, 4):
         drafter = drafter_for(engine, draft, {"lengths": "fixed", "length": length})
         row = make_request(engine.verifier, random_prompt(9, 1), SamplingParams(), 21)
-        for _ in decode(engine.verifier, drafter, [row]):
+        for _ in Scheduler(engine.verifier).run([row], drafter):
             pass
         steps = 20 // (length + 1)
         assert row.depth_counts == {length: steps}
@@ -114,7 +114,7 @@ def test_rows_that_leave_and_advance_apart_keep_their_own_caches(
         rows = [
             make_request(engine.verifier, prompts[i], SamplingParams(), limits[i]) for i in indices
         ]
-        for _ in decode(engine.verifier, drafter_for(engine, draft, options), rows):
+        for _ in Scheduler(engine.verifier).run(rows, drafter_for(engine, draft, options)):
             pass
         return [(row.token_ids, row.depth_counts) for row in rows]
 

@@ -22,7 +22,8 @@ from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.drafters.heads.source import HeadsSource
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads.guesser import Least
-from medusa_kit.infer.node_choice.cost import StepCost
+from medusa_kit.infer.node_choice.cost import LearnedSteps, StepCost
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.drafters import SOURCES
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -33,8 +34,8 @@ KINDS = ["medusa", "hydra", "recurrent"]
 TREES: dict[str, Any] = {"static": BUSHY, "grown": DynamicTree(8, SCALES, 6, 3)}
 
 
-class Fixed:
-    """In place of MeasuredSteps: these costs, whatever the clock says."""
+class Fixed(LearnedSteps):
+    """These costs, whatever the clock says."""
 
     def __init__(self, measured: dict[int, float]) -> None:
         self.cost = StepCost(measured=measured)
@@ -49,7 +50,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 def gated(engine: Engine, costs: dict[int, float], tree: str = "grown") -> Engine:
-    own = replace(engine, steps=Fixed(costs))
+    own = replace(engine, scheduler=Scheduler(engine.verifier, steps=Fixed(costs)))
     own.use_tree(TREES[tree])
     return own
 

@@ -19,8 +19,8 @@ from medusa_kit.drafters.text.recycling import likeliest
 from medusa_kit.drafters.text.suffix_array import SuffixArray
 from medusa_kit.drafters.text.suffix_automaton import START, SuffixAutomaton
 from medusa_kit.drafters.trie import NAMED, draft_of
-from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.sampling import SamplingParams
 
 CPU = torch.device("cpu")
@@ -274,7 +274,7 @@ def test_greedy_answers_are_those_of_transformers(endless, name):
     assert steps < sum(lengths) - 6
     context = DraftContext(endless.verifier, batch_size=3)
     rows = [endless._row(p, SamplingParams(), n, ()) for p, n in zip(prompts, lengths, strict=True)]
-    for _ in decode(endless.verifier, build_drafter(name, context), rows):
+    for _ in Scheduler(endless.verifier).run(rows, build_drafter(name, context)):
         pass
     assert [row.token_ids for row in rows] == expected
 

@@ -21,10 +21,9 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_store import HeadsStore
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.heads import MedusaHeads, save_heads
-from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.request import Request
-from medusa_kit.infer.turns import Turns
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.recipe import LoraSection
 
 LONGEST = 12
@@ -111,7 +110,7 @@ def test_each_request_gets_its_adapter(root: Path, fixed_shapes: str) -> None:
 
 def test_adapters_take_turns(root: Path, engine: Engine) -> None:
     """One step each, whatever the number of their rows."""
-    turns = Turns(lambda verifier: Batch(verifier, 4), engine.verifier)
+    scheduler = Scheduler(engine.verifier, 4)
     group_of = dict[Request, str]()
     drafters = []
     with HeadsStore(engine, root) as store:
@@ -122,17 +121,16 @@ def test_adapters_take_turns(root: Path, engine: Engine) -> None:
                 row = own._request("add", random_prompt(4, number), 6, None, {})[0]
                 row.stop_ids = frozenset()
                 group_of[row] = name
-                turns.add(row, drafters[-1])
+                scheduler.add(row, drafters[-1])
     served, left = list[str](), list[Request]()
     for _ in range(30):
-        groups = {group_of[row] for row, _ in turns.step()}
-        turns.remove_finished()
-        left += turns.finished
+        groups = {group_of[row] for row, _ in scheduler.step()}
+        left += scheduler.take_finished()
         served += groups
         assert len(groups) <= 1
     assert served == ["base", "first", "second"] * 6
     assert sorted(group_of[row] for row in left) == sorted(group_of.values())
-    assert list(turns._batches) == [engine.verifier]
+    assert list(scheduler._stepped) == [engine.verifier]
 
 
 def test_adapters_that_cannot_be_served_are_refused(

@@ -48,7 +48,7 @@ def root_with_heads(root: Path, family: str) -> Path:
 
 
 def drafter_of(answer: Any) -> Any:
-    return answer.submission._ticket.drafter
+    return answer.submission.drafter
 
 
 @pytest.mark.parametrize("guesses", ["all", "paying"])

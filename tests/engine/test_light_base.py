@@ -26,6 +26,7 @@ from medusa_kit.infer import self_check
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.int8_weights import with_weights
 from medusa_kit.infer.packed.base import PackedBase, base_for_decoding
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.recipe import load_recipe
 from medusa_kit.train.trainer import train
 
@@ -121,7 +122,7 @@ def test_what_does_not_fit_in_cpp_loads_the_model(
     expected = engine.generate(PROMPT, max_new_tokens=12, drafter="none").token_ids
     assert not engine.base.is_loaded  # type: ignore[attr-defined]
     monkeypatch.setattr(kernels, "MAX_ROWS", 4)
-    engine.batches = None
+    engine.scheduler = Scheduler(engine.verifier)
     tree = [[0], [1], [2], [0, 0], [0, 1], [0, 0, 0]]
     engine = medusa_kit.load(str(folder), heads="untrained", tree=tree, guesses="all")
     result = engine.generate(PROMPT, max_new_tokens=12, drafter="medusa")

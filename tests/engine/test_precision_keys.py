@@ -12,14 +12,13 @@ from support.kernels.rounded_engine import (
     rounded_engine,
 )
 from support.rank_tables import random_statistics
-from support.small_engines import BUSHY, random_heads, random_prompt
+from support.small_engines import BUSHY, random_heads, random_prompt, reusing
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import save_heads
 from medusa_kit.infer.node_choice.measured import MeasuredSteps
-from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
 from medusa_kit.tree.candidate_tree import CandidateTree, save_tree
 from medusa_kit.tuning.results import take_statistics
 from medusa_kit.tuning.tree_search import judge_tree
@@ -61,9 +60,9 @@ def test_a_remembered_check_is_of_its_own_precision(base: BaseModel) -> None:
 
 
 def test_what_one_has_read_is_not_the_others_prefix(engines: dict[str, Engine]) -> None:
-    kept, prompt = KeptBatches(), random_prompt(20, seed=1)
+    kept, prompt = reusing(next(iter(engines.values())).verifier), random_prompt(20, seed=1)
     for name, engine in engines.items():
-        engine.batches = kept
+        engine.scheduler = kept
         first, again = (engine.generate(prompt, max_new_tokens=4) for _ in range(2))
         assert (first.stats.cached_tokens, again.token_ids) == (0, first.token_ids), name
         assert again.stats.cached_tokens > 0, name

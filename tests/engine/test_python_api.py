@@ -198,7 +198,7 @@ def test_what_cannot_be_done_is_refused(engine: Engine) -> None:
     with pytest.raises(TreeError, match="depth 4"):
         engine.use_tree(CandidateTree.chain(4))
     assert engine.tree == BUSHY
-    plain = Engine(engine.verifier, engine.check)
+    plain = Engine(engine.verifier, engine.check, engine.scheduler)
     with pytest.raises(ConfigError, match="no heads"):
         plain.generate(ids, drafter="medusa")
     assert plain.generate(ids, max_new_tokens=3).stats.drafter == "none"

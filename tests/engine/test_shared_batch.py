@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -50,7 +51,7 @@ def test_rows_that_ask_alike_draft_together() -> None:
     prompt = random_prompt(6, 6)
 
     def drafter_of(answer: Any) -> Any:
-        return answer.submission._ticket.drafter
+        return answer.submission.drafter
 
     with engine.shared_batch(max_rows=2) as shared:
         ask: Any = lambda **options: shared.submit(prompt, max_new_tokens=4, **options)  # noqa: E731
@@ -126,6 +127,44 @@ def test_answers_are_cancelled_by_closing_their_streams() -> None:
         answer = shared.submit(prompt, max_new_tokens=12)
         answer.cancel()
         assert answer.result().finish_reason in ("cancelled", "length")
+
+
+def test_what_nobody_holds_any_more_ends() -> None:
+    """An answer that was dropped is cancelled, a batch that was dropped ends with its answers."""
+    engine, prompt = speaking_engine(), random_prompt(7, 7)
+    alone = engine.generate(prompt, max_new_tokens=12)
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold(_: list[int]) -> None:
+        held.set()
+        assert go_on.wait(SOON)
+
+    with engine.shared_batch(max_rows=1) as shared:
+        first = shared.submit(random_prompt(5, 5), max_new_tokens=4, on_tokens=hold)
+        assert held.wait(SOON)
+        dropped = shared.submit(random_prompt(9, 9), max_new_tokens=12)
+        request = dropped.submission.request
+        del dropped
+        gc.collect()
+        unheard = shared.submit(prompt, max_new_tokens=12, on_tokens=lambda _: None)
+        whole = unheard.submission.request
+        del unheard
+        gc.collect()
+        go_on.set()
+        assert shared.generate(prompt, max_new_tokens=12).token_ids == alone.token_ids
+        assert request.finish_reason == "cancelled"
+        assert whole.token_ids == alone.token_ids  # it has somebody to tell
+        assert len(first.result().token_ids) == 4
+    lone = engine.shared_batch()
+    own, alive = lone._thread._thread, weakref.ref(lone)
+    answer, streamed = (ask(prompt, max_new_tokens=12) for ask in (lone.submit, lone.stream))
+    del lone
+    gc.collect()
+    assert alive() is None
+    assert answer.result().token_ids == alone.token_ids
+    assert "".join(streamed) == alone.text
+    own.join(SOON)
+    assert not own.is_alive()
 
 
 @pytest.mark.parametrize("prefix_cache", ["on", "off"])

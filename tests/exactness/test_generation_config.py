@@ -25,8 +25,8 @@ from medusa_kit.infer.accept.generation_settings import (
     check_own_settings,
 )
 from medusa_kit.infer.accept.sampler import Sampler
-from medusa_kit.infer.decode import decode
 from medusa_kit.infer.request import make_request
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.sampling import SamplingParams
 
 TOKENS = 24
@@ -69,7 +69,7 @@ def decoded(settings: dict[str, Any], prompt: list[int], tokens: int = TOKENS) -
     by_heads = engine.generate(prompt, max_new_tokens=tokens).token_ids
     row = make_request(engine.verifier, prompt, SamplingParams(), tokens)
     drafter = PartlyKnowing({tuple(prompt): plainly(settings, prompt, tokens)})
-    for _ in decode(engine.verifier, drafter, [row]):
+    for _ in Scheduler(engine.verifier).run([row], drafter):
         pass
     return [by_heads, row.token_ids]
 

@@ -14,9 +14,9 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Draft, Drafter, State, Topology
 from medusa_kit.infer.request import make_request
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.sampling import SamplingParams
 
 
@@ -67,7 +67,7 @@ def test_random_trees_with_deep_acceptance_in_a_batch(family: str) -> None:
     truths = {tuple(p): plain_answer(family, p, 30) for p in prompts}
     drafter = PartlyKnowing(truths)
     rows = [make_request(engine.verifier, p, SamplingParams(), 30) for p in prompts]
-    for _ in decode(engine.verifier, drafter, rows):
+    for _ in Scheduler(engine.verifier).run(rows, drafter):
         pass
     assert [row.token_ids for row in rows] == list(truths.values())
     assert drafter.most_accepted >= 3
@@ -82,7 +82,7 @@ def test_near_the_contexts_end(family: str) -> None:
     expected = plain_answer(family, prompt, 11)
     truth = {tuple(prompt): expected + random_prompt(8, 1)}
     row = make_request(engine.verifier, prompt, SamplingParams(), 50)
-    for _ in decode(engine.verifier, PartlyKnowing(truth), [row]):
+    for _ in Scheduler(engine.verifier).run([row], PartlyKnowing(truth)):
         pass
     assert row.token_ids == expected
     if STOP not in expected:
@@ -101,7 +101,7 @@ def test_stop_token_inside_an_accepted_path() -> None:
             continue
         engine.base.model.generation_config.eos_token_id = [stop]
         row = make_request(engine.verifier, prompt, SamplingParams(), 20)
-        for _ in decode(engine.verifier, Oracle(free), [row]):
+        for _ in Scheduler(engine.verifier).run([row], Oracle(free)):
             pass
         assert row.token_ids == free[:7]
         assert row.finish_reason == "stop"
@@ -132,7 +132,7 @@ def test_oracle_drafts_are_accepted_to_full_depth() -> None:
     truth = plain_answer("llama", prompt, 31, stop=None)
     engine.base.model.generation_config.eos_token_id = None
     row = make_request(engine.verifier, prompt, SamplingParams(), 31)
-    for _ in decode(engine.verifier, Oracle(truth), [row]):
+    for _ in Scheduler(engine.verifier).run([row], Oracle(truth)):
         pass
     assert row.token_ids == truth
     assert row.num_steps == 5  # 1 from the prompt, then 6 a step
@@ -146,7 +146,7 @@ def test_wrong_drafts_cost_a_step_each() -> None:
     truth = plain_answer("llama", prompt, 20, stop=None)
     wrong = [(token + 1) % VOCAB for token in truth]
     row = make_request(engine.verifier, prompt, SamplingParams(), 20)
-    for _ in decode(engine.verifier, Oracle(wrong), [row]):
+    for _ in Scheduler(engine.verifier).run([row], Oracle(wrong)):
         pass
     assert row.token_ids == truth
     assert row.num_steps == 19
@@ -166,7 +166,7 @@ def test_repetition_penalty_of_the_base_is_applied_along_the_path() -> None:
     engine = build_engine(tiny_base("llama"))
     engine.base.model.generation_config.repetition_penalty = 1.6
     row = make_request(engine.verifier, prompt, SamplingParams(), 24)
-    for _ in decode(engine.verifier, PartlyKnowing({tuple(prompt): expected}), [row]):
+    for _ in Scheduler(engine.verifier).run([row], PartlyKnowing({tuple(prompt): expected})):
         pass
     assert row.token_ids == expected
 
@@ -217,7 +217,7 @@ def test_penalties_of_a_request_equal_generates_over_random_trees(family: str) -
         make_request(engine.verifier, prompt, params, 30)
         for prompt, params in zip(prompts, PENALTIES, strict=True)
     ]
-    for _ in decode(engine.verifier, drafter, rows):
+    for _ in Scheduler(engine.verifier).run(rows, drafter):
         pass
     assert [row.token_ids for row in rows] == list(expected.values())
     assert drafter.most_accepted >= 3

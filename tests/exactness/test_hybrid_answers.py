@@ -158,7 +158,7 @@ def test_guesses_that_are_never_right(family: str) -> None:
     row = make_request(engine.verifier, prompt, SamplingParams(), 30)
     batch.add(row, AlwaysWrong(wrong, len(prompt)))
     most = 0
-    while batch.num_rows:
+    while batch.num_requests:
         batch.step()
         batch.raise_error()
         most = max(most, batch.cache.num_unread([0]))

@@ -16,7 +16,6 @@ from support.tiny_models import tiny_base
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.accept.rules import accept
-from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import (
     UNUSED,
     Draft,
@@ -27,6 +26,7 @@ from medusa_kit.infer.draft import (
     path_to,
 )
 from medusa_kit.infer.request import make_request
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.infer.tree_step import Nodes, TreeStep
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
@@ -215,7 +215,7 @@ def test_decoding_with_blind_guesses_is_plain_decoding(
     rows = [
         make_request(engine().verifier, prompt, SamplingParams(), limit) for prompt, limit in asked
     ]
-    for _ in decode(engine().verifier, Blind(trees, seed), rows):
+    for _ in Scheduler(engine().verifier).run(rows, Blind(trees, seed)):
         pass
     for row, (prompt, limit) in zip(rows, asked, strict=True):
         expected = plain_text(tuple(prompt))[:limit]

@@ -14,8 +14,8 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.drafters import draft_with
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.decode import decode
 from medusa_kit.infer.request import make_request
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.replay import replay
@@ -111,7 +111,7 @@ def test_every_step_starts_and_ends_where_replay_says(case: Case, name: str) -> 
     ]
     index_of = {id(row): index for index, row in enumerate(rows)}
     starts: list[list[int]] = [[] for _ in rows]
-    steps = decode(engine.verifier, draft_with(engine.heads, tree), rows)
+    steps = Scheduler(engine.verifier).run(rows, draft_with(engine.heads, tree))
     for number, emitted in enumerate(steps):
         for row, tokens in emitted:
             if number > 0:  # the first yield is the prefill's

@@ -66,7 +66,7 @@ def test_a_row_that_is_cancelled_frees_its_place_within_a_step() -> None:
         batch.add(row, drafter)
     batch.step()
     assert len(first.token_ids) == 1
-    batch.cancel(first)
+    first.cancel()
     assert [row for row, _ in batch.step()] == [second]
     assert (first.finish_reason, first.is_complete, len(first.token_ids)) == ("cancelled", False, 1)
 
@@ -113,7 +113,7 @@ def test_a_batch_makes_room_for_a_longer_row() -> None:
     batch.step()
     batch.step()
     batch.add(rows[1], drafter)
-    while batch.num_rows:
+    while batch.num_requests:
         batch.step()
     for row, n in zip(rows, (3, 40), strict=True):
         assert row.token_ids == alone("llama-tied", n, False)
@@ -131,8 +131,8 @@ def test_answers_reach_a_store_of_past_answers_once_each(tmp_path: Path) -> None
     for row in rows:
         batch.add(row, drafter)
     batch.step()
-    batch.cancel(rows[1])
-    while batch.num_rows:
+    rows[1].cancel()
+    while batch.num_requests:
         batch.step()
     kept = [answer.tolist() for answer in drafter.past]
     assert sorted(kept) == sorted([rows[0].token_ids, rows[2].token_ids])

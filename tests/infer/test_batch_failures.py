@@ -14,9 +14,9 @@ from support.batches import DRAFTERS, LONGEST, MORE_DRAFTERS, alone, drafters, e
 
 from medusa_kit.errors import DeviceMemoryError
 from medusa_kit.infer.batch import Batch
-from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Request
+from medusa_kit.infer.scheduler import Scheduler
 
 FAMILIES = ["llama-tied", "gpt2"]  # in C++, where it can be built, and in torch
 OUT_OF_MEMORY = [
@@ -49,7 +49,7 @@ class Failing:
 
 def served(batch: Batch, most: int = 500) -> None:
     steps = 0
-    while batch.num_rows:
+    while batch.num_requests:
         batch.step()
         steps += 1
         assert steps < most, "somebody starves"
@@ -236,7 +236,7 @@ def test_a_call_of_its_own_says_what_memory_lacks(
     rows = [row_for(engine, n, LONGEST) for n in (5, 9)]
     monkeypatch.setattr(engine.verifier, "score", full)
     with pytest.raises(DeviceMemoryError, match="no room for 2"):
-        list(decode(engine.verifier, drafters(engine)["heads"], rows))
+        list(Scheduler(engine.verifier).run(rows, drafters(engine)["heads"]))
 
 
 SITES = ["score", "read_prompts", "commit", "copy_first", "begin", "propose", "observe", "finish"]

@@ -4,12 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.small_engines import reusing
 from support.tiny_models import tiny_base
 
-from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
+from medusa_kit.drafters.plain import PlainDrafter
+from medusa_kit.infer.batch import Batch
+from medusa_kit.infer.request import make_request
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.untouched import untouched_zeros
 from medusa_kit.infer.verifier import Verifier
+from medusa_kit.settings.sampling import SamplingParams
 
 LAYERS, HEADS, SIZE, SLOTS = 4, 4, 64, 32_768
 SHORT = 100
@@ -81,13 +85,19 @@ def test_a_batch_with_much_room_and_few_tokens_is_kept():
     verifier = Verifier(tiny_base("llama"))
     text = list(range(3, 40))
     many = (64 << 20) // (3 * 2 * 2 * 8 * 4)  # slots of a row: 64 MB
-    batches = KeptBatches(most_bytes=1 << 20)
-    with batches.borrowed(verifier, [text], 1, many) as batch:
-        verifier.read_prompts(batch.cache, [0], [text])
-        batch.prefixes.leave(0, text, len(text))
-    assert [one.cache.num_bytes < 1 << 20 for one, _ in batches._idle] == [True]
-    with batches.borrowed(verifier, [text], 1, many) as again:
-        assert again is batch
+    scheduler, kept = reusing(verifier, 1 << 20), list[Batch]()
+    for cached in (0, len(text) - 1):
+        request = make_request(verifier, text, SamplingParams(), 2)
+        request.max_new_tokens = many
+        steps = scheduler.run([request], PlainDrafter(verifier.base.device))
+        next(steps)
+        steps.close()
+        assert request.num_cached == cached
+        ((batch, _),) = scheduler._idle
+        assert batch.cache.num_slots >= many
+        assert batch.cache.num_bytes < 1 << 20
+        kept.append(batch)
+    assert kept[0] is kept[1]
 
 
 def test_zeros_that_cannot_be_had_are_an_error_of_memory():

@@ -36,9 +36,9 @@ def test_any_operation_of_a_step_may_find_memory_full(family: str, after: int) -
             batch.step()
         fired += mode.left <= 0
         for _ in range(500):
-            if batch.num_rows:
+            if batch.num_requests:
                 batch.step()
-        assert batch.num_rows == 0
+        assert batch.num_requests == 0
         for row in rows:
             expected = alone(family, len(row.prompt_ids), False)[: row.max_new_tokens]
             if row.error is None:
@@ -47,7 +47,7 @@ def test_any_operation_of_a_step_may_find_memory_full(family: str, after: int) -
                 assert row.token_ids == expected[: len(row.token_ids)]
         again = row_for(engine, 9, LONGEST)
         batch.add(again, shared["heads"])
-        while batch.num_rows:
+        while batch.num_requests:
             batch.step()
         assert again.error is None
         assert again.token_ids == alone(family, 9, False)[:LONGEST]

@@ -1,22 +1,28 @@
 """What an earlier request has read is not read again, and changes no token."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.batches import drafters, row_for
 from support.callers import all_at_once
-from support.small_engines import build_engine, engine_with_heads, lively_chat_base, random_prompt
+from support.small_engines import (
+    build_engine,
+    engine_with_heads,
+    lively_chat_base,
+    random_prompt,
+    reusing,
+)
 from support.tiny_models import tiny_base
 from transformers.pytorch_utils import Conv1D
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
 from medusa_kit.infer.prefix_cache.prefixes import PrefixCache, Start, common_length
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.infer.tree_step import NodeScores
 
 in_cpp = pytest.mark.skipif(
@@ -78,7 +84,7 @@ def test_a_prefix_in_use_is_copied() -> None:
 
 def test_off_reads_everything() -> None:
     engine = engine_for("llama-tied")
-    engine.batches = None
+    engine.scheduler = Scheduler(engine.verifier)
     for _ in range(2):
         assert engine.generate(random_prompt(9, 1), max_new_tokens=5).stats.cached_tokens == 0
 
@@ -172,8 +178,7 @@ def test_conversations_that_alternate_keep_their_prefixes() -> None:
 def test_a_request_above_the_bound_leaves_what_is_kept() -> None:
     engine, text = engine_for("llama-tied"), random_prompt(40, 1)
     engine.generate(text, max_new_tokens=4)
-    assert engine.batches is not None
-    engine.batches.most_bytes = 2 * engine.batches._idle[0][0].cache.num_bytes
+    engine.scheduler.kept_bytes = 2 * engine.scheduler._idle[0][0].cache.num_bytes
     engine.generate(
         [random_prompt(20, seed) for seed in range(12)], max_new_tokens=4, batch_size=12
     )
@@ -185,8 +190,7 @@ def test_one_long_prompt_after_a_list_does_not_make_the_whole_list_longer() -> N
     engine = engine_for("llama-tied")
     engine.generate([random_prompt(12, seed) for seed in range(8)], max_new_tokens=4, batch_size=8)
     engine.generate([*random_prompt(12, 0), *random_prompt(60, 9)], max_new_tokens=4)
-    assert engine.batches is not None
-    assert max(batch.cache.num_slots for batch, _ in engine.batches._idle
+    assert max(batch.cache.num_slots for batch, _ in engine.scheduler._idle
                if len(batch.cache.lengths) == 8) < 40  # fmt: skip
 
 
@@ -220,12 +224,11 @@ def test_threads_take_batches_of_their_own() -> None:
 def test_what_is_kept_is_bounded() -> None:
     engine = engine_for("llama-tied")
     engine.generate(random_prompt(9, 1), max_new_tokens=5)
-    assert engine.batches is not None
-    ((batch, _),) = engine.batches._idle
-    engine.batches = KeptBatches(most_bytes=batch.cache.num_bytes - 1)
+    ((batch, _),) = engine.scheduler._idle
+    engine.scheduler = reusing(engine.verifier, batch.cache.num_bytes - 1)
     for _ in range(2):
         assert engine.generate(random_prompt(9, 1), max_new_tokens=5).stats.cached_tokens == 0
-    assert not engine.batches._idle
+    assert not engine.scheduler._idle
 
 
 @in_cpp
@@ -250,7 +253,7 @@ def test_near_ties_are_counted_where_a_prefix_was_reused() -> None:
     assert penalised.stats.near_ties is None
 
 
-def test_the_place_that_holds_most_of_a_prompt_else_the_oldest() -> None:
+def test_the_slot_that_holds_most_of_a_prompt_else_the_oldest() -> None:
     held = PrefixCache(3)
     assert held.start([1, 2, 3], [0, 1, 2], {}) == Start(0, 0)
     held.leave(0, [1, 2, 3, 4], 4)
@@ -265,7 +268,7 @@ def test_the_place_that_holds_most_of_a_prompt_else_the_oldest() -> None:
     assert held.start([*long[:9], 1], [1, 2], {0: long[:9]}) == Start(2, 0)  # as fast to read
     held.leave(2, [*long, *long, *long], 90)
     assert held.start([*long, 1], [0, 1, 2], {}) == Start(0, 40, 2)  # copied, since more follows
-    assert held.start([*long, 1], [2], {}) == Start(2, 40)  # there is no other place
+    assert held.start([*long, 1], [2], {}) == Start(2, 40)  # there is no other slot
 
 
 def test_only_the_end_of_an_answer_is_overwritten_for_its_question() -> None:
@@ -277,7 +280,7 @@ def test_only_the_end_of_an_answer_is_overwritten_for_its_question() -> None:
     assert held.start(long, [0, 1], {}) == Start(1, 19, 0)
 
 
-def test_a_place_that_a_later_prompt_needs_is_not_the_oldest() -> None:
+def test_a_slot_that_a_later_prompt_needs_is_not_the_oldest() -> None:
     held = PrefixCache(2)
     held.leave(0, [1, 2, 3, 9, 9], 3)
     held.leave(1, [4, 5, 6, 9, 9], 3)
@@ -295,8 +298,8 @@ def cached(engine: Engine, prompts: list[list[int]], tokens: int) -> list[int]:
 
 @in_cpp
 @pytest.mark.parametrize("tokens", [4, 40])
-def test_questions_asked_again_find_their_places(tokens: int) -> None:
-    """Whatever the length of their answers, as many questions as there are places."""
+def test_questions_asked_again_find_their_slots(tokens: int) -> None:
+    """Whatever the length of their answers, as many questions as there are slots."""
     engine = engine_for("llama-tied")
     prompts = [random_prompt(20 + seed, seed) for seed in range(4)]
     cached(engine, prompts, tokens)
@@ -304,14 +307,14 @@ def test_questions_asked_again_find_their_places(tokens: int) -> None:
         assert cached(engine, prompts, tokens) == [19, 20, 21, 22]
 
 
-def test_rows_of_one_batch_find_their_places_again() -> None:
+def test_rows_of_one_batch_find_their_slots_again() -> None:
     engine = engine_for("llama-tied")
     batch, drafter = Batch(engine.verifier, 4), drafters(engine)["heads"]
     for count in (0, 19, 19):
         rows = [row_for(engine, 20 + seed, 30) for seed in range(4)]
         for row in rows:
             batch.add(row, drafter)
-        while batch.num_rows:
+        while batch.num_requests:
             batch.step()
         assert [row.num_cached for row in rows] == [count and count + seed for seed in range(4)]
 
@@ -324,7 +327,7 @@ def test_the_same_question_from_all_at_once_is_copied() -> None:
 
 
 @in_cpp
-def test_a_new_question_leaves_the_places_of_those_behind_it() -> None:
+def test_a_new_question_leaves_the_slots_of_those_behind_it() -> None:
     engine = engine_for("llama-tied")
     prompts = [random_prompt(20, seed) for seed in range(4)]
     cached(engine, prompts, 4)
@@ -354,17 +357,14 @@ def test_near_ties_of_ranked_tokens_are_those_of_all_logits() -> None:
 @in_cpp  # where no weak reference tells whether the model is the same
 def test_a_batch_that_python_finds_out_of_reach_is_not_kept() -> None:
     """Its user is ended by the search for garbage, when its cache's weak references are dead."""
-    engine, kept = engine_for("llama-tied"), KeptBatches()
-
-    def using() -> Iterator[None]:
-        with kept.borrowed(engine.verifier, [random_prompt(20, 1)], 1, 40):
-            yield
-
-    circle: list[Any] = [using()]
+    engine = engine_for("llama-tied")
+    scheduler, drafter = reusing(engine.verifier), drafters(engine)["none"]
+    circle: list[Any] = [scheduler.run([row_for(engine, 20, 20)], drafter)]
     next(circle[0])
     circle.append(circle)
     del circle
     gc.collect()
-    assert all(batch.cache.is_known for batch, _ in kept._idle)
-    with kept.borrowed(engine.verifier, [random_prompt(20, 1)], 1, 40) as batch:
-        assert batch.cache.is_known
+    assert all(batch.cache.is_known for batch, _ in scheduler._idle)
+    for _ in scheduler.run([row_for(engine, 20, 20)], drafter):
+        pass
+    assert all(batch.cache.is_known for batch, _ in scheduler._idle)

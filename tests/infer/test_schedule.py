@@ -13,8 +13,8 @@ FORWARD, TOKEN = 0.25, 1.0  # what reading costs by the clock: in each forward, 
 
 
 class Run:
-    """Rows of a schedule as a batch serves them: each step reads what is due, then counts a token
-    for each row that runs. `arrivals`: by step, the (prompt, answer) lengths of new rows."""
+    """Requests of a schedule as a batch serves them: each step reads what is due, then counts a
+    token for each that runs. `arrivals`: by step, the (prompt, answer) lengths of new ones."""
 
     def __init__(
         self, max_rows: int, max_pause: float | None, arrivals: Sequence[Sequence[tuple[int, int]]]
@@ -25,20 +25,22 @@ class Run:
         self.lengths: list[tuple[int, int]] = []
         self.read: dict[int, int] = {}
         self.said: dict[int, int] = {}
-        self.places: dict[int, int] = {}
-        self.first_tokens: list[int] = []  # rows in the order in which their prompts were read
-        self.most_between = 0.0  # seconds for which prompts were read between two tokens of a row
+        self.slots: dict[int, int] = {}
+        self.first_tokens: list[int] = []  # requests in the order in which their prompts were read
+        self.most_between = (
+            0.0  # seconds for which prompts were read between two tokens of a request
+        )
         self.forwards = 0  # in which they were, at most
 
     def step(self, number: int) -> None:
         for prompt, answer in self.arrivals[number] if number < len(self.arrivals) else ():
             self.schedule.add(len(self.lengths), prompt)
             self.lengths.append((prompt, answer))
-        for key, place in self.schedule.admit(lambda key, free, later: (min(free), 0)):
-            assert place not in self.places.values(), "two rows in one place"
-            self.places[key] = place
+        for key, slot in self.schedule.admit(lambda key, free, later: (min(free), 0)):
+            assert slot not in self.slots.values(), "two requests in one slot"
+            self.slots[key] = slot
             self.read[key] = 0
-        assert len(self.places) <= self.max_rows
+        assert len(self.slots) <= self.max_rows
         running, before, forwards = list(self.said), self.now, 0
         for pieces in self.schedule.reading(MAX_AT_ONCE):
             size = sum(piece.end - piece.start for piece in pieces)
@@ -47,7 +49,7 @@ class Run:
             forwards += 1
             for piece in pieces:
                 assert piece.start == self.read[piece.key], "a piece was left out"
-                assert piece.place == self.places[piece.key]
+                assert piece.slot == self.slots[piece.key]
                 self.read[piece.key] = piece.end
                 assert piece.is_last == (piece.end == self.lengths[piece.key][0])
                 if piece.is_last:
@@ -65,7 +67,7 @@ class Run:
     def leave(self, key: int) -> None:
         self.schedule.leave(key)
         self.said.pop(key, None)
-        self.places.pop(key, None)
+        self.slots.pop(key, None)
 
 
 ROWS = st.lists(
@@ -78,16 +80,16 @@ def test_every_row_is_served_in_order_within_the_pause(
     max_rows: int, pause: float | None, arrivals: list[list[tuple[int, int]]]
 ) -> None:
     run, steps = Run(max_rows, pause, arrivals), 0
-    while steps < len(arrivals) or run.schedule.num_rows:
+    while steps < len(arrivals) or run.schedule.num_requests:
         run.step(steps)
         steps += 1
         assert steps < 2000, "somebody starves"
     assert run.first_tokens == list(range(len(run.lengths)))  # first come, first served
-    assert not run.places
+    assert not run.slots
     if pause is not None:  # beyond it there is a forward that had begun, or the least of tokens
         most = max(pause, FORWARD + TOKEN * LEAST)
         assert run.most_between <= most + run.forwards * FORWARD
-    assert sorted(run.schedule._free) == list(range(max_rows))  # no place is lost
+    assert sorted(run.schedule._free) == list(range(max_rows))  # no slot is lost
 
 
 @given(
@@ -98,7 +100,7 @@ def test_rows_may_leave_from_anywhere(
     arrivals: list[list[tuple[int, int]]], gone: list[tuple[int, int]]
 ) -> None:
     run, steps = Run(2, 3.0, arrivals), 0
-    while steps < len(arrivals) or run.schedule.num_rows:
+    while steps < len(arrivals) or run.schedule.num_requests:
         run.step(steps)
         for step, key in gone:
             if step == steps and key < len(run.lengths):
@@ -165,9 +167,9 @@ def test_places_are_chosen_by_whom_they_are_for() -> None:
         return min(free), 0
 
     assert schedule.admit(least) == [("a", 0), ("b", 1), ("c", 2)]
-    assert told == [("a", ["b", "c"]), ("b", ["c"]), ("c", [])]  # d waits for another place
-    assert schedule.places_read_into() == {0: "a", 1: "b", 2: "c"}
+    assert told == [("a", ["b", "c"]), ("b", ["c"]), ("c", [])]  # d waits for another slot
+    assert schedule.slots_read_into() == {0: "a", 1: "b", 2: "c"}
     assert [schedule.leave(name) for name in "bc"] == [1, 2]
     assert schedule.admit(lambda key, free, later: (max(free), 0)) == [("d", 2)]
     with pytest.raises(KeyError):
-        schedule.place_of("d")  # its prompt has not been read
+        schedule.slot_of("d")  # its prompt has not been read

@@ -2,11 +2,10 @@
 
 import pytest
 from support.batches import alone, drafters, engine_for, row_for
+from support.scheduler_threads import threaded
 from support.small_engines import random_prompt
 
-from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.details import Wanted
-from medusa_kit.infer.threaded.batch_thread import BatchThread
 from medusa_kit.infer.threaded.submission import Emission
 
 
@@ -30,7 +29,7 @@ def test_emissions_hold_the_trees_of_rows_that_ask(name: str) -> None:
     drafter = drafters(engine)[name]
     row, other = row_for(engine, 6, 14), row_for(engine, 9, 14)
     row.wanted = Wanted(tree=True)
-    with BatchThread(Batch(engine.verifier, 2)) as thread:
+    with threaded(engine, 2) as thread:
         asks, does_not = thread.submit(row, drafter), thread.submit(other, drafter)
         first, *steps = list(asks)
         others = list(does_not)
@@ -52,7 +51,7 @@ def test_a_path_that_the_answer_cuts_is_told_as_far_as_it_was_emitted() -> None:
     engine = engine_for("llama-tied")
     drafter = drafters(engine)["heads"]
     lengths = set()
-    with BatchThread(Batch(engine.verifier, 1)) as thread:
+    with threaded(engine, 1) as thread:
         for most in range(2, 15):
             row = row_for(engine, 6, most)
             row.wanted = Wanted(tree=True)

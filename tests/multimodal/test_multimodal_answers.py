@@ -23,9 +23,9 @@ from medusa_kit.base.remembered.described import own_config, read_config
 from medusa_kit.base.text_part import _no_towers, causal_model, load_causal
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.decode import decode
 from medusa_kit.infer.packed.base import PackedBase, base_for_decoding
 from medusa_kit.infer.request import make_request
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.sampling import SamplingParams
 
 IN_CPP = ["gemma3", "gemma3-tied", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
@@ -84,7 +84,7 @@ def test_random_trees_in_a_batch(kind: str, folders: dict[str, Path]) -> None:
     truths = {tuple(prompt): whole_answer(whole, prompt, 16) for prompt in prompts}
     assert len({token for answer in truths.values() for token in answer}) > 4, "proves too little"
     rows = [make_request(engine.verifier, prompt, SamplingParams(), 16) for prompt in prompts]
-    for _ in decode(engine.verifier, PartlyKnowing(truths), rows):
+    for _ in Scheduler(engine.verifier).run(rows, PartlyKnowing(truths)):
         pass
     assert [row.token_ids for row in rows] == list(truths.values())
     assert sum(row.num_steps for row in rows) < sum(len(row.token_ids) for row in rows) - 3

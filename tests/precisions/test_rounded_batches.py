@@ -22,7 +22,7 @@ from support.kernels.rounded import (
     plainly,
     some,
 )
-from support.small_engines import build_engine, random_prompt
+from support.small_engines import build_engine, random_prompt, reusing
 from torch import Tensor
 
 from medusa_kit.engine.engine import Engine
@@ -140,7 +140,7 @@ def test_long_prompts_in_batches_of_every_size(kind: str, activations: str) -> N
     prompts = [random_prompt(length, length) for length in (290, 3, 270, 256, 257, 40, 1)]
     expected = [plainly(engine.verifier, prompt, 12) for prompt in prompts]
     for size in (1, 2, 3, 7):
-        engine.batches = None if engine.batches is None else type(engine.batches)()
+        engine.scheduler = reusing(engine.verifier)
         results = engine.generate(prompts, batch_size=size, max_new_tokens=12, drafter="medusa")
         assert [result.token_ids for result in results] == expected
 
@@ -161,7 +161,7 @@ def test_prefixes_that_earlier_calls_have_read(kind: str, activations: str) -> N
     assert shared > 60
     drawn = {"max_new_tokens": 20, "temperature": 0.8, "seed": 4}
     kept = engine.generate(text[:-9], drafter="auto", **drawn).token_ids
-    engine.batches = type(engine.batches)()
+    engine.scheduler = reusing(engine.verifier)
     assert engine.generate(text[:-9], drafter="none", **drawn).token_ids == kept
 
 

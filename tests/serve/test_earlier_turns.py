@@ -15,6 +15,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.recent_turns import RecentTurns
 from medusa_kit.engine.turns import Answered, Prompt
 from medusa_kit.infer.cpu.verifier import NativeVerifier
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.serve.operations.keys import ApiKeys
 
 CHAT = "/v1/chat/completions"
@@ -111,7 +112,7 @@ def test_what_is_not_known_is_encoded(engine: Engine, monkeypatch: pytest.Monkey
             assert used["prompt_tokens"] == len(encode_prompt(tokenizer, later))
         known = ask(http, live, later)[2]["prompt_tokens"]
     without = engine_with_heads(lively_chat_base())
-    without.batches = None
+    without.scheduler = Scheduler(without.verifier)
     with live_server(without) as live, live.http() as http:
         ask(http, live, [user(QUESTIONS[0])])
         used = ask(http, live, later)[2]

@@ -100,7 +100,7 @@ def test_the_step_in_which_a_client_hangs_up_is_counted(
         until(lambda: told)
         gate.open.set()
         until(lambda: told[0].answers[0].submission.done)
-        decoded = len(told[0].answers[0].submission.row.token_ids)
+        decoded = len(told[0].answers[0].submission.request.token_ids)
         assert decoded > 0  # the step had begun
         for name in ("tokens", "accepted_tokens"):
             until(lambda name=name: counted(live, name) == decoded)  # type: ignore[misc]

@@ -115,12 +115,12 @@ def run(batch: Batch, requests: Sequence[Asked], drafters: Callable[[Asked], Dra
     heard: dict[Request, list[int]] = {row: [] for row in rows}
     last = max(request.arrives for request in requests)
     step = 0
-    while step <= last or batch.num_rows:
+    while step <= last or batch.num_requests:
         for request, row in zip(requests, rows, strict=True):
             if request.arrives == step:
                 batch.add(row, drafters(request))
             if request.leaves == step and row.finish_reason is None:
-                batch.cancel(row)
+                row.cancel()
         for row, tokens in batch.step():
             heard[row] += tokens
         step += 1

@@ -9,9 +9,9 @@ import torch
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.batch import Batch
-from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Draft, Drafter, State, Topology
 from medusa_kit.infer.request import Request, make_request
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from support.small_engines import BUSHY
@@ -95,7 +95,7 @@ def answered(
 ) -> list[Request]:
     """Rows that were decoded together, with drafts that are right now and then."""
     rows = [make_request(engine.verifier, prompt, SamplingParams(), tokens) for prompt in prompts]
-    for _ in decode(engine.verifier, PartlyKnowing(truths), rows):
+    for _ in Scheduler(engine.verifier).run(rows, PartlyKnowing(truths)):
         pass
     return rows
 
@@ -106,7 +106,7 @@ def answered_in(batch: Batch, truths: Truths, tokens: int) -> list[Request]:
     drafter = PartlyKnowing(truths)
     for row in rows:
         batch.add(row, drafter)
-    while batch.num_rows:
+    while batch.num_requests:
         batch.step()
         batch.raise_error()
     return rows

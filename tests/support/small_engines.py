@@ -11,9 +11,10 @@ from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.engine import load
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Request, make_request
+from medusa_kit.infer.scheduler import KEPT_BYTES, Scheduler
+from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.engine import EngineOptions
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -26,6 +27,11 @@ def build_engine(base: BaseModel, *, keep_layers: bool = False, **options: Any) 
     """With options as keywords, without heads unless some are given; all guesses are verified."""
     around = EngineOptions(**{"heads": None, "guesses": "all", **options})
     return load.build_engine(base, around, keep_layers=keep_layers)
+
+
+def reusing(verifier: Verifier, kept_bytes: int = KEPT_BYTES) -> Scheduler:
+    """A scheduler that has not read anything yet, and keeps what it reads."""
+    return Scheduler(verifier, reuse_prefixes=True, kept_bytes=kept_bytes)
 
 
 def random_prompt(length: int, seed: int, vocab_size: int = VOCAB) -> list[int]:
@@ -79,6 +85,6 @@ def decode_all(
         make_request(engine.verifier, prompt, params, tokens)
         for prompt, params in zip(prompts, sampling, strict=True)
     ]
-    for _ in decode(engine.verifier, drafter, rows):
+    for _ in Scheduler(engine.verifier).run(rows, drafter):
         pass
     return rows

@@ -239,7 +239,7 @@ def test_statistics_of_other_heads_or_bases_are_refused(engine: Engine) -> None:
     with pytest.raises(ConfigError, match="another base"):
         search_tree(engine, foreign)
     with pytest.raises(ConfigError, match="no heads"):
-        search_tree(Engine(engine.verifier, engine.check), own)
+        search_tree(Engine(engine.verifier, engine.check, engine.scheduler), own)
 
 
 def test_statistics_of_text_that_was_encoded_otherwise_are_told_and_named_in_the_tree(

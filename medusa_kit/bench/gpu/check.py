@@ -26,9 +26,9 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import DeviceMemoryError
 from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
-from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import ROOT, Draft, Drafter, State, Topology
 from medusa_kit.infer.request import make_request
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.engine import EngineOptions
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.transfer import to_device
@@ -135,7 +135,7 @@ def _decoding(
     generator = torch.Generator().manual_seed(prefix)
     ids = torch.randint(0, shape.vocab_size, (prefix,), generator=generator).tolist()
     row = make_request(engine.verifier, ids, SamplingParams(), 2 * steps)
-    running = decode(engine.verifier, drafter, [row])
+    running = Scheduler(engine.verifier).run([row], drafter)
     try:
         next(running)
         yield partial(next, running)

@@ -52,8 +52,8 @@ def _chat(
         params = SamplingParams.checked(sampling)
         check_bias(loading["model"], loading.get("revision"), params)
         engine = medusa_kit.load(**loading)
-        if engine.steps is not None and engine.pays and engine.own_drafter != "none":
-            _ = engine.steps.cost  # timed now if need be, rather than before the first answer
+        if (steps := engine.scheduler.steps) is not None and engine.own_drafter != "none":
+            _ = steps.cost  # timed now if need be, rather than before the first answer
     chosen, where = chat_sampling.choose(sampling, greedy, engine.base.generation_config)
     console.note(_greeting(engine))
     console.note(f"{chat_sampling.describe(chosen, where)}. /help lists the commands.")

@@ -6,7 +6,7 @@ share one, also in several threads.
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from medusa_kit.locks import SharedLock
@@ -144,3 +144,10 @@ class StepCost:
         low, high = self._known[place], self._known[place + 1]
         share = min(max((num_nodes - low) / (high - low), 0.0), 1.0)
         return [(1 - share, self._sizes[low]), (share, self._sizes[high])]
+
+
+@dataclass
+class LearnedSteps:
+    """The cost of steps that nobody measures beforehand."""
+
+    cost: StepCost = field(default_factory=StepCost)

@@ -1,11 +1,12 @@
-"""Whether a model is what it was at an earlier request, so that its keys and values still hold.
+"""Whether a model is what it was before, so that what was made of it still holds.
 
 C++ steps read weights packed at load. A model that torch runs may have become another one: weights
 written to or replaced, a hook, an adapter, another `forward`. What can be compared is compared;
-where something is in use that leaves no mark, nothing can be said.
+where something is in use that leaves no mark, nothing can be said of keys and values.
 """
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,19 +22,25 @@ SETTING = (int, float, str, type(None))
 
 
 class ModelState:
-    """Modules and tensors by identity, without keeping them alive; settings of every module;
-    versions, places and a sample of the numbers of every tensor."""
+    """Modules and tensors by identity, without keeping them alive; settings and functions of every
+    module; versions and places of every tensor. `besides`: what else is compared. `private`:
+    whether settings named `_…` are, in which transformers also notes what calls have set up."""
 
-    def __init__(self, model: Any) -> None:
-        modules = list(model.modules())
-        tensors = _tensors_of(modules)
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        tensors: Sequence[Tensor],
+        besides: Any,
+        private: bool = True,
+    ) -> None:
         self._parts: list[weakref.ref[Any]] = [weakref.ref(part) for part in (*modules, *tensors)]
         self._facts = (
-            [(type(module), type(module).forward, _settings(module)) for module in modules],
-            [(one._version, one.data_ptr(), one.dtype, one.device) for one in tensors],
-            _settings(model.config),
-            torch.is_autocast_enabled(model.device.type),
-            sampled_digest(tensors),  # writes through `.data` change no version
+            [
+                (type(one), type(one).forward, vars(one).get("forward"), _settings(one, private))
+                for one in modules
+            ],
+            [(_version(one), one.data_ptr(), one.dtype, one.device) for one in tensors],
+            besides,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -55,20 +62,24 @@ def state_of(verifier: Verifier) -> State:
     if verifier.reads_packed_weights:
         return verifier.base.weights_version()
     model = verifier.base.model
-    return ModelState(model) if _is_plain(model) else None
-
-
-def _is_plain(model: Any) -> bool:
-    """Whether what the model computes follows from what `ModelState` compares."""
     modules = list(model.modules())
+    tensors = _tensors_of(modules)
+    if not _is_plain(model, modules, tensors):
+        return None
+    autocast = torch.is_autocast_enabled(model.device.type)
+    # Writes through `.data` change no version.
+    besides = _settings(model.config), autocast, sampled_digest(tensors)
+    return ModelState(modules, tensors, besides)
+
+
+def _is_plain(model: Any, modules: list[nn.Module], tensors: list[Tensor]) -> bool:
+    """Whether what the model computes follows from what is compared."""
     if foreign_hooks(model) or getattr(model, "_hf_peft_config_loaded", False):
         return False
     for module in modules:
         if "forward" in vars(module) or type(module).__module__.split(".")[0] not in PLAIN_CODE:
             return False
-    return all(
-        type(one) in PLAIN_TENSORS and not one.is_inference() for one in _tensors_of(modules)
-    )
+    return all(type(one) in PLAIN_TENSORS and not one.is_inference() for one in tensors)
 
 
 def _tensors_of(modules: list[nn.Module]) -> list[Tensor]:
@@ -82,6 +93,14 @@ def _tensors_of(modules: list[nn.Module]) -> list[Tensor]:
     return list({id(tensor): tensor for tensor in found}.values())
 
 
-def _settings(owner: Any) -> dict[str, Any]:
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _settings(owner: Any, private: bool = True) -> dict[str, Any]:
     """Plain values among its attributes, such as `training` or an epsilon."""
-    return {name: value for name, value in vars(owner).items() if isinstance(value, SETTING)}
+    return {
+        name: value
+        for name, value in vars(owner).items()
+        if isinstance(value, SETTING) and (private or not name.startswith("_"))
+    }

@@ -1,1 +1,1 @@
-"""A batch that has a thread of its own, and takes rows from any other."""
+"""A scheduler that has a thread of its own, and takes requests from any other."""

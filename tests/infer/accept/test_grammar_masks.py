@@ -175,7 +175,7 @@ def two_rows(engine: Engine, drafter: str, patterns: tuple[str, str]) -> list[Re
     ]
     for row in rows:
         batch.add(row, built)
-    while batch.num_rows:
+    while batch.num_requests:
         batch.step()
     return rows
 

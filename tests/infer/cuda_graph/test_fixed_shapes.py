@@ -25,18 +25,18 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters import draft_with
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
+from medusa_kit.infer.adapted_verifier import adapted
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cuda_graph.cache import FixedCache
 from medusa_kit.infer.cuda_graph.captured import CapturedForward, Shape, fitting
 from medusa_kit.infer.cuda_graph.guard import HostRead, NoHostReads
 from medusa_kit.infer.cuda_graph.step import FixedStep
 from medusa_kit.infer.cuda_graph.verifier import AGAIN_AFTER, CapturedVerifier, usual_steps
-from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Topology
 from medusa_kit.infer.request import make_request
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, TreeStep
-from medusa_kit.infer.turns import adapted
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.dynamic import DynamicTree
@@ -90,7 +90,7 @@ def test_every_stop_and_every_limit_inside_paths(family: str) -> None:
         rows = [make_request(engine.verifier, p, SamplingParams(), limit) for p in prompts]
         for row in rows:
             row.stop_ids = frozenset([stop])
-        list(decode(engine.verifier, draft_with(engine.heads, BUSHY), rows))
+        list(Scheduler(engine.verifier).run(rows, draft_with(engine.heads, BUSHY)))
         for row, answer in zip(rows, answers, strict=True):
             end = answer.index(stop) + 1 if stop in answer else limit
             assert row.token_ids == answer[: min(end, limit)], (stop, limit)
@@ -214,11 +214,10 @@ def test_forwards_serve_later_requests_of_any_text() -> None:
     for prefix_cache in ("on", "off"):
         engine = fixed_engine(prefix_cache=prefix_cache)
         answers = [engine.generate(PROMPTS[1], max_new_tokens=12)]
-        assert engine.batches is not None
-        ((batch, _),) = engine.batches._idle
+        ((batch, _),) = engine.scheduler._idle
         forwards = dict(batch.cache.forwards)  # type: ignore[attr-defined]
         answers.append(engine.generate(PROMPTS[2], max_new_tokens=12))
-        ((again, _),) = engine.batches._idle
+        ((again, _),) = engine.scheduler._idle
         assert again is batch
         assert batch.cache.forwards == forwards  # type: ignore[attr-defined]
         assert [one.token_ids for one in answers] == plain_answers("llama", PROMPTS[1:], 12)

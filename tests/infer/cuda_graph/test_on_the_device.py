@@ -19,7 +19,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.cuda_graph.captured import MAX_NODES
 from medusa_kit.infer.cuda_graph.verifier import SHARE_OF_CACHE, CapturedVerifier
 from medusa_kit.infer.memory import cache_bytes_per_token
-from medusa_kit.infer.prefix_cache.kept_batches import KEPT_SHARE
+from medusa_kit.infer.scheduler import KEPT_SHARE
 from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -137,8 +137,7 @@ def test_a_servers_cache_is_as_large_as_memory_allows(cuda_stand_in: Device) -> 
 
 def test_conversations_are_kept_by_the_devices_size(cuda_stand_in: Device) -> None:
     engine = engine_there()
-    assert engine.batches is not None
-    assert engine.batches.most_bytes == int(KEPT_SHARE * cuda_stand_in.memory.total)
+    assert engine.scheduler.kept_bytes == int(KEPT_SHARE * cuda_stand_in.memory.total)
 
 
 def test_a_row_alone_is_not_padded_in_attention(cuda_stand_in: Device) -> None:

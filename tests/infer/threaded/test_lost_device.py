@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from support.batches import drafters, engine_for, row_for
-from support.threaded_batches import threaded
+from support.scheduler_threads import threaded
 
 from medusa_kit.errors import ClosedError
 from medusa_kit.infer import memory

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Request
-from medusa_kit.infer.threaded.batch_thread import BatchThread
+from medusa_kit.infer.scheduler import Scheduler
+from medusa_kit.infer.threaded.scheduler_thread import SchedulerThread
 from medusa_kit.infer.threaded.submission import Submission
 from support.batches import LONGEST, alone, drafters, row_for
 
@@ -48,8 +48,8 @@ class Raises:
         return self._inner.propose(state)
 
 
-def threaded(engine: Engine, max_rows: int = 2, **options: Any) -> BatchThread:
-    return BatchThread(Batch(engine.verifier, max_rows), **options)
+def threaded(engine: Engine, max_rows: int = 2, **options: Any) -> SchedulerThread:
+    return SchedulerThread(Scheduler(engine.verifier, max_rows, reuse_prefixes=True), **options)
 
 
 def exact(family: str, row: Request) -> list[int]:

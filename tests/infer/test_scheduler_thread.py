@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.batches import DRAFTERS, LONGEST, alone, drafters, engine_for, pieces_of, row_for
 from support.callers import all_at_once
+from support.scheduler_threads import SOON, Gate, Raises, exact, heard, stopped, threaded
 from support.small_engines import build_engine
-from support.threaded_batches import SOON, Gate, Raises, exact, heard, stopped, threaded
 from support.tiny_models import tiny_base
 
 from medusa_kit.drafters.plain import PlainDrafter
@@ -21,9 +21,20 @@ from medusa_kit.errors import ConfigError, DeviceMemoryError, QueueFullError
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.details import TokenScore
 from medusa_kit.infer.request import make_request
-from medusa_kit.infer.threaded.batch_thread import BatchThread
-from medusa_kit.infer.threaded.submission import Submission, Ticket
+from medusa_kit.infer.scheduler import Scheduler
+from medusa_kit.infer.threaded.scheduler_thread import SchedulerThread
+from medusa_kit.infer.threaded.submission import Submission
 from medusa_kit.settings.sampling import SamplingParams
+
+
+def batch_of(thread: SchedulerThread) -> Batch:
+    (batch,) = thread._scheduler._stepped.values()
+    return batch
+
+
+def free_slots(thread: SchedulerThread) -> list[int]:
+    return sorted(batch_of(thread)._schedule.free)
+
 
 FAMILIES = ["llama-tied", "gemma3", "gpt2"]  # the first two in C++, where it can be built
 REQUEST = st.tuples(
@@ -67,11 +78,11 @@ def test_rows_from_several_threads_get_what_they_get_alone(
 
     with (
         pieces_of(budget) as pause,
-        BatchThread(batch := Batch(engine.verifier, max_rows, max_pause=pause)) as thread,
+        SchedulerThread(Scheduler(engine.verifier, max_rows, pause, reuse_prefixes=True)) as thread,
     ):
         all_at_once(visit, len(visits))
         assert (thread.stats.running, thread.stats.reading, thread.stats.waiting) == (0, 0, 0)
-    assert sorted(batch._schedule._free) == list(range(max_rows))
+    assert free_slots(thread) == list(range(max_rows))
 
 
 def test_what_fails_reaches_who_asked_and_nobody_else() -> None:
@@ -83,12 +94,12 @@ def test_what_fails_reaches_who_asked_and_nobody_else() -> None:
         failed = thread.submit(row_for(engine, 17, LONGEST), failing)
         with pytest.raises(ZeroDivisionError, match="here"):
             list(failed)
-        assert (failed.done, failed.row.finish_reason) == (True, "error")
+        assert (failed.done, failed.request.finish_reason) == (True, "error")
         assert isinstance(failed.error, ZeroDivisionError)
         for submission in others:
-            assert heard(submission) == exact("llama-tied", submission.row)
+            assert heard(submission) == exact("llama-tied", submission.request)
         again = thread.submit(row_for(engine, 17, LONGEST), failing)
-        assert heard(again) == exact("llama-tied", again.row)
+        assert heard(again) == exact("llama-tied", again.request)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +121,7 @@ def test_a_row_for_which_there_is_no_memory_fails_alone(
         gate.open.set()
         with pytest.raises(DeviceMemoryError, match=r"no room for 1 sequences of up to \d+ tokens"):
             long.result()
-        assert heard(first) == exact("gpt2", first.row)
+        assert heard(first) == exact("gpt2", first.request)
 
 
 def test_an_error_that_is_nobody_s_ends_the_rows_and_not_the_thread(
@@ -118,10 +129,9 @@ def test_an_error_that_is_nobody_s_ends_the_rows_and_not_the_thread(
 ) -> None:
     engine = engine_for("gpt2")
     drafter = drafters(engine)["none"]
-    batch = Batch(engine.verifier, 2)
-    with BatchThread(batch) as thread:
+    with threaded(engine) as thread:
         with monkeypatch.context() as patch:
-            patch.setattr(batch, "_verify_trees", lambda: 1 / 0)
+            patch.setattr(batch_of(thread), "_verify_trees", lambda: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 thread.submit(row_for(engine, 5, LONGEST), drafter).result()
         row = thread.submit(row_for(engine, 5, LONGEST), drafter).result()
@@ -138,24 +148,25 @@ def test_a_full_queue_refuses_more_until_there_is_room() -> None:
         assert stats.running + stats.reading + stats.waiting == 3
         gate.open.set()
         for submission in (first, *waiting):
-            assert heard(submission) == exact("llama-tied", submission.row)
+            assert heard(submission) == exact("llama-tied", submission.request)
         again = thread.submit(row_for(engine, 9, 3), gate)
-        assert heard(again) == exact("llama-tied", again.row)
+        assert heard(again) == exact("llama-tied", again.request)
 
 
 def test_a_row_is_submitted_once() -> None:
     engine = engine_for("llama-tied")
     with stopped(engine, 1) as (thread, first, gate):
         with pytest.raises(ConfigError, match="in the batch already"):
-            thread.submit(first.row, gate)
+            thread.submit(first.request, gate)
         gate.open.set()
-        assert heard(first) == exact("llama-tied", first.row)
+        assert heard(first) == exact("llama-tied", first.request)
 
 
 @pytest.mark.parametrize("where", ["waits", "reads", "runs"])
 def test_a_row_is_cancelled_wherever_it_is(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_for("llama-tied")
-    batch, gate = Batch(engine.verifier, 2, max_pause=1e-9), Gate(drafters(engine)["heads"])
+    scheduler = Scheduler(engine.verifier, 2, 1e-9, reuse_prefixes=True)
+    gate = Gate(drafters(engine)["heads"])
     read, reading, go_on = engine.verifier.read_prompts, threading.Event(), threading.Event()
     long, short = row_for(engine, 40, LONGEST), row_for(engine, 7, LONGEST)
 
@@ -166,7 +177,7 @@ def test_a_row_is_cancelled_wherever_it_is(where: str, monkeypatch: pytest.Monke
         return read(cache, places, pieces, seen)
 
     monkeypatch.setattr(engine.verifier, "read_prompts", reads_on)
-    with BatchThread(batch) as thread:
+    with SchedulerThread(scheduler) as thread:
         runs = thread.submit(row_for(engine, 5, LONGEST), gate)
         assert gate.reached.wait(SOON)
         reads, waits = (thread.submit(row, gate) for row in (long, short))
@@ -182,17 +193,17 @@ def test_a_row_is_cancelled_wherever_it_is(where: str, monkeypatch: pytest.Monke
         assert cancelled.finish_reason == "cancelled"
         assert where == "runs" or not cancelled.token_ids
         for submission in submissions.values():
-            assert heard(submission) == exact("llama-tied", submission.row)
+            assert heard(submission) == exact("llama-tied", submission.request)
         last = thread.submit(row_for(engine, 9, LONGEST), gate)
-        assert heard(last) == exact("llama-tied", last.row)
-    assert sorted(batch._schedule._free) == [0, 1]
+        assert heard(last) == exact("llama-tied", last.request)
+    assert free_slots(thread) == [0, 1]
 
 
 def test_a_hook_hears_what_iterating_does_then_the_end() -> None:
     engine = engine_for("llama-tied")
     shared = drafters(engine)
 
-    async def ask(thread: BatchThread, prompt: int) -> list[list[int]]:
+    async def ask(thread: SchedulerThread, prompt: int) -> list[list[int]]:
         loop, news = asyncio.get_running_loop(), asyncio.Queue[list[int]]()
         row = row_for(engine, prompt, LONGEST)
         submission = thread.submit(
@@ -209,7 +220,7 @@ def test_a_hook_hears_what_iterating_does_then_the_end() -> None:
 
     def void(_: object) -> None: ...
 
-    async def both(thread: BatchThread) -> list[list[list[int]]]:
+    async def both(thread: SchedulerThread) -> list[list[list[int]]]:
         return await asyncio.gather(*(ask(thread, prompt) for prompt in (5, 9)))
 
     with threaded(engine) as thread:
@@ -240,7 +251,7 @@ def test_a_hook_that_raises_ends_its_row_and_one_that_waits_is_told() -> None:
             thread.submit(row_for(engine, 5, LONGEST), drafter, raises).result()
         mine.append(thread.submit(row_for(engine, 9, 2), drafter, waits))
         ready.set()
-        assert mine[0].result().token_ids == exact("llama-tied", mine[0].row)
+        assert mine[0].result().token_ids == exact("llama-tied", mine[0].request)
     assert isinstance(found[0], ConfigError)
 
 
@@ -267,9 +278,11 @@ def test_a_first_token_is_not_told_with_what_its_row_did_next() -> None:
     row = make_request(engine.verifier, [5, 6, 7], SamplingParams(), 8)
     row.first_scores, row.num_guessed = [TokenScore(-1.0, [])], 2
     row.scores = [TokenScore(-2.0, [])] * 3
-    ticket = Ticket(row, PlainDrafter(torch.device("cpu")), None)
-    ticket.push([9])
-    ticket.push([1, 2, 3])
-    first, second = ticket.emissions
+    thread = SchedulerThread(Scheduler(engine.verifier, 1))
+    submission = Submission(row, PlainDrafter(torch.device("cpu")), thread)
+    submission.push([9])
+    submission.push([1, 2, 3])
+    first, second = submission.take()
+    thread.close()
     assert (first.num_guessed, first.scores) == (0, row.first_scores)
     assert (second.num_guessed, second.scores) == (2, row.scores)

@@ -1,17 +1,15 @@
 """The thread of a batch is closed or dropped, dies, or its process ends: nobody waits for ever."""
 
-import gc
 import os
 import subprocess
 import sys
 import textwrap
 import warnings
-import weakref
 from pathlib import Path
 
 import pytest
 from support.batches import LONGEST, drafters, engine_for, row_for
-from support.threaded_batches import SOON, Raises, exact, heard, stopped, threaded
+from support.scheduler_threads import SOON, Raises, exact, heard, stopped, threaded
 
 from medusa_kit.errors import ClosedError
 
@@ -29,9 +27,9 @@ def test_closing_ends_every_row(drain: bool) -> None:
         assert first.done
         assert second.done
         for submission in (first, second):
-            said, expected = heard(submission), exact("llama-tied", submission.row)
+            said, expected = heard(submission), exact("llama-tied", submission.request)
             assert said == expected[: len(said)]
-            assert submission.row.is_complete == drain
+            assert submission.request.is_complete == drain
             assert not drain or said == expected
         thread.close()
 
@@ -45,32 +43,6 @@ def test_a_thread_that_ends_leaves_nobody_waiting() -> None:
     with pytest.raises(ClosedError, match="thread has ended: SystemExit"):
         thread.submit(row_for(engine, 5, LONGEST), ends)  # type: ignore[arg-type]
     thread.close()
-
-
-def test_what_nobody_holds_any_more_ends() -> None:
-    """A submission that was dropped is cancelled, a thread that was dropped ends."""
-    engine = engine_for("llama-tied")
-    with stopped(engine, 1) as (thread, first, gate):
-        dropped = thread.submit(row_for(engine, 9, LONGEST), gate)
-        row = dropped.row
-        del dropped
-        gc.collect()
-        gate.open.set()
-        last = thread.submit(row_for(engine, 7, LONGEST), gate)
-        assert heard(last) == exact("llama-tied", last.row)
-        assert row.finish_reason == "cancelled"
-    lone = threaded(engine)
-    own, alive = lone._thread, weakref.ref(lone)
-    submission = lone.submit(row_for(engine, 7, LONGEST), drafters(engine)["none"])
-    del lone, first
-    gc.collect()
-    assert alive() is not None  # its submission holds it
-    assert heard(submission) == exact("llama-tied", submission.row)
-    del submission
-    gc.collect()
-    assert alive() is None
-    own.join(SOON)
-    assert not own.is_alive()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
@@ -95,18 +67,17 @@ def test_a_forked_child_is_told_that_it_has_no_thread() -> None:
             os._exit(refused)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         gate.open.set()
-        assert heard(first) == exact("gpt2", first.row)
+        assert heard(first) == exact("gpt2", first.request)
 
 
 EXIT = """
     import sys, threading
     sys.path[:0] = {paths!r}
     from support.batches import drafters, engine_for, row_for
-    from medusa_kit.infer.batch import Batch
-    from medusa_kit.infer.threaded.batch_thread import BatchThread
+    from support.scheduler_threads import threaded
 
     engine = engine_for("llama-tied")
-    thread = BatchThread(Batch(engine.verifier, 1))
+    thread = threaded(engine, 1)
     rows = [row_for(engine, n, 200) for n in (5, 9)]
     kept = [thread.submit(row, drafters(engine)["none"]) for row in rows]
     next(iter(kept[0]))
