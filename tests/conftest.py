@@ -1,7 +1,9 @@
 """Shared fixtures: tiny seeded models of every family, built in code; no network, no GPU."""
 
+import functools
 import os
 import signal
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +25,8 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.cpu import kernels
 
 quiet_transformers()
+# Each client of HTTP reads all certificates anew, 30 ms of it, though no test uses TLS.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 if (isa := os.environ.get(kernels.ISA_SWITCH)) and (wheels := in_wheel(isa)):
     kernels.packaged_library = lambda: wheels  # else that level is compiled once more
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started this in the background

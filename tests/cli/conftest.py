@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.checked_once import checked_once  # noqa: F401
 from support.debug_model import MODEL, ROOT
 from support.typed import typed_command
 

@@ -53,13 +53,6 @@ def test_a_dry_run_prints_the_recipe_and_the_work(run: Run, tmp_path: Path) -> N
     assert not (tmp_path / "run").exists()
 
 
-def test_two_processes_by_one_option(run: Run, tmp_path: Path) -> None:
-    code, _, _ = run("train", ROOT / "recipes/debug.yaml", "--nproc", "2", "base.device=cpu",
-                     f"output_dir={tmp_path}", "deepspeed.enabled=false")  # fmt: skip
-    assert code == 0
-    assert json.loads((tmp_path / "run.json").read_text())["processes"] == 2
-
-
 def test_tree_search_leaves_a_tree(trained: Path) -> None:
     record = json.loads((trained / "tree.json").read_text())
     assert record["base_model"] == "debug-tiny"

@@ -296,11 +296,13 @@ GENERATE = """
 import sys
 from medusa_kit import cli
 
-sys.argv = ["medusa-kit", "generate", "Hi", "-n", "3", *sys.argv[1:]]
-try:
-    cli.main()
-except SystemExit as leaving:
-    assert not leaving.code
+model, *folders = sys.argv[1:]
+for folder in folders:
+    sys.argv = ["medusa-kit", "generate", "Hi", "-n", "3", "-m", model, "--heads", folder]
+    try:
+        cli.main()
+    except SystemExit as leaving:
+        assert not leaving.code
 unneeded = {
     "sympy", "torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes",
     "transformers.generation.utils", "transformers.modeling_utils", "triton",
@@ -310,19 +312,21 @@ print(sorted(unneeded & set(sys.modules)))
 """
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra", "recurrent"])
 def test_decoding_with_heads_imports_no_compiler(
-    light: PackedBase, folder: Path, tmp_path: Path, kind: str
+    light: PackedBase, folder: Path, tmp_path: Path
 ) -> None:
-    heads = random_heads(light, kind=kind)
-    save_heads(heads, tmp_path / "heads")
-    given = ["-m", str(folder), "--heads", str(tmp_path / "heads")]
-    medusa_kit.load(str(folder), heads=str(tmp_path / "heads"))  # which packs them
-    done = subprocess.run([sys.executable, "-c", GENERATE, *given], capture_output=True, text=True)
+    given = [str(tmp_path / kind) for kind in ("medusa", "hydra", "recurrent")]
+    for one in given:
+        save_heads(random_heads(light, kind=Path(one).name), Path(one))
+        medusa_kit.load(str(folder), heads=one)  # which packs them
+    done = subprocess.run(
+        [sys.executable, "-c", GENERATE, str(folder), *given], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
-    packed = Path(os.environ["MEDUSA_KIT_CACHE"]).glob("packed/heads-*/weights.packed")
-    assert list(packed)
+    for one in given:
+        name = f"packed/{Path(one).name}-*/weights.packed"
+        assert list(Path(os.environ["MEDUSA_KIT_CACHE"]).glob(name)), one
 
 
 def test_commands_need_neither_the_model_nor_its_code(folder: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ of drafter knows the answer in part, so that long paths are accepted too.
 import pytest
 import torch
 from support.partly_knowing import TREES, PartlyKnowing, plain_answer
+from support.samples import pairs
 from support.small_engines import build_engine, random_prompt
 from support.tiny_models import CONTEXT, FAMILIES, STOP, VOCAB, tiny_base, tiny_model
 from transformers import LogitsProcessor, LogitsProcessorList
@@ -33,12 +34,11 @@ def random_heads(engine: Engine, kind: str = "medusa") -> MedusaHeads:
 def test_heads_and_trees(family: str) -> None:
     engine = build_engine(tiny_base(family))
     engine.heads = random_heads(engine)
-    for seed, length in enumerate((1, 4, 23)):
-        prompt = random_prompt(length, seed)
+    prompts = [random_prompt(length, seed) for seed, length in enumerate((1, 4, 23))]
+    for prompt, name in pairs(prompts, list(TREES)):
+        engine.use_tree(TREES[name])
         expected = plain_answer(family, prompt, 24)
-        for name, tree in TREES.items():
-            engine.use_tree(tree)
-            assert engine.generate(prompt, max_new_tokens=24).token_ids == expected, name
+        assert engine.generate(prompt, max_new_tokens=24).token_ids == expected, name
 
 
 @pytest.mark.parametrize("kind", ["hydra", "recurrent"])
@@ -51,12 +51,12 @@ def test_heads_that_read_the_path(family: str, kind: str) -> None:
     expected = [plain_answer(family, prompt, 24) for prompt in prompts]
     for name, tree in TREES.items():
         engine.use_tree(tree)
-        results = [engine.generate(prompt, max_new_tokens=24) for prompt in prompts]
-        assert [result.token_ids for result in results] == expected, name
         together = engine.generate(prompts, max_new_tokens=24)
         assert [result.token_ids for result in together] == expected, name
-        steps = [result.stats.num_steps for result in results]
-        assert [result.stats.num_steps for result in together] == steps, name
+    results = [engine.generate(prompt, max_new_tokens=24) for prompt in prompts]
+    assert [result.token_ids for result in results] == expected
+    steps = [result.stats.num_steps for result in results]
+    assert [result.stats.num_steps for result in together] == steps
 
 
 @pytest.mark.parametrize("family", FAMILIES)

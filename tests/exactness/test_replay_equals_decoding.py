@@ -77,12 +77,10 @@ def fitting(tree: CandidateTree, engine: Engine) -> bool:
     return tree.num_ranks <= engine.heads.num_columns
 
 
-@pytest.mark.parametrize("name", ALL_TREES)
-def test_steps_and_depths_are_equal(case: Case, name: str) -> None:
+def test_requests_take_as_many_steps(case: Case) -> None:
+    """Each alone, by what its statistics say; `bushy` fits heads of every kind."""
     engine, answers, statistics = case
-    tree = ALL_TREES[name]
-    if not fitting(tree, engine):
-        pytest.skip("the reduced projection has too few columns for this tree")
+    tree = ALL_TREES["bushy"]
     replayed = replay(tree, statistics)
     engine.use_tree(tree)
     prompts = [answer.prompt_ids for answer in answers]

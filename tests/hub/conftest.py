@@ -9,6 +9,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import _http
+from support.checked_once import checked_once  # noqa: F401
 from support.clocks import own_time
 from support.rank_tables import random_statistics
 from support.standin_hub import TOKEN, StandInHub

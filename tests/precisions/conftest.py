@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from support.checked_once import checked_once  # noqa: F401
 
 
 @pytest.fixture(scope="module", autouse=True)

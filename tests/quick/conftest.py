@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.checked_once import checked_once  # noqa: F401
 
 from medusa_kit.quick import search, settings
 from medusa_kit.quick.session import Request

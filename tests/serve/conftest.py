@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from openai import OpenAI
+from support.checked_once import checked_once  # noqa: F401
 from support.serving.live_server import LiveServer, live_server
 from support.small_engines import build_engine, lively_chat_base, random_heads
 

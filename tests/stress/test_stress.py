@@ -23,7 +23,7 @@ pytestmark = pytest.mark.stress
 
 FAMILIES = ("llama-tied", "mistral-sliding", "llama", "gpt2")  # C++ steps, its layers, torch's
 THREADS = 4  # for each engine
-REQUESTS = int(os.environ.get("STRESS_REQUESTS", "6"))
+REQUESTS = int(os.environ.get("STRESS_REQUESTS", "4"))
 LONG = REQUESTS >= 100
 EMBEDDED_PROMPTS = ("Why is the sky blue?", "Count to ten.", "Name three rivers.", "Say hello.")
 

@@ -37,7 +37,7 @@ def requests_of(count: int) -> list[dict[str, Any]]:
             "prompt": random_prompt(3 + 5 * (number % 4), number),
             "drafter": DRAFTERS[number % len(DRAFTERS)],
             **({"temperature": 1.0, "seed": number} if number % 3 == 2 else {}),
-            "max_new_tokens": 20,
+            "max_new_tokens": 12,
         }
         for number in range(count)
     ]

@@ -21,6 +21,9 @@ from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.run.schedule import learning_rate
 from medusa_kit.train.trainer import train_heads
 
+# Where only the heads at the end are of interest.
+SELDOM = {"eval_every": 1000, "save_every": 1000}
+
 
 class Crash(Exception):
     pass
@@ -77,7 +80,7 @@ def test_heads_that_read_the_path_learn_more_from_it(tiny_base, make_recipe, tmp
         recipe = make_recipe(
             output_dir=str(tmp_path / kind),
             heads={"num_heads": 3, "kind": kind},
-            train={"epochs": 12, "learning_rate": 0.02},
+            train={"epochs": 12, "learning_rate": 0.02, **SELDOM},
         )
         report = train_heads(base, stuttering_rows(), recipe)
         top1[kind] = report.scores.top1
@@ -96,7 +99,12 @@ def test_recurrent_heads_learn_to_count(tiny_base, counting_rows, make_recipe, t
         recipe = make_recipe(
             output_dir=str(tmp_path / updates),
             heads={"num_heads": 3, "kind": "recurrent", "mlp_size": 20, "save_dtype": "bfloat16"},
-            train={"epochs": 1 if updates == "few" else 12, "learning_rate": 0.02, **more},
+            train={
+                "epochs": 1 if updates == "few" else 12,
+                "learning_rate": 0.02,
+                **SELDOM,
+                **more,
+            },
         )
         report = train_heads(base, counting_rows(), recipe)
         found[updates] = report.scores
@@ -132,8 +140,7 @@ def test_soft_targets_teach_what_the_base_would_say(
         recipe = make_recipe(
             output_dir=str(tmp_path / name),
             heads={"num_heads": 2, "num_blocks": 2},
-            train={"epochs": 30, "learning_rate": 0.03, "keep": "last",
-                   **options},
+            train={"epochs": 30, "learning_rate": 0.03, "keep": "last", **SELDOM, **options},
         )  # fmt: skip
         report = train_heads(base, counting_rows(), recipe)
         heads = load_heads(report.heads_folder, base)
@@ -151,7 +158,7 @@ def test_training_learns_to_count_and_leaves_the_base_alone(
     reduced = {"reduced_size": 24} if projection == "reduced" else {}
     recipe = make_recipe(
         heads={"num_heads": 2, "num_blocks": 2, "projection": projection, **reduced},
-        train={"epochs": 30, "learning_rate": 0.03},
+        train={"epochs": 30, "learning_rate": 0.03, **SELDOM},
     )
     report = train_heads(base, counting_rows(), recipe)
     assert base.weights_digest() == before

@@ -10,6 +10,7 @@ import torch
 from support.models.hybrids import tiny_hybrid
 from support.native.answers import check_a_seed, check_rows, plain_answers, tokens_of
 from support.native.eagle_folders import PROPOSED, eagle_folder, reference_draft
+from support.samples import pairs
 from support.small_engines import BUSHY, build_engine, random_heads, random_prompt
 from support.tiny_models import CONTEXT, EVERY, tiny_model
 
@@ -126,12 +127,11 @@ FORMS: list[tuple[bool, bool, int, list[int]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["llama", "olmoe"])
-@pytest.mark.parametrize(("residual", "embedding", "known", "reads"), FORMS)
+@pytest.mark.parametrize(("family", "form"), pairs(["llama", "olmoe"], FORMS))
 def test_drafts_are_those_of_the_reference(
-    family: str, residual: bool, embedding: bool, known: int, reads: list[int], tmp_path: Path,
-    seen: Seen,
-) -> None:  # fmt: skip
+    family: str, form: tuple[bool, bool, int, list[int]], tmp_path: Path, seen: Seen
+) -> None:
+    residual, embedding, known, reads = form
     base = small_base(family)
     folder = eagle_folder(tmp_path, VOCAB, known, reads, embedding, norm_before_residual=residual)
     engine = build_engine(base, draft_model=str(folder))

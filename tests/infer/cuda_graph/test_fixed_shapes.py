@@ -99,9 +99,9 @@ def test_every_stop_and_every_limit_inside_paths(family: str) -> None:
     assert deepest >= 2, "no path was accepted, so none was cut: the test shows nothing"
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])  # gpt2: no position past the last
-def test_near_the_contexts_end(family: str) -> None:
-    """Alone, and beside a row that is far from it."""
+def test_near_the_contexts_end() -> None:
+    """Of gpt2, which has no position past the last: alone, and beside a row that is far from it."""
+    family = "gpt2"
     base = wrap_model(few_words(family))
     engine = build_engine(base, heads=random_heads(base), tree=BUSHY, fixed_shapes="always")
     prompts = [[token % 14 for token in random_prompt(n, n)] for n in (CONTEXT - 7, CONTEXT - 1, 5)]
@@ -184,9 +184,12 @@ def verifier_of(engine: Engine) -> CapturedVerifier:
     return engine.verifier
 
 
-@pytest.mark.parametrize("drafter", ["none", "medusa", "auto", "suffix", "lookahead"])
 @pytest.mark.parametrize(
-    "sampling", [{}, {"temperature": 0.8, "seed": 3}, {"repetition_penalty": 1.3}]
+    ("drafter", "sampling"),
+    pairs(
+        ["none", "medusa", "auto", "suffix", "lookahead"],
+        [{}, {"temperature": 0.8, "seed": 3}, {"repetition_penalty": 1.3}],
+    ),
 )
 def test_everything_that_decodes_is_captured(drafter: str, sampling: dict[str, Any]) -> None:
     engine, loop = fixed_engine(), engine_with_heads()

@@ -49,9 +49,9 @@ def waits_a_step(device: Device, engine: Engine, **options: Any) -> float:
     """Of a long answer against a short one, so that the prompt's and the request's do not count."""
     prompt = PROMPTS[1]
     for _ in range(3):  # captures what is needed, also where drafters learn from earlier answers
-        engine.generate(prompt, max_new_tokens=24, **options)
+        engine.generate(prompt, max_new_tokens=14, **options)
     found = []
-    for tokens in (2, 24):
+    for tokens in (2, 14):
         with device.counted() as counts:
             steps = engine.generate(prompt, max_new_tokens=tokens, **options).stats.num_steps
         waits = [one for one in counts.waits if "capture.py" not in one.where]  # of new shapes

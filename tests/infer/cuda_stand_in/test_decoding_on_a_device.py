@@ -1,7 +1,7 @@
 """What the engine says on a CUDA device is what plain transformers says on the CPU.
 
 The device is a stand-in (support/cuda_stand_in), so that this is tested everywhere. `test_gpu.py`
-asks a real one.
+asks a real one. Every drafter runs there in tests/exactness/test_acceptance_matrix.py.
 """
 
 import gc
@@ -20,13 +20,11 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.cuda_graph.captured import CapturedForward
 from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
-from medusa_kit.settings.drafters import BROUGHT_ALONG, DRAFTERS
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 
 TOKENS = 14
 PROMPTS = [random_prompt(7, 1) * 4, random_prompt(5, 2), random_prompt(CONTEXT - 6, 3)]
-ANYWHERE = [name for name in DRAFTERS if name not in BROUGHT_ALONG]
 SAMPLING: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9, "seed": 3, "max_new_tokens": TOKENS}
 KINDS = ["medusa", "hydra", "recurrent"]
 
@@ -70,22 +68,6 @@ def engine(device: Device) -> Engine:
 
 def told(results: Any) -> list[list[int]]:
     return [result.token_ids for result in results]
-
-
-@pytest.mark.parametrize("name", ANYWHERE)
-def test_greedy_answers_are_plain_ones(
-    engine: Engine, expected: list[list[int]], name: str
-) -> None:
-    asked: dict[str, Any] = {"drafter": name, "max_new_tokens": TOKENS}
-    assert told(engine.generate(PROMPTS, **asked)) == expected
-    assert engine.generate(PROMPTS[1], **asked).token_ids == expected[1]
-
-
-@pytest.mark.parametrize("name", ANYWHERE)
-def test_a_seed_says_what_it_says_on_the_cpu(
-    engine: Engine, drawn: list[list[int]], name: str
-) -> None:
-    assert told(engine.generate(PROMPTS[:2], drafter=name, **SAMPLING)) == drawn[:2]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,7 +18,7 @@ from medusa_kit.train.trainer import train
 
 ROOT = Path(__file__).parents[3]
 RECIPE = ROOT / "recipes/debug.yaml"
-# Prints a run's peak in bytes after what it printed itself.
+# Prints what a dry run says, and then a run's peak in bytes.
 RUN = """
 import resource, sys
 from pathlib import Path
@@ -27,11 +27,10 @@ from medusa_kit.infer.packed.base import base_for_decoding
 from medusa_kit.settings.recipe import load_recipe
 from medusa_kit.train.dry_run import dry_run
 from medusa_kit.train.trainer import train
-recipe = load_recipe(Path(sys.argv[2]), sys.argv[3:])
-if sys.argv[1] == "dry":
-    print(dry_run(recipe, check_base, base_for_decoding))
-else:
-    train(recipe, False, check_base, base_for_decoding)
+recipe = load_recipe(Path(sys.argv[1]), sys.argv[2:])
+print(dry_run(recipe, check_base, base_for_decoding))
+assert not Path(recipe.output_dir).exists()
+train(recipe, False, check_base, base_for_decoding)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 
@@ -72,17 +71,12 @@ def test_the_peak_is_the_runs(tmp_path, overrides):
     if "train.features=disk" in overrides:
         options.append(f"train.cache_dir={tmp_path}/cache")
 
-    def peak(how):
-        child = subprocess.run(
-            [sys.executable, "-c", RUN, how, str(RECIPE), *options, *overrides],
-            capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert child.returncode == 0, child.stderr[-2000:]
-        return child.stdout
-
-    said = peak("dry")
-    assert not (tmp_path / "run").exists()
-    real = float(peak("real").splitlines()[-1])
+    child = subprocess.run(
+        [sys.executable, "-c", RUN, str(RECIPE), *options, *overrides],
+        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr[-2000:]
+    said, real = child.stdout, float(child.stdout.splitlines()[-1])
     assert told(said, "peak of the process ") == pytest.approx(real, rel=0.25)
 
 

@@ -1,0 +1,48 @@
+"""The self-check of a tiny model, run once in this process: a fixture for folders whose tests are
+not about that check. The product remembers it for models in files; those here are built anew."""
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from medusa_kit.infer import self_check
+from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
+from medusa_kit.infer.verifier import Verifier
+
+MAX_WEIGHTS = 1_000_000
+_run, _known = self_check._run, dict[Any, tuple[self_check.TreeCheck, str]]()
+
+
+def _key(verifier: Verifier) -> Any:
+    """What the check depends on: weights, config, and what runs steps."""
+    base, attention, digest = verifier.base, verifier.attention, 0
+    for name, tensor in base.model.state_dict().items():
+        digest = zlib.crc32(
+            tensor.detach().float().numpy().tobytes(), zlib.crc32(name.encode(), digest)
+        )
+    modules = tuple(sorted({type(module).__name__ for module in base.modules()}))
+    return (digest, base.dtype, base.config.to_json_string(), modules, type(verifier),
+            verifier.steps_run_by, verifier.pads, attention.asked,
+            tuple(attention.ruled_out))  # fmt: skip
+
+
+def _remembered(verifier: Verifier, reference: Any) -> self_check.TreeCheck:
+    base = verifier.base
+    own = isinstance(reference, self_check.OwnModel) and not isinstance(verifier, CapturedVerifier)
+    if not own or base.device.type != "cpu" or base.info.num_parameters > MAX_WEIGHTS:
+        return _run(verifier, reference)
+    key = _key(verifier)
+    if key not in _known:
+        _known[key] = _run(verifier, reference), verifier.attention.name
+        return _known[key][0]
+    check, verifier.attention.expected = _known[key]
+    return check
+
+
+@pytest.fixture(scope="module", autouse=True)
+def checked_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(self_check, "_run", _remembered)
+        yield
