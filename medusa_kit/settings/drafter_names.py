@@ -14,7 +14,5 @@ REGISTERED = {
     "mtp": "native.mtp",
     "none": "plain",
 }
-# Drafters that are gone, with what does the same.
-REMOVED = {
-    "combined": "drafter auto with guesses all verifies max_nodes draft tokens of all sources"
-}
+# Drafters that are gone, with what to do.
+REMOVED = {"combined": "use auto, and max_nodes for num_nodes"}
