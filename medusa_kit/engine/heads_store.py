@@ -50,7 +50,7 @@ class LoadedHeads:
     holders: set[int] = field(default_factory=set)
 
 
-class HeldHeads:
+class HeadsLease:
     """Heads in use: they are not dropped before this has been closed. Use it in `with`."""
 
     def __init__(self, loaded: LoadedHeads) -> None:
@@ -71,14 +71,14 @@ class HeldHeads:
         """Which no other heads have, nor these loaded anew."""
         return self._loaded.number
 
-    def again(self) -> "HeldHeads":
+    def clone(self) -> "HeadsLease":
         """In use until that has been closed, too."""
-        return HeldHeads(self._loaded)
+        return HeadsLease(self._loaded)
 
     def close(self) -> None:
         self._loaded.holders.discard(id(self))
 
-    def __enter__(self) -> "HeldHeads":
+    def __enter__(self) -> "HeadsLease":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -122,11 +122,11 @@ class HeadsStore:
         self._lock = SharedLock()  # for what follows
         self._loaded: dict[str, LoadedHeads] = {}  # the one used longest ago first
         self._replaced: list[LoadedHeads] = []  # which rows still use
-        self._waiting: dict[HeadsPlace, list[Future[HeldHeads]]] = {}
+        self._waiting: dict[HeadsPlace, list[Future[HeadsLease]]] = {}
         self._closed = False
         self._loaders = threading.Semaphore(LOADERS)
 
-    def load(self, name: str) -> "Future[HeldHeads]":
+    def load(self, name: str) -> "Future[HeadsLease]":
         """Heads to be used and then closed, at once or when they have been loaded; those who ask
         meanwhile wait for the same. An async caller waits by `asyncio.wrap_future`.
 
@@ -136,14 +136,14 @@ class HeadsStore:
         links or an adapter what `HeadsFolder.find` raises.
         """
         place = self._find(name)
-        future: Future[HeldHeads] = Future()
+        future: Future[HeadsLease] = Future()
         with self._lock:
             if self._closed:
                 raise ClosedError("the heads' store has been closed", hint="make another one")
             loaded = self._current(place)
             if loaded is not None:
                 self._loaded[name] = self._loaded.pop(name)
-                future.set_result(HeldHeads(loaded))
+                future.set_result(HeadsLease(loaded))
                 return future
             waiting = self._waiting.setdefault(place, [])
             waiting.append(future)
@@ -151,7 +151,7 @@ class HeadsStore:
                 in_background(self._load_in_turn, place)
         return future
 
-    def get(self, name: str) -> HeldHeads:
+    def get(self, name: str) -> HeadsLease:
         """The same, waited for."""
         return self.load(name).result()
 
@@ -237,7 +237,7 @@ class HeadsStore:
                     self._keep(loaded)
                 except MedusaKitError as raised:
                     loaded, error = None, raised
-            held = [] if loaded is None else [HeldHeads(loaded) for _ in waiting]
+            held = [] if loaded is None else [HeadsLease(loaded) for _ in waiting]
         for index, future in enumerate(waiting):
             if not future.set_running_or_notify_cancel():  # nobody waits any more
                 continue

@@ -64,7 +64,7 @@ class Requests(Protocol):
 
 
 class Heads(Protocol):
-    """Heads in use: `HeldHeads` of heads_store.py."""
+    """Heads in use: `HeadsLease` of heads_store.py."""
 
     @property
     def engine(self) -> Requests: ...
@@ -74,7 +74,7 @@ class Heads(Protocol):
         """Which no other heads have."""
         ...
 
-    def again(self) -> "Heads":
+    def clone(self) -> "Heads":
         """In use until this one is closed, too."""
         ...
 
@@ -178,7 +178,7 @@ class SharedBatch:
         if heads is None:
             submission = self._thread.submit(row, self._drafter(name, options), on_tokens)
         else:
-            held = heads.again()
+            held = heads.clone()
             try:
                 built = self._drafter(name, options, held)
                 submission = self._thread.submit(row, built, on_tokens, held.close)

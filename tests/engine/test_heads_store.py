@@ -167,11 +167,11 @@ def test_heads_in_use_are_never_dropped(engine: Engine, tmp_path: Path) -> None:
     each = size_of(engine, tmp_path, "a")
     with HeadsStore(engine, tmp_path, most_bytes=each) as store:
         with store.get("a") as held:
-            again = held.again()
+            clone = held.clone()
         with pytest.raises(QueueFullError, match="heads in use"):
             store.get("b")
         assert states(store) == {"a": "loaded", "b": "available"}
-        again.close()
+        clone.close()
         store.get("b").close()
         assert states(store) == {"a": "available", "b": "loaded"}
         store.get("a")  # whoever forgets to close them does not hold them for ever
