@@ -2,7 +2,7 @@
 
 Greedy answers are compared with transformers generate on an untouched second model, sampled ones
 with one-node decoding with the same seed. Where the second model is in pieces
-(oracle_in_pieces.py), both are held against the token that it chooses at each place. At the first
+(layerwise_oracle.py), both are held against the token that it chooses at each place. At the first
 difference the margin, which is how far the
 worse of the two tokens is below the likeliest, tells rounding (below the rounding tolerance,
 measured at load) from a bug. A tie of two tokens excuses no third token and no other length.
@@ -21,8 +21,8 @@ from medusa_kit import console
 from medusa_kit.base.model import BaseModel
 from medusa_kit.bench.agreement import Agreement, first_difference
 from medusa_kit.bench.independent_encoding import compare_encodings
+from medusa_kit.bench.layerwise_oracle import Asked, Choice, LayerwiseOracle
 from medusa_kit.bench.oracle import Oracle
-from medusa_kit.bench.oracle_in_pieces import Asked, Choice, OracleInPieces
 from medusa_kit.bench.report import TRANSFORMERS
 from medusa_kit.bench.verify_report import LAYER_BY_LAYER, Difference, VerifyReport
 from medusa_kit.engine.engine import Engine, Prompt
@@ -47,7 +47,7 @@ class Scores(Protocol):
 
 def verify(
     engine: Engine,
-    oracle: Oracle | OracleInPieces,
+    oracle: Oracle | LayerwiseOracle,
     prompts: Sequence[Prompt],
     *,
     max_new_tokens: int = 128,
@@ -78,7 +78,7 @@ def verify(
             num_steps += ours.stats.num_steps
             judge.compare(ids, ours.token_ids)
             bar.advance(note=f"{len(judge.differences)} differ" if judge.at_once else "")
-    judge.compare_in_pieces()
+    judge.compare_layerwise()
     num_tokens = sum(len(one.answer) for one in judge.asked)
     length = (num_tokens - len(prompts)) / num_steps if num_steps else 1.0
     attention = (engine.attention if sampling.greedy else engine.verifier.attention).report()
@@ -102,28 +102,28 @@ class _Judge:
     def __init__(
         self,
         engine: Engine,
-        oracle: Oracle | OracleInPieces,
+        oracle: Oracle | LayerwiseOracle,
         sampling: SamplingParams,
         max_new_tokens: int,
     ) -> None:
         self._engine, self._oracle = engine, oracle
         self._sampling, self._max_new_tokens = sampling, max_new_tokens
         self._rounded = engine.activations != FLOAT32
-        self._in_pieces = isinstance(oracle, OracleInPieces)
+        self._layerwise = isinstance(oracle, LayerwiseOracle)
         self.asked, self.differences = list[Asked](), list[Difference]()
-        agrees = self._rounded and (self._in_pieces or sampling.greedy)
+        agrees = self._rounded and (self._layerwise or sampling.greedy)
         self.agreement = Agreement() if agrees else None
 
     @property
     def at_once(self) -> bool:
         """Whether differences are known after each answer."""
-        return self._rounded or not self._in_pieces
+        return self._rounded or not self._layerwise
 
     @property
     def reference(self) -> str:
         if self._rounded:
             return f"plain decoding with {self._engine.activations} activations"
-        if self._in_pieces:
+        if self._layerwise:
             return LAYER_BY_LAYER
         return TRANSFORMERS if self._sampling.greedy else "plain decoding"
 
@@ -140,12 +140,12 @@ class _Judge:
                 difference_of(self._engine, scores, self._sampling, number, ids,
                               self._max_new_tokens, answer, expected)
             )  # fmt: skip
-        if self.agreement is not None and not self._in_pieces:
+        if self.agreement is not None and not self._layerwise:
             self.agreement.compare([answer], [self._generated(ids)])
 
-    def compare_in_pieces(self) -> None:
+    def compare_layerwise(self) -> None:
         """All answers at once, where the second model is in pieces."""
-        if not isinstance(self._oracle, OracleInPieces):
+        if not isinstance(self._oracle, LayerwiseOracle):
             return
         missed = self._oracle.misses(self.asked, self._max_new_tokens, self._sampling)
         if self.agreement is None:

@@ -59,15 +59,15 @@ def first_turn(messages: list[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def load_both(
-    loading: Mapping[str, Any], same_weights: bool = False, in_pieces: bool | None = False
+    loading: Mapping[str, Any], same_weights: bool = False, layerwise: bool | None = False
 ) -> tuple[Any, Any]:
     """(engine, oracle): the base model loaded twice, once for our engine and once untouched.
 
     `loading`: arguments of `medusa_kit.load`. `same_weights`: where ours are rounded, the oracle's
-    are too. `in_pieces`: whether the oracle is read layer by layer; None: if memory is too small.
+    are too. `layerwise`: whether the oracle is read layer by layer; None: if memory is too small.
     """
-    from medusa_kit.bench.oracle_in_pieces import oracle_beside
+    from medusa_kit.bench.layerwise_oracle import oracle_beside
     from medusa_kit.engine.load import load
 
     engine = load(**loading)
-    return engine, oracle_beside(engine.base, same_weights, in_pieces)
+    return engine, oracle_beside(engine.base, same_weights, layerwise)

@@ -57,7 +57,7 @@ def verify(
 
     sampling = SamplingParams(temperature, top_k, top_p, seed)
     asked = read_prompts(prompts, limit)
-    engine, oracle = load_both(loading, same_weights=True, in_pieces=layer_by_layer)
+    engine, oracle = load_both(loading, same_weights=True, layerwise=layer_by_layer)
     reports = {"greedy": run(engine, oracle, asked, max_new_tokens=max_new_tokens)}
     if not sampling.greedy:
         reports["sampled"] = run(

@@ -2,7 +2,7 @@
 
 Random trees on two rows of different length are scored through the tree cache and tree attention.
 Each root-to-node path is scored again as plain text by a reference: the model itself, with
-transformers' own attention and no cache, or the model in pieces (base/in_pieces.py). This finds
+transformers' own attention and no cache, or the model in pieces (base/layerwise.py). This finds
 what lists of architectures miss: families that drop arguments, mix neighbours by slot order, or
 place tokens by something other than position ids.
 

@@ -7,10 +7,10 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.bench.bench import bench
+from medusa_kit.bench.layerwise_oracle import LayerwiseOracle, oracle_beside
 from medusa_kit.bench.machine import bench_about, write_verify
 from medusa_kit.bench.methods import standard_methods
 from medusa_kit.bench.oracle import Oracle
-from medusa_kit.bench.oracle_in_pieces import OracleInPieces, oracle_beside
 from medusa_kit.bench.report import BenchReport
 from medusa_kit.bench.verify import verify
 from medusa_kit.engine.engine import Engine
@@ -35,7 +35,7 @@ class Judge:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._engine: Engine | None = None
-        self._oracle: Oracle | OracleInPieces | None = None
+        self._oracle: Oracle | LayerwiseOracle | None = None
         self.no_oracle: str | None = None
 
     @property
@@ -45,7 +45,7 @@ class Judge:
         return self._engine
 
     @property
-    def oracle(self) -> Oracle | OracleInPieces | None:
+    def oracle(self) -> Oracle | LayerwiseOracle | None:
         """None where it cannot be had; `no_oracle` then says why."""
         if self._oracle is None and self.no_oracle is None:
             base = self.session.base

@@ -43,7 +43,7 @@ class ShardedBase(BaseModel):
         self._gathering.close()
 
 
-def loads_in_pieces(recipe: TrainRecipe) -> bool:
+def loads_layerwise(recipe: TrainRecipe) -> bool:
     """Whether an unquantised base is trained under ZeRO-3 in several processes."""
     options = recipe.deepspeed
     return (

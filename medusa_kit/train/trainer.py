@@ -80,7 +80,7 @@ def train(
     try:
         with folder.held():
             folder.open(fresh)
-            if sharded_base.loads_in_pieces(recipe):
+            if sharded_base.loads_layerwise(recipe):
                 base: BaseModel = sharded_base.load(recipe, device)
             else:
                 base = load_base(recipe, device, load_frozen)

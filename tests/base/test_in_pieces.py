@@ -11,8 +11,8 @@ from support.tiny_models import tiny_model
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from medusa_kit.base import in_pieces
-from medusa_kit.base.in_pieces import ModelInPieces, model_in_pieces
+from medusa_kit.base import layerwise
+from medusa_kit.base.layerwise import LayerwiseModel, layerwise_model
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.errors import IncompatibleBaseError
 
@@ -21,10 +21,10 @@ FAMILIES = ["llama", "mistral", "mistral-sliding", "qwen2", "qwen3", "gemma", "g
 TEXTS = [[5, 6, 7], [40, 41, 9, 9, 3, 80, 81, 2, 17], [11, 90, 33, 8, 1, 5]]
 
 
-def saved(folder: Path, family: str, **changes: Any) -> tuple[Any, ModelInPieces]:
+def saved(folder: Path, family: str, **changes: Any) -> tuple[Any, LayerwiseModel]:
     model = tiny_model(family, **changes)
     model.save_pretrained(folder)
-    return model, model_in_pieces(str(folder))
+    return model, layerwise_model(str(folder))
 
 
 def plain_logits(model: Any, text: list[int]) -> Tensor:
@@ -34,8 +34,8 @@ def plain_logits(model: Any, text: list[int]) -> Tensor:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_pieces, "PIECE", 32 * 7)  # 7 rows of the output embedding
-    monkeypatch.setattr(in_pieces, "MAX_TOKENS", 12)
+    monkeypatch.setattr(layerwise, "PIECE", 32 * 7)  # 7 rows of the output embedding
+    monkeypatch.setattr(layerwise, "MAX_TOKENS", 12)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -55,7 +55,7 @@ def test_logits_are_those_of_the_whole_model(
 
 def test_a_checkpoint_in_16_bits_is_computed_in_32(tmp_path: Path) -> None:
     tiny_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
-    found = model_in_pieces(str(tmp_path)).last_logits(TEXTS)
+    found = layerwise_model(str(tmp_path)).last_logits(TEXTS)
     whole = load_base_model(str(tmp_path), dtype="float32", device="cpu")
     expected_BV = torch.stack([plain_logits(whole.model, text)[-1] for text in TEXTS])
     assert found.dtype == torch.float32
@@ -68,7 +68,7 @@ def test_a_gguf_file_is_read_without_dequantising_it(
     pytest.importorskip("gguf")
     monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path / "cache"))
     path = write_gguf(tmp_path / "model.gguf")
-    pieces = model_in_pieces(str(path))
+    pieces = layerwise_model(str(path))
     found = pieces.last_logits(TEXTS)
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
     base = load_base_model(str(path), device="cpu")
@@ -102,7 +102,7 @@ def test_one_layer_at_a_time_has_weights(
     pieces.last_logits(TEXTS)
     layer = sum(one.nbytes for one in model.model.layers[0].parameters())
     embedded = 4 * 32 * len({token for text in TEXTS for token in text})
-    assert layer <= max(sizes) <= layer + embedded + 4 * in_pieces.PIECE
+    assert layer <= max(sizes) <= layer + embedded + 4 * layerwise.PIECE
     assert sum(size for _, size in alive) > 2 * 6 * layer, "two batches"
     inside = [one for layer in pieces.model.model.layers for one in layer.parameters()]
     assert {one.device.type for one in inside} == {"meta"}
@@ -126,7 +126,7 @@ def test_a_layer_that_fails_is_empty_again(tmp_path: Path) -> None:
 def test_weights_may_be_changed_as_they_are_read(tmp_path: Path) -> None:
     """Of linear layers only, with an output embedding that is tied among them."""
     model, _ = saved(tmp_path, "llama-tied")
-    pieces = model_in_pieces(str(tmp_path), change=lambda _, weight: weight * 2)
+    pieces = layerwise_model(str(tmp_path), change=lambda _, weight: weight * 2)
     embedding = model.model.embed_tokens.weight.detach().clone()
     with torch.no_grad():
         for module in model.modules():
@@ -141,9 +141,9 @@ def test_a_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
     model = tiny_model("llama")
     model.config.quantization_config = {"quant_method": "fp8"}
     with pytest.raises(IncompatibleBaseError, match="'llama' cannot be run layer by layer"):
-        ModelInPieces(model.config, tmp_path)
+        LayerwiseModel(model.config, tmp_path)
 
 
 def test_a_model_without_a_checkpoint_is_refused() -> None:
     with pytest.raises(IncompatibleBaseError, match="'debug-tiny' cannot be run layer by layer"):
-        model_in_pieces("debug-tiny")
+        layerwise_model("debug-tiny")

@@ -21,10 +21,10 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.bench.about import About
 from medusa_kit.bench.agreement import Agreement
 from medusa_kit.bench.bench import Batch, Method, bench
+from medusa_kit.bench.layerwise_oracle import Choice, LayerwiseOracle
 from medusa_kit.bench.machine import bench_about, write_verify
 from medusa_kit.bench.methods import standard_methods
 from medusa_kit.bench.oracle import Oracle
-from medusa_kit.bench.oracle_in_pieces import Choice, OracleInPieces
 from medusa_kit.bench.report import ONE_NODE, TRANSFORMERS, Answers
 from medusa_kit.bench.verify import OwnScores, verify
 from medusa_kit.cli import bench_report, options
@@ -228,7 +228,7 @@ def test_margins_are_those_of_the_precision(base: BaseModel) -> None:
     assert 0 < errors[0] < errors[1]
 
 
-class MadeUpPieces(OracleInPieces):
+class MadeUpPieces(LayerwiseOracle):
     def __init__(self, missed: list[list[Choice]]) -> None:
         self._missed = missed
 

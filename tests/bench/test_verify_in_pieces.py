@@ -12,9 +12,9 @@ from support.tiny_models import STOP, VOCAB, tiny_model
 
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel, wrap_model
-from medusa_kit.bench import oracle_in_pieces
+from medusa_kit.bench import layerwise_oracle
+from medusa_kit.bench.layerwise_oracle import LayerwiseOracle, oracle_beside
 from medusa_kit.bench.oracle import Oracle
-from medusa_kit.bench.oracle_in_pieces import OracleInPieces, oracle_beside
 from medusa_kit.bench.verify import verify
 from medusa_kit.bench.verify_report import VerifyReport
 from medusa_kit.engine.engine import Engine, GenerationResult
@@ -47,7 +47,7 @@ def engine_of(base: BaseModel) -> Engine:
 def both(folder: Path, sampling: SamplingParams | None) -> tuple[VerifyReport, VerifyReport]:
     """Reports of verify against the model in pieces, and against the whole one."""
     engine = engine_of(loaded(folder))
-    oracles = OracleInPieces.beside(engine.base), Oracle.beside(engine.base)
+    oracles = LayerwiseOracle.beside(engine.base), Oracle.beside(engine.base)
     pieces, whole = (
         verify(engine, oracle, PROMPTS, max_new_tokens=TOKENS, sampling=sampling)
         for oracle in oracles
@@ -128,7 +128,7 @@ def test_after_a_near_tie_the_rest_is_still_held_to_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nearly_tied(-1e-6)[0].save_pretrained(tmp_path)
-    oracle = OracleInPieces.beside(loaded(tmp_path))
+    oracle = LayerwiseOracle.beside(loaded(tmp_path))
     model, token = nearly_tied(1e-6)
     engine = engine_of(wrap_model(model))
     report = verify(engine, oracle, PROMPTS, max_new_tokens=TOKENS)
@@ -146,12 +146,12 @@ def test_rounded_weights_are_those_of_the_rounded_model(tmp_path: Path) -> None:
     """Inputs of 48 numbers are left as they are, and so is a tied input embedding."""
     tiny_model("llama-tied").save_pretrained(tmp_path)
     base = with_weights(loaded(tmp_path), "int8")
-    oracle = OracleInPieces.beside(base, same_weights=True)
+    oracle = LayerwiseOracle.beside(base, same_weights=True)
     with torch.no_grad():
         expected_V = base.model(torch.tensor(PROMPTS[:1])).logits[0, -1]
     found_V = oracle.pieces.last_logits(PROMPTS[:1])[0]
     torch.testing.assert_close(found_V, expected_V, atol=1e-4, rtol=1e-4)
-    plain_V = OracleInPieces.beside(base).pieces.last_logits(PROMPTS[:1])[0]
+    plain_V = LayerwiseOracle.beside(base).pieces.last_logits(PROMPTS[:1])[0]
     assert (plain_V - expected_V).abs().max() > 1e-3
 
 
@@ -160,11 +160,11 @@ def test_memory_decides_unless_told(
 ) -> None:
     base = loaded(folder)
     assert isinstance(oracle_beside(base), Oracle)
-    assert isinstance(oracle_beside(base, in_pieces=True), OracleInPieces)
-    monkeypatch.setattr(oracle_in_pieces, "free_memory", lambda: 7 * base.info.num_parameters)
-    assert isinstance(oracle_beside(base), OracleInPieces)
+    assert isinstance(oracle_beside(base, layerwise=True), LayerwiseOracle)
+    monkeypatch.setattr(layerwise_oracle, "free_memory", lambda: 7 * base.info.num_parameters)
+    assert isinstance(oracle_beside(base), LayerwiseOracle)
     assert "it is read layer by layer" in capsys.readouterr().err
-    assert isinstance(oracle_beside(base, in_pieces=False), Oracle)
+    assert isinstance(oracle_beside(base, layerwise=False), Oracle)
     half = load_base_model(str(folder), device="cpu", dtype="bfloat16")
     assert isinstance(oracle_beside(half), Oracle)
 
@@ -174,15 +174,15 @@ def test_a_family_that_cannot_be_in_pieces_is_loaded_whole(
 ) -> None:
     tiny_model("gpt2").save_pretrained(tmp_path)
     base = loaded(tmp_path)
-    monkeypatch.setattr(oracle_in_pieces, "free_memory", lambda: 0)
+    monkeypatch.setattr(layerwise_oracle, "free_memory", lambda: 0)
     assert isinstance(oracle_beside(base), Oracle)
     assert "loaded whole: 'gpt2' cannot be run layer by layer" in capsys.readouterr().err
     with pytest.raises(IncompatibleBaseError, match="'gpt2' cannot be run layer by layer"):
-        oracle_beside(base, in_pieces=True)
+        oracle_beside(base, layerwise=True)
 
 
 def test_what_has_no_checkpoint_is_told() -> None:
     base = wrap_model(tiny_model("llama"))
     with pytest.raises(IncompatibleBaseError, match="cannot be verified layer by layer") as caught:
-        oracle_beside(base, in_pieces=True)
+        oracle_beside(base, layerwise=True)
     assert "--layer-by-layer" in str(caught.value.hint)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.tiny_models import FAMILIES, coarse_base, tiny_base, tiny_model
 
-from medusa_kit.base.in_pieces import ModelInPieces, model_in_pieces
+from medusa_kit.base.layerwise import LayerwiseModel, layerwise_model
 from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError
 from medusa_kit.infer import attention, tree_step
@@ -141,15 +141,15 @@ def test_a_model_that_minds_padding_is_checked_text_by_text(refuses: bool) -> No
     assert self_check(base).relative_error < 1e-4
 
 
-def in_pieces(folder: Path, family: str, **changes: Any) -> tuple[Verifier, ModelInPieces]:
+def layerwise(folder: Path, family: str, **changes: Any) -> tuple[Verifier, LayerwiseModel]:
     model = tiny_model(family, **changes)
     model.save_pretrained(folder)
-    return Verifier(wrap_model(model)), model_in_pieces(str(folder))
+    return Verifier(wrap_model(model)), layerwise_model(str(folder))
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral-sliding", "qwen2", "qwen3", "gemma3"])
 def test_trees_may_be_held_against_the_model_in_pieces(family: str, tmp_path: Path) -> None:
-    verifier, pieces = in_pieces(tmp_path, family)
+    verifier, pieces = layerwise(tmp_path, family)
     whole, found = check_trees(verifier), check_trees(verifier, pieces)
     for check in (whole, found):
         assert check.relative_error < 1e-4
@@ -159,7 +159,7 @@ def test_trees_may_be_held_against_the_model_in_pieces(family: str, tmp_path: Pa
 def test_a_wrong_tree_is_found_by_the_model_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verifier, pieces = in_pieces(tmp_path, "mistral-sliding", sliding_window=64)
+    verifier, pieces = layerwise(tmp_path, "mistral-sliding", sliding_window=64)
     check_trees(verifier, pieces)
     widen_the_window(monkeypatch)
     with pytest.raises(IncompatibleBaseError, match="off by"):
@@ -167,7 +167,7 @@ def test_a_wrong_tree_is_found_by_the_model_in_pieces(
 
 
 def test_other_weights_are_found_by_the_model_in_pieces(tmp_path: Path) -> None:
-    verifier, pieces = in_pieces(tmp_path, "llama")
+    verifier, pieces = layerwise(tmp_path, "llama")
     layer = verifier.base.model.model.layers[1]
     layer.mlp.up_proj.weight.data[3] = layer.mlp.up_proj.weight.data[4]
     check_trees(verifier)

@@ -16,7 +16,7 @@ from support.tiny_models import VOCAB, tiny_model
 from transformers import AutoModel
 
 import medusa_kit
-from medusa_kit.base.in_pieces import model_in_pieces
+from medusa_kit.base.layerwise import layerwise_model
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import wrap_model
 from medusa_kit.base.remembered.described import own_config, read_config
@@ -95,7 +95,7 @@ def test_layer_by_layer(kind: str, folders: dict[str, Path]) -> None:
     ids_BT = torch.randint(3, VOCAB, (3, 12))
     with torch.no_grad():
         expected_BV = tiny_whole(kind)(ids_BT).logits[:, -1]
-    found_BV = model_in_pieces(str(folders[kind])).last_logits(ids_BT.tolist())
+    found_BV = layerwise_model(str(folders[kind])).last_logits(ids_BT.tolist())
     assert torch.allclose(found_BV, expected_BV, atol=1e-5)
 
 

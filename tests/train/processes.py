@@ -58,8 +58,8 @@ def run(folder, sections):
         "output_dir": str(folder), "base": {"model": "debug-tiny"}, "data": {"sources": ["none"]},
         **sections, "train": train | sections["train"],
     })  # fmt: skip
-    in_pieces = recipe.base.model != "debug-tiny" and sharded_base.loads_in_pieces(recipe)
-    base = sharded_base.load(recipe, torch.device("cpu")) if in_pieces else None
+    layerwise = recipe.base.model != "debug-tiny" and sharded_base.loads_layerwise(recipe)
+    base = sharded_base.load(recipe, torch.device("cpu")) if layerwise else None
     base = base or make_base(recipe.base.dtype)
     dtypes = sorted({str(parameter.dtype) for parameter in base.model.parameters()})
     held = sum(parameter.numel() for parameter in base.model.parameters())

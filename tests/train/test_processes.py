@@ -111,10 +111,10 @@ def test_runs_that_must_agree_do(tmp_path):
                 **stage, **zero(number), **cut(8, 2, **average)
             }  # fmt: skip
     low = {"base": {"model": "debug-tiny", "dtype": "bfloat16"}}
-    in_pieces = {"base": {**base["base"], "dtype": "bfloat16"}}
+    layerwise = {"base": {**base["base"], "dtype": "bfloat16"}}
     alone["low/one"] = {**STAGES["lora"], **PLAIN, **cut(32), **low}
     together["low/zero 1"] = {**STAGES["lora"], **zero(1), **cut(16), **low}
-    together["low/in pieces"] = {**STAGES["lora"], **zero(3), **cut(16), **in_pieces}
+    together["low/in pieces"] = {**STAGES["lora"], **zero(3), **cut(16), **layerwise}
     alone["live/one"] = {**STAGES["medusa1"], **PLAIN, **cut(32, features="live")}
     together["live/zero 1"] = {**STAGES["medusa1"], **zero(1), **cut(16, features="live")}
     (tmp_path / "alone").mkdir()

@@ -153,12 +153,12 @@ def test_of_several_processes_only_the_first_prints(monkeypatch, capsys):
     ],
 )
 def test_which_bases_are_loaded_in_pieces(
-    make_recipe, monkeypatch, tmp_path, processes, sections, in_pieces
+    make_recipe, monkeypatch, tmp_path, processes, sections, layerwise
 ):
     (tmp_path / "config.json").write_text("{}")
     whole = {"stage": "medusa2", "base": {"model": str(tmp_path)}, "deepspeed": {"zero_stage": 3}}
     monkeypatch.setenv("WORLD_SIZE", str(processes))
-    assert sharded_base.loads_in_pieces(make_recipe(**whole | sections)) == in_pieces
+    assert sharded_base.loads_layerwise(make_recipe(**whole | sections)) == layerwise
 
 
 def test_each_process_takes_its_own_gpu(monkeypatch):

@@ -26,7 +26,7 @@ from medusa_kit.base.files import (
     read_parts,
     resolve,
 )
-from medusa_kit.base.in_pieces import ModelInPieces, model_in_pieces
+from medusa_kit.base.layerwise import LayerwiseModel, layerwise_model
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.model import CHECKPOINT, BaseModel, BaseModelInfo
@@ -210,10 +210,10 @@ class InPieces:
         self._base = base
 
     @cached_property
-    def _pieces(self) -> ModelInPieces:
+    def _pieces(self) -> LayerwiseModel:
         info = self._base.info
         change = None if info.weights == CHECKPOINT else rounded
-        return model_in_pieces(info.name, info.revision, change)
+        return layerwise_model(info.name, info.revision, change)
 
     @property
     def model(self) -> Any:

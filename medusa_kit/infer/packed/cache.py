@@ -239,7 +239,7 @@ class StoredWeights:
     def fingerprint(self, parts: ModelParts) -> str:
         """As BaseModel computes it from the whole model; reads what has not been read yet."""
         for module in (parts.embedding, parts.output):
-            self._digest_in_pieces(self.name_of(module))
+            self._digest_layerwise(self.name_of(module))
         for name in set(self._place.values()) - self._digests.keys():
             self._read(name)
         digests = {name: self._digests[place] for name, place in self._place.items()}
@@ -288,7 +288,7 @@ class StoredWeights:
             self._digests[name] = fingerprint.stored_digest(tensor)
         return tensor
 
-    def _digest_in_pieces(self, name: str) -> None:
+    def _digest_layerwise(self, name: str) -> None:
         numbers = (piece.flatten() for _, piece in self._read_pieces(name))
         self._digests[name] = fingerprint.tensor_digest(self._state[name].shape, numbers)
 

@@ -119,15 +119,15 @@ class Packing:
 
     def _embeddings(self) -> None:
         output, embedding = self.parts.output, self.parts.embedding
-        self._in_pieces(OUTPUT, output, output.bias)
+        self._layerwise(OUTPUT, output, output.bias)
         if not self.weights.are_one(embedding, output):
-            self._in_pieces(EMBEDDING, embedding, None)
+            self._layerwise(EMBEDDING, embedding, None)
 
     def _matrix(self, name: str, rows: Rows, bias: Tensor | None) -> None:
         outputs, inputs = (rows if isinstance(rows, Tensor) else rows.codes_OI).shape
         self._write(name, kind_of(rows), outputs, inputs, [rows], bias)
 
-    def _in_pieces(self, name: str, module: nn.Linear | nn.Embedding, bias: Tensor | None) -> None:
+    def _layerwise(self, name: str, module: nn.Linear | nn.Embedding, bias: Tensor | None) -> None:
         """Read twice where there are several: the form depends on all of them."""
         outputs, inputs = module.weight.shape
         kinds, kept = [], None

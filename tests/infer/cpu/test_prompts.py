@@ -74,12 +74,12 @@ def test_a_prompt_has_the_bits_that_its_tokens_have_as_nodes(window, many_thread
     whole, pieces, steps = (verifier.new_cache(1, 96) for _ in range(3))
     expected = verifier.read_prompts(whole, [0], [prompt])
     for start, end in itertools.pairwise((0, 1, 3, 40, 90)):
-        in_pieces = verifier.read_prompts(pieces, [0], [prompt[start:end]])
+        layerwise = verifier.read_prompts(pieces, [0], [prompt[start:end]])
     for token in prompt:
         nodes = Nodes.chains([[token]], torch.device("cpu"))
         scores = verifier.score(steps, nodes, [0])
         steps.commit([[0]], [0])
-    for own in (in_pieces, (scores.hidden_ND, scores.logits_NV)):
+    for own in (layerwise, (scores.hidden_ND, scores.logits_NV)):
         assert torch.equal(own[0], expected[0])
         assert torch.equal(own[1], expected[1])
     assert torch.equal(pieces.block, whole.block)

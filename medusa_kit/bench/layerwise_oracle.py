@@ -1,5 +1,5 @@
 """The oracle for a model that is too large for a second copy in memory: transformers' own forward,
-layer by layer (base/in_pieces.py).
+layer by layer (base/layerwise.py).
 
 It does not generate. It reads prompt and answer in one forward, many of them together, and says
 which token it would have chosen at each place. An answer is the oracle's own if it holds these
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit import console
-from medusa_kit.base.in_pieces import ModelInPieces, model_in_pieces
+from medusa_kit.base.layerwise import LayerwiseModel, layerwise_model
 from medusa_kit.base.model import INT8, BaseModel
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.errors import IncompatibleBaseError
@@ -46,17 +46,17 @@ class Choice:
     margin: float
 
 
-class OracleInPieces:
+class LayerwiseOracle:
     """A base model whose weights are read from its checkpoint as they are needed."""
 
     def __init__(
-        self, model: ModelInPieces, stop_token_ids: frozenset[int], context_length: int
+        self, model: LayerwiseModel, stop_token_ids: frozenset[int], context_length: int
     ) -> None:
         self.pieces = model
         self.stop_token_ids, self.context_length = stop_token_ids, context_length
 
     @classmethod
-    def beside(cls, base: BaseModel, same_weights: bool = False) -> "OracleInPieces":
+    def beside(cls, base: BaseModel, same_weights: bool = False) -> "LayerwiseOracle":
         """Of the checkpoint of `base`; with `same_weights` rounded as those of `base` are.
 
         Raises CheckpointError, and IncompatibleBaseError where that is not possible.
@@ -68,7 +68,7 @@ class OracleInPieces:
                 hint="leave out --layer-by-layer",
             )
         change = rounded if same_weights and info.weights == INT8 else None
-        model = model_in_pieces(info.name, info.revision, change)
+        model = layerwise_model(info.name, info.revision, change)
         return cls(model, base.stop_token_ids, info.context_length)
 
     def misses(
@@ -107,15 +107,15 @@ class OracleInPieces:
 
 
 def oracle_beside(
-    base: BaseModel, same_weights: bool = False, in_pieces: bool | None = None
-) -> Oracle | OracleInPieces:
-    """A second model beside `base`. `in_pieces`: layer by layer; where it is None, only if memory
+    base: BaseModel, same_weights: bool = False, layerwise: bool | None = None
+) -> Oracle | LayerwiseOracle:
+    """A second model beside `base`. `layerwise`: layer by layer; where it is None, only if memory
     is too small for the whole model."""
-    if in_pieces or (in_pieces is None and not _fits(base)):
+    if layerwise or (layerwise is None and not _fits(base)):
         try:
-            return OracleInPieces.beside(base, same_weights)
+            return LayerwiseOracle.beside(base, same_weights)
         except IncompatibleBaseError as error:
-            if in_pieces:
+            if layerwise:
                 raise
             console.note(f"the second model is loaded whole: {error.message}")
     return Oracle.beside(base, same_weights)

@@ -31,7 +31,7 @@ PIECE = 1 << 24  # numbers of the output embedding that are read at a time
 Change = Callable[[nn.Linear, Tensor], Tensor]
 
 
-class ModelInPieces:
+class LayerwiseModel:
     """Plain logits of texts. `model`: transformers' model, most of whose parameters are empty
     between forwards.
 
@@ -172,9 +172,9 @@ class ModelInPieces:
         return self._changed(output, weight_RD), bias_R
 
 
-def model_in_pieces(
+def layerwise_model(
     name: str, revision: str | None = None, change: Change | None = None
-) -> ModelInPieces:
+) -> LayerwiseModel:
     """Of the base model of this name. Raises CheckpointError, IncompatibleBaseError."""
     from transformers.utils import cached_file
 
@@ -185,7 +185,7 @@ def model_in_pieces(
     folder = Path(place)
     if source == "hub":  # the snapshot that the config was read from
         folder = Path(cached_file(name, "config.json", revision=revision)).parent
-    model = ModelInPieces(config, gguf_source(name) or folder, change)
+    model = LayerwiseModel(config, gguf_source(name) or folder, change)
     if (settings := stored_generation_config(name, revision)) is not None:
         model.model.generation_config = settings
     return model
