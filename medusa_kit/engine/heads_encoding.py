@@ -22,12 +22,12 @@ def tell_of_encoding(config: HeadsConfig, base: BaseModel, folder: Path, tree: P
     of_heads = compare(config.encoding, now)
     of_tree = compare(None if tree is None else _encoding_of(tree), now)
     calibrated = of_tree not in DIFFERS
-    clone = f"`{_command(base, folder)}` calibrates them anew"
+    again = f"`{_command(base, folder)}` calibrates them anew"
     if of_heads is Encodings.OTHER:
         console.warn(
             f"the heads in {folder} were trained on text that was encoded otherwise than "
             f"{base.info.name} encodes it now: answers stay exact, but fewer draft tokens "
-            "may be accepted; " + ("newly trained heads draft better" if calibrated else clone)
+            "may be accepted; " + ("newly trained heads draft better" if calibrated else again)
         )
     elif of_heads is Encodings.UNKNOWN and not calibrated:
         console.note(

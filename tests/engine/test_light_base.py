@@ -192,8 +192,8 @@ def test_a_check_with_other_settings_is_run(folder: Path, tmp_path: Path) -> Non
         medusa_kit.load(str(folder), heads=None, attention=attention)
         other = medusa_kit.load(str(tmp_path / "other"), heads=None, attention=attention)
         assert not other.check.remembered
-        clone = medusa_kit.load(str(tmp_path / "other"), heads=None, attention=attention)
-        assert clone.check.remembered
+        again = medusa_kit.load(str(tmp_path / "other"), heads=None, attention=attention)
+        assert again.check.remembered
 
 
 def test_files_changed_after_loading_are_not_taken_for_the_model(

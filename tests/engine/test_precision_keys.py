@@ -63,9 +63,9 @@ def test_what_one_has_read_is_not_the_others_prefix(engines: dict[str, Engine]) 
     kept, prompt = reusing(next(iter(engines.values())).verifier), random_prompt(20, seed=1)
     for name, engine in engines.items():
         engine.scheduler = kept
-        first, clone = (engine.generate(prompt, max_new_tokens=4) for _ in range(2))
-        assert (first.stats.cached_tokens, clone.token_ids) == (0, first.token_ids), name
-        assert clone.stats.cached_tokens > 0, name
+        first, again = (engine.generate(prompt, max_new_tokens=4) for _ in range(2))
+        assert (first.stats.cached_tokens, again.token_ids) == (0, first.token_ids), name
+        assert again.stats.cached_tokens > 0, name
 
 
 def test_statistics_are_of_float32_whatever_the_engine(

@@ -56,9 +56,9 @@ def test_what_the_model_wrote_stays_and_the_rest_is_the_templates(template: str,
         prompt = then(tokenizer, turn, question)
         assert prompt.ids[: len(turn.all_ids)] == turn.all_ids
         assert not prompt.rewritten
-        clone = encode_prompt(tokenizer, prompt.messages)
-        assert prompt.ids != clone
-        assert apart(tokenizer, prompt.ids) == apart(tokenizer, clone)
+        again = encode_prompt(tokenizer, prompt.messages)
+        assert prompt.ids != again
+        assert apart(tokenizer, prompt.ids) == apart(tokenizer, again)
 
 
 def test_dropped_thoughts_are_read_out_of_the_prompt_and_what_precedes_them_is_kept() -> None:
@@ -150,6 +150,6 @@ def test_a_tokenizer_that_encodes_messages_in_a_way_of_its_own_always_does() -> 
     prompt = next_prompt(tokenizer, [user("Is it?")], None, encode)
     turn = answered(tokenizer, prompt, in_letters(tokenizer, prompt, "ab"))
     later = [*prompt.messages, turn.message, user("So?")]
-    clone = next_prompt(tokenizer, later, turn, encode)
-    assert clone.ids == encode(later)
-    assert clone.rewritten
+    again = next_prompt(tokenizer, later, turn, encode)
+    assert again.ids == encode(later)
+    assert again.rewritten

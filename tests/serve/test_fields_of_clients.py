@@ -228,9 +228,9 @@ def test_answers_are_sent_back_as_they_are(client: OpenAI, live: LiveServer) -> 
         for call in first.tool_calls or ():
             messages.append({"role": "tool", "tool_call_id": call.id, "content": "12"})
         messages.append(USER)
-        clone = client.chat.completions.create(messages=messages, **asked, **more)
-        assert clone.usage is not None
-        assert clone.usage.prompt_tokens > 0
+        again = client.chat.completions.create(messages=messages, **asked, **more)
+        assert again.usage is not None
+        assert again.usage.prompt_tokens > 0
 
 
 def test_an_answer_without_text_can_be_sent_back(live: LiveServer, http: httpx.Client) -> None:

@@ -189,9 +189,9 @@ class PackedBase(BaseModel):
         return super().hidden_and_logits(input_ids_BT, keep_M, **arguments)
 
     @cached_property
-    def reference(self) -> "InPieces":
+    def reference(self) -> "LayerwiseReference":
         """What the self-check holds trees against."""
-        return InPieces(self)
+        return LayerwiseReference(self)
 
 
 def _check_same(found: BaseModelInfo, expected: BaseModelInfo) -> None:
@@ -203,7 +203,7 @@ def _check_same(found: BaseModelInfo, expected: BaseModelInfo) -> None:
         )
 
 
-class InPieces:
+class LayerwiseReference:
     """transformers' own forward of a light base, whose weights are read layer by layer."""
 
     def __init__(self, base: PackedBase) -> None:

@@ -162,8 +162,8 @@ def test_the_next_turn_goes_on_from_the_right_tokens(kind: str, sent_back: bool)
             if sent_back:
                 answer["reasoning_content"] = told["reasoning_content"]
             user = {"role": "user", "content": "ab?"}
-            clone = {"model": "scripted", "messages": [user, answer, user], "max_tokens": 1}
-            used = client.chat.completions.create(**clone).usage
+            again = {"model": "scripted", "messages": [user, answer, user], "max_tokens": 1}
+            used = client.chat.completions.create(**again).usage
             fresh = build_engine(
                 scripted_base(
                     [*begun, "Let me", "</think>", "It is."]
@@ -178,7 +178,7 @@ def test_the_next_turn_goes_on_from_the_right_tokens(kind: str, sent_back: bool)
                 )
             )
             rendered = fresh.base.tokenizer.apply_chat_template(
-                clone["messages"], add_generation_prompt=True, return_dict=False
+                again["messages"], add_generation_prompt=True, return_dict=False
             )
             assert used is not None
             text = fresh.base.tokenizer.decode(rendered)
