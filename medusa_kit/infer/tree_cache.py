@@ -1,7 +1,7 @@
 """The tree cache: keys and values in slots, a length for each row, and commit.
 
 Slots are reserved for the longest row, but on a CPU they take memory page by page as they are
-written (`untouched_zeros`), and nothing here touches those that never were.
+written (`lazy_zeros`), and nothing here touches those that never were.
 
 A forward writes its N nodes after each row's committed tokens. `commit` moves the accepted nodes to
 the front and discards the rest. Nothing else is moved, and no layer drops old slots: sliding layers
@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from medusa_kit.errors import ContextLengthError
-from medusa_kit.infer.untouched import resident_bytes, untouched_zeros
+from medusa_kit.infer.lazy_zeros import lazy_zeros, resident_bytes
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.transfer import to_device
 
@@ -211,12 +211,12 @@ class TreeCache(Cache):
         dtype = self._dtype or keys.dtype
         if values.shape == keys.shape:
             if self._block is None:
-                self._block = untouched_zeros(shape, dtype, keys.device)
+                self._block = lazy_zeros(shape, dtype, keys.device)
             if self._block.shape == shape:
                 return self._block[index, 0], self._block[index, 1]
         values_shape = (B, values.shape[1], self.num_slots, values.shape[3])
-        own_keys = untouched_zeros((B, G, self.num_slots, E), dtype, keys.device)
-        own_values = untouched_zeros(values_shape, dtype, keys.device)
+        own_keys = lazy_zeros((B, G, self.num_slots, E), dtype, keys.device)
+        own_values = lazy_zeros(values_shape, dtype, keys.device)
         self._strays.append((own_keys, own_values))
         return own_keys, own_values
 
@@ -350,7 +350,7 @@ class TreeCache(Cache):
 
         def larger(old: Tensor) -> Tensor:
             *outer, B, G, _, E = old.shape
-            new = untouched_zeros((*outer, B + new_rows, G, num_slots, E), old.dtype, old.device)
+            new = lazy_zeros((*outer, B + new_rows, G, num_slots, E), old.dtype, old.device)
             for row, end in enumerate(self._reached):
                 new[..., row, :, :end, :] = old[..., row, :, :end, :]
             return new

@@ -9,9 +9,9 @@ from support.tiny_models import tiny_base
 
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.infer.batch import Batch
+from medusa_kit.infer.lazy_zeros import lazy_zeros
 from medusa_kit.infer.request import make_request
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.untouched import untouched_zeros
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -102,4 +102,4 @@ def test_a_batch_with_much_room_and_few_tokens_is_kept():
 
 def test_zeros_that_cannot_be_had_are_an_error_of_memory():
     with pytest.raises(MemoryError, match="could not be reserved"):
-        untouched_zeros((1 << 50, 64), torch.float32, torch.device("cpu"))
+        lazy_zeros((1 << 50, 64), torch.float32, torch.device("cpu"))

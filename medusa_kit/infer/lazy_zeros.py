@@ -14,7 +14,7 @@ from torch import Tensor
 SMALL = 1 << 20  # bytes: less is taken at once, from torch's allocator
 
 
-def untouched_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+def lazy_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros, on a CPU in pages that the system hands out when they are first written. torch's own
     are all written at once. Raises MemoryError where not even the addresses can be had."""
     size = math.prod(shape) * dtype.itemsize
