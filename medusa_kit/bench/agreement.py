@@ -31,7 +31,7 @@ class Agreement:
     def share(self) -> float:
         return self.same_tokens / self.tokens if self.tokens else 1.0
 
-    def told(self, by: str) -> str:
+    def describe(self, by: str) -> str:
         """In a line. `by`: what answers in float32."""
         return (
             f"agreement with float32: {self.same} of {self.answers} answers are those of {by}; "

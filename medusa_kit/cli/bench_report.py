@@ -66,7 +66,7 @@ def _agreement(report: Any) -> list[str]:
         return [
             "agreement with float32: not measured; it is of greedy answers that transformers gives"
         ]
-    return [f"{report.identical_to}: {report.agreement.told(report.results[0].name)}"]
+    return [f"{report.identical_to}: {report.agreement.describe(report.results[0].name)}"]
 
 
 def _methods_table(report: Any, title: str) -> Any:

@@ -115,7 +115,7 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
         )
     for name, report in reports.items():
         if report.agreement is not None:
-            said = f"{name}: {report.agreement.told('plain transformers')}"
+            said = f"{name}: {report.agreement.describe('plain transformers')}"
             console.out.print(said, highlight=False, markup=False)
         for d in report.differences:
             console.out.print(

@@ -268,7 +268,7 @@ class Engine:
             return []
         rows, nodes = row.num_together / row.num_steps, row.num_nodes / row.num_steps
         beside = "" if row.num_together == row.num_steps else f" of {rows:.1f} requests together"
-        return [f"{NODES}{nodes:.2f} verified a step{beside}; {steps.cost.told(rows)}"]
+        return [f"{NODES}{nodes:.2f} verified a step{beside}; {steps.cost.describe(rows)}"]
 
     def drafter_for(
         self,

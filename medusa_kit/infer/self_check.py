@@ -305,7 +305,7 @@ def _path(node: int, prompt: list[int], tree: list[int], topology: Topology) -> 
 
 def _no_numbers(base: BaseModel, reference: Reference) -> MedusaKitError:
     """For a base whose logits are NaN or infinite. All weights are looked at only here."""
-    if (found := finite.told(reference.tensors())) is not None:
+    if (found := finite.damage_in(reference.tensors())) is not None:
         return CheckpointError(
             f"the weights of {base.info.name!r} are damaged: {found}",
             hint="copy the checkpoint again; if it was made with a smaller dtype, or is read in "

@@ -79,7 +79,7 @@ def test_tokens_agree_up_to_the_first_difference() -> None:
     assert (found.answers, found.same) == (4, 1)
     assert (found.tokens, found.same_tokens) == (10, 3 + 1 + 1 + 2)
     assert found.to_json()["share"] == found.share == 0.7
-    said = found.told("transformers")
+    said = found.describe("transformers")
     assert "1 of 4 answers are those of transformers; 7 of 10 tokens (70.00%)" in said
     assert Agreement().share == 1.0
 

@@ -211,7 +211,7 @@ def test_no_room_for_a_longer_row_leaves_the_batch_as_it_was(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr("medusa_kit.infer.tree_cache.untouched_zeros", full)
+        patch.setattr("medusa_kit.infer.tree_cache.lazy_zeros", full)
         slots = batch.cache.num_slots
         with pytest.raises(type(error)):
             batch.add(long, drafter)

@@ -116,7 +116,7 @@ def test_a_row_for_which_there_is_no_memory_fails_alone(
         raise error
 
     with stopped(engine, 2) as (thread, first, gate):
-        monkeypatch.setattr("medusa_kit.infer.tree_cache.untouched_zeros", full)
+        monkeypatch.setattr("medusa_kit.infer.tree_cache.lazy_zeros", full)
         long = thread.submit(row_for(engine, 90, LONGEST), gate)
         gate.open.set()
         with pytest.raises(DeviceMemoryError, match=r"no room for 1 sequences of up to \d+ tokens"):

@@ -21,7 +21,7 @@ def not_finite(tensor: Tensor) -> int:
     return int(tensor.numel() - tensor.isfinite().sum())
 
 
-def told(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
+def damage_in(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
     """The first tensor that holds any, for a message; None where there is none."""
     for name, tensor in tensors:
         if count := not_finite(tensor):
@@ -47,7 +47,7 @@ def overflown(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> str 
 
 def check_numbers(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Raises CheckpointError where a tensor of the file holds NaN or infinite numbers."""
-    if (found := told(tensors.items())) is not None:
+    if (found := damage_in(tensors.items())) is not None:
         raise CheckpointError(
             f"{path}: {found}",
             hint="the file is damaged, or its training diverged: copy it again, or train anew",

@@ -83,7 +83,7 @@ def check_weights(name: str, kind: str) -> None:
 
 def check_numbers(name: str, kind: str, model: Any) -> None:
     """Raises CheckpointError where a weight of a draft is NaN or infinite."""
-    if (found := finite.told(model.named_parameters())) is not None:
+    if (found := finite.damage_in(model.named_parameters())) is not None:
         raise CheckpointError(
             f"draft model {name!r}, {kind}: {found}",
             hint="copy it again; if the base is read in a narrow dtype, read it in a wider one",

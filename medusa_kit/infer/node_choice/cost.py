@@ -101,7 +101,7 @@ class StepCost:
         before, after = self.seconds(num_rows), self.seconds(num_rows + 1)
         return (after - before) * num_rows / before
 
-    def told(self, num_rows: float) -> str:
+    def describe(self, num_rows: float) -> str:
         """What one more node costs beside so many rows, and what a guess must be worth for it."""
         rows = max(round(num_rows), 1)
         before, after = self.seconds(rows), self.seconds(rows + 1)
