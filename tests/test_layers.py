@@ -25,7 +25,7 @@ TIERS = [
         "garbage",
         "locks",
         "no_gradients",
-        "one_owner",
+        "process_lock",
         "store",
         "transfer",
         "version",
@@ -43,7 +43,7 @@ TIERS = [
     {"demo"},
     {"cli", "__main__"},
 ]
-SIBLINGS_ALLOWED = {("one_owner", "console"), ("one_owner", "errors"), ("one_owner", "files"),
+SIBLINGS_ALLOWED = {("process_lock", "console"), ("process_lock", "errors"), ("process_lock", "files"),
                     ("console", "errors"), ("files", "errors"), ("store", "console"),
                     ("store", "files"), ("__main__", "cli")}  # fmt: skip
 HEAVY = ("torch", "transformers", "numpy", "matplotlib", "fastapi", "starlette", "uvicorn", "httpx",

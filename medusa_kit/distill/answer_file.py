@@ -29,7 +29,7 @@ from medusa_kit.data.readers import Message
 from medusa_kit.distill.earlier_answers import EarlierAnswers, Prompt, earlier_files, set_aside
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError
 from medusa_kit.files import link_target, parse_json
-from medusa_kit.one_owner import one_owner
+from medusa_kit.process_lock import process_lock
 
 ASKED = "asked"  # a row's digest of what was asked
 
@@ -58,7 +58,7 @@ def answer_file(path: Path, settings: dict[str, Any]) -> Iterator["AnswerFile"]:
             file = link_target(path)
             file.parent.mkdir(parents=True, exist_ok=True)  # errors before an hour of answers
             lock, holder = (file.with_name(f".{file.name}.{kind}") for kind in ("lock", "json"))
-            stack.enter_context(one_owner(lock, holder, refusal, lambda: not file.is_file()))
+            stack.enter_context(process_lock(lock, holder, refusal, lambda: not file.is_file()))
         except OSError as error:
             raise MedusaKitError(f"cannot write to {path}: {error.strerror}") from error
         yield AnswerFile(path, settings)

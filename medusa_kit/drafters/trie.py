@@ -154,7 +154,7 @@ class TrieDrafter(Drafter):
         self.device = device
         self._least = 0.0  # chance of a path, below which it is not guessed
 
-    def leave_out_below(self, least_chance: float, acceptance: AcceptanceEstimate) -> None:
+    def set_min_chance(self, least_chance: float, acceptance: AcceptanceEstimate) -> None:
         """From now on paths with a lower chance need not be guessed, as they would not pay."""
         self._least = NAMED * min(least_chance, 1.0)
 

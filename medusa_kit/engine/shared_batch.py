@@ -15,7 +15,7 @@ from medusa_kit.engine.result import GenerationResult
 from medusa_kit.engine.streaming import Streaming
 from medusa_kit.errors import ConfigError, check_count
 from medusa_kit.infer.adapted_verifier import AdaptedVerifier
-from medusa_kit.infer.details import NOTHING, Wanted
+from medusa_kit.infer.details import NOTHING, OutputOptions
 from medusa_kit.infer.detokenize import TextStream
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Emitted, Request
@@ -152,7 +152,7 @@ class SharedBatch:
         drafter_options: Mapping[str, Any] | None = None,
         heads: Heads | None = None,
         on_tokens: OnTokens | None = None,
-        wanted: Wanted = NOTHING,
+        wanted: OutputOptions = NOTHING,
         **sampling: "Unpack[SamplingOptions]",
     ) -> Answer:
         """Let a prompt in, with what `Engine.stream` takes, and return at once.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class Wanted(NamedTuple):
+class OutputOptions(NamedTuple):
     """`num_likeliest`: log-probabilities of each token and of so many others; None: of none.
     `tree`: the trees that were verified."""
 
@@ -34,7 +34,7 @@ class VerifiedTree(NamedTuple):
     accepted: list[int]
 
 
-NOTHING = Wanted()
+NOTHING = OutputOptions()
 
 
 def token_scores(logits_KV: Tensor, tokens: Sequence[int], num_likeliest: int) -> list[TokenScore]:

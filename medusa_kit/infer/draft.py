@@ -248,7 +248,7 @@ class Drafter(ABC):
     num_ranks: int = 0  # likeliest tokens after each node that it reads (`StepResult.ranked`)
     reads_prompts: bool = False  # hidden states of prompts (`RequestText.prompt_hidden`)
     watches: tuple[int, ...] = ()  # layers of the base whose outputs it reads (`StepResult.layers`)
-    offers: bool = False  # whether the batch chooses how many draft tokens it verifies
+    has_candidates: bool = False  # whether the batch chooses how many draft tokens it verifies
     rewinds: bool = False  # whether drafts may be taken back, since they depend on the root alone
     # Of one with several sources: those of each request's tokens accepted in the last step.
     credits: list[list[str]] | None = None
@@ -257,12 +257,12 @@ class Drafter(ABC):
     def propose(self, state: State) -> Draft:
         """A tree for each request."""
 
-    def offer(self, state: State, cost: StepCost, num_others: int) -> Sequence[Chances]:
-        """How likely each request's draft tokens are, in place of `propose`. `take` follows."""
+    def candidates(self, state: State, cost: StepCost, num_others: int) -> Sequence[Chances]:
+        """How likely each request's draft tokens are, in place of `propose`. `select` follows."""
         raise NotImplementedError
 
-    def take(self, counts: Sequence[int]) -> Draft:
-        """The likeliest of what was offered, so many for each request, none or more."""
+    def select(self, counts: Sequence[int]) -> Draft:
+        """The likeliest of the candidates, so many for each request, none or more."""
         raise NotImplementedError
 
     # What follows is empty: one that keeps nothing between steps has nothing to do.

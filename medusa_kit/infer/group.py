@@ -28,7 +28,7 @@ class Group:
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        self._offered = False
+        self._chosen = False
         self.rows: list[Request] = []
 
     @property
@@ -44,18 +44,18 @@ class Group:
         """Go on without the rows that have finished."""
         self.rows = [row for row in self.rows if row.finish_reason is None]
 
-    def offer(self, cost: StepCost, num_others: int) -> Sequence[Chances] | None:
+    def candidates(self, cost: StepCost, num_others: int) -> Sequence[Chances] | None:
         """Chances of each row's guesses, of which the batch says how many are verified; None: the
         drafter says it."""
-        self._offered = self.drafter.offers
-        return self.drafter.offer(self.state, cost, num_others) if self._offered else None
+        self._chosen = self.drafter.has_candidates
+        return self.drafter.candidates(self.state, cost, num_others) if self._chosen else None
 
     def propose(self) -> Draft:
         return self.drafter.propose(self.state)
 
-    def take(self, counts: Sequence[int]) -> Draft:
-        """So many of what was offered for each row."""
-        return self.drafter.take(counts)
+    def select(self, counts: Sequence[int]) -> Draft:
+        """So many of the candidates for each row."""
+        return self.drafter.select(counts)
 
     def accept(self, draft: Draft, scored: Sequence["ScoredRow"], last_position: int) -> StepResult:
         """What each row keeps of its tree, and its next root."""
@@ -102,7 +102,7 @@ class Group:
             with FailAlone(row):
                 kept = row.take([*accepted, step.next_roots[index]])
                 num_nodes = len(scored[index].tokens)
-                row.count_step(len(kept), len(path), num_nodes, num_rows if self._offered else 0)
+                row.count_step(len(kept), len(path), num_nodes, num_rows if self._chosen else 0)
                 row.credits = credits[index] if credits else None
                 self._tell(row, step, index, kept)
                 if (near := scored[index].near_ties) is not None and row.counts_near_ties:
@@ -131,25 +131,25 @@ def drafts_of(
     the guesses are chosen that pay; None: drafters choose. `num_others`: tokens that the step reads
     in any case."""
     num_rows = sum(len(group.rows) for group in groups)
-    offers, drafts = dict[Group, Sequence[Chances]](), dict[Group, Draft]()
+    candidates, drafts = dict[Group, Sequence[Chances]](), dict[Group, Draft]()
     for group in groups:
         with FailAlone(*group.rows):
             others = num_others + num_rows - len(group.rows)
-            offer = None if cost is None else group.offer(cost, others)
-            if offer is None:
+            found = None if cost is None else group.candidates(cost, others)
+            if found is None:
                 drafts[group] = group.propose()
             else:
-                offers[group] = offer
+                candidates[group] = found
     if cost is not None:
         fixed = num_others + sum(
             topology.num_used for one in drafts.values() for topology in one.topologies
         )
-        every = [chances for offer in offers.values() for chances in offer]
+        every = [chances for found in candidates.values() for chances in found]
         counts = iter(choose_nodes(every, fixed, cost).counts)
-        for group, offer in offers.items():
-            chosen = [next(counts) for _ in offer]
+        for group, found in candidates.items():
+            chosen = [next(counts) for _ in found]
             with FailAlone(*group.rows):
-                drafts[group] = group.take(chosen)
+                drafts[group] = group.select(chosen)
     return [(group, drafts[group]) for group in groups if group in drafts]
 
 

@@ -14,7 +14,7 @@ from medusa_kit.errors import ConfigError, ContextLengthError, check_count
 from medusa_kit.infer.accept.grammar import grammar_mask
 from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.attention.choice import AttentionChoice
-from medusa_kit.infer.details import NOTHING, TokenScore, VerifiedTree, Wanted
+from medusa_kit.infer.details import NOTHING, OutputOptions, TokenScore, VerifiedTree
 from medusa_kit.infer.detokenize import Place, StopStrings
 from medusa_kit.infer.draft import RequestText
 from medusa_kit.infer.timing import StepTiming
@@ -44,7 +44,7 @@ class Request(RequestText):
     first_scores: list[TokenScore] | None = None  # of the first token, if the request wants them
     num_guessed: int = 0  # of the newest step's tokens: these came first, from a drafter
     credits: list[str] | None = None  # sources of those tokens, where its drafter has several
-    wanted: Wanted = NOTHING
+    wanted: OutputOptions = NOTHING
     scores: list[TokenScore] | None = None  # of the newest step's tokens, where they are wanted
     tree: VerifiedTree | None = None  # of the newest step, where it is wanted
     timing: StepTiming | None = None  # of the newest step that verified its tree

@@ -101,7 +101,9 @@ class Scheduler:
                 verifier, max_rows, num_positions, reuse_prefixes=self.reuse_prefixes
             )
             batch.use(max_rows)
-            batch.cost = self.steps.cost if self.steps is not None and drafter.offers else None
+            batch.cost = (
+                self.steps.cost if self.steps is not None and drafter.has_candidates else None
+            )
             try:
                 for request in requests:
                     batch.add(request, drafter)

@@ -119,7 +119,7 @@ class TreeCache(Cache):
         # One block for all layers of one shape, [layers, 2, B, G, S, E]: a commit is one gather.
         # Layers of another shape have tensors of their own in `_strays`.
         self._block: Tensor | None = None
-        self._strays: list[tuple[Tensor, Tensor]] = []
+        self._irregular: list[tuple[Tensor, Tensor]] = []
         self._targets: tuple[Any, tuple[Tensor, Tensor]] | None = None
         self._in_use: Sequence[int] | None = None  # rows of the next forward; None: all
         self.counts_in_use: Sequence[int] | None = None  # their nodes, where these come as one row
@@ -163,11 +163,11 @@ class TreeCache(Cache):
     @property
     def block(self) -> Tensor | None:
         """Keys and values [layers, 2, B, G, S, E]; None before a prompt or where layers differ."""
-        return None if self._strays else self._block
+        return None if self._irregular else self._block
 
     def block_of(self, num_heads: int, head_size: int) -> Tensor | None:
         """The block, allocated now if the cache is empty, where all layers have one shape."""
-        if self._block is None and not self._strays:
+        if self._block is None and not self._irregular:
             empty = torch.empty(len(self.lengths), num_heads, 0, head_size)
             for layer in self._slotted:
                 layer.lazy_initialization(empty, empty)
@@ -217,7 +217,7 @@ class TreeCache(Cache):
         values_shape = (B, values.shape[1], self.num_slots, values.shape[3])
         own_keys = lazy_zeros((B, G, self.num_slots, E), dtype, keys.device)
         own_values = lazy_zeros(values_shape, dtype, keys.device)
-        self._strays.append((own_keys, own_values))
+        self._irregular.append((own_keys, own_values))
         return own_keys, own_values
 
     def more_slots(self) -> TreeCacheLayer:
@@ -265,7 +265,7 @@ class TreeCache(Cache):
         self.lengths[row], end = length, self._reached[row]
         if self._block is not None:
             self._block[:, :, row, :, length:end].zero_()
-        for pair in self._strays:
+        for pair in self._irregular:
             for tensor in pair:
                 tensor[row, :, length:end].zero_()
         self._reached[row] = length
@@ -296,7 +296,7 @@ class TreeCache(Cache):
         self._reach(target, length)
         if self._block is not None and other._block is not None:
             self._block[:, :, target, :, :length] = other._block[:, :, source, :, :length]
-        for own, others in zip(self._strays, other._strays, strict=True):
+        for own, others in zip(self._irregular, other._irregular, strict=True):
             for tensor, from_tensor in zip(own, others, strict=True):
                 tensor[target, :, :length] = from_tensor[source, :, :length]
         self.keep_first(target, length)
@@ -304,7 +304,7 @@ class TreeCache(Cache):
     @property
     def num_bytes(self) -> int:
         """Of memory that keys and values take."""
-        tensors = [tensor for pair in self._strays for tensor in pair]
+        tensors = [tensor for pair in self._irregular for tensor in pair]
         tensors += [] if self._block is None else [self._block]
         return sum(resident_bytes(tensor, self._held) for tensor in tensors)
 
@@ -321,14 +321,14 @@ class TreeCache(Cache):
         if self._block is not None:
             rows, source, target = to_device(table, self._block.device).unbind(-1)
             self._block[:, :, rows, :, target] = self._block[:, :, rows, :, source]
-        for pair in self._strays:
+        for pair in self._irregular:
             rows, source, target = to_device(table, pair[0].device).unbind(-1)
             for tensor in pair:
                 tensor[rows, :, target] = tensor[rows, :, source]
 
     @property
     def _on_cpu(self) -> bool:
-        tensors = [self._block, *(keys for keys, _ in self._strays)]
+        tensors = [self._block, *(keys for keys, _ in self._irregular)]
         return all(tensor is None or tensor.device.type == "cpu" for tensor in tensors)
 
     def _move_in_turn(self, moves: Sequence[Sequence[tuple[int, int]]]) -> None:
@@ -338,7 +338,7 @@ class TreeCache(Cache):
             for source, target in pairs:
                 if self._block is not None:
                     self._block[:, :, row, :, target] = self._block[:, :, row, :, source]
-                for pair in self._strays:
+                for pair in self._irregular:
                     for tensor in pair:
                         tensor[row, :, target] = tensor[row, :, source]
 
@@ -356,11 +356,11 @@ class TreeCache(Cache):
             return new
 
         block = None if self._block is None else larger(self._block)
-        strays = {id(keys): (larger(keys), larger(values)) for keys, values in self._strays}
+        strays = {id(keys): (larger(keys), larger(values)) for keys, values in self._irregular}
         self.lengths = [*self.lengths, *[0] * new_rows]
         self._reached = [*self._reached, *[0] * new_rows]
         self._held = list(self._reached)
-        self._block, self._strays = block, list(strays.values())
+        self._block, self._irregular = block, list(strays.values())
         for layer in self._slotted:
             if id(layer.keys) in strays:
                 layer.keys, layer.values = strays[id(layer.keys)]

@@ -31,7 +31,7 @@ from medusa_kit.errors import (
     UsageError,
 )
 from medusa_kit.infer.accept.grammar import prepare_grammars
-from medusa_kit.infer.details import Wanted
+from medusa_kit.infer.details import OutputOptions
 from medusa_kit.infer.scheduler import BatchStats
 from medusa_kit.infer.threaded.submission import Emission
 from medusa_kit.serve.bounded.constraints import Constraints
@@ -341,7 +341,7 @@ class Service:
         check_drafting(asked)
         options: dict[str, Any] = {
             "stop": request.stop,
-            "wanted": Wanted(request.num_likeliest, asked.tree),
+            "wanted": OutputOptions(request.num_likeliest, asked.tree),
             **request.sampling(self.engine.base.generation_config),
             **named,
         }

@@ -91,7 +91,7 @@ def test_a_second_run_into_the_same_file_is_refused(
     base: BaseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its own name and by a link to it; the file is the same as of one run."""
-    monkeypatch.setattr("medusa_kit.one_owner.PATIENCE", 0, raising=False)
+    monkeypatch.setattr("medusa_kit.process_lock.PATIENCE", 0, raising=False)
     out, link = tmp_path / "answers.jsonl", tmp_path / "link.jsonl"
     link.symlink_to(out)
     refused: list[str] = []

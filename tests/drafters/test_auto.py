@@ -18,8 +18,8 @@ from support.states import begun, state_from
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.factory import DraftContext
-from medusa_kit.drafters.mixed.auto import AutoDrafter, Experience
-from medusa_kit.drafters.mixed.shares import Share
+from medusa_kit.drafters.mixed.auto import AutoDrafter, PolicyStats
+from medusa_kit.drafters.mixed.shares import SourceUsage
 from medusa_kit.drafters.mixed.sources import usual_sources
 from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of
 from medusa_kit.infer.draft import State, StepResult
@@ -80,8 +80,8 @@ class Alone:
 
     def step(self, state: State, text: Sequence[int]) -> State:
         """One step of the loop; everything that takes time moves the clock."""
-        offer = self.drafter.offer(state, self.cost, self.num_others)
-        draft = self.drafter.take(choose_nodes(offer, self.num_others, self.cost).counts)
+        found = self.drafter.candidates(state, self.cost, self.num_others)
+        draft = self.drafter.select(choose_nodes(found, self.num_others, self.cost).counts)
         tokens, parents = draft.tokens_BN[0].tolist(), draft.topologies[0].parents
         self.sizes.append(len(tokens))
         self.clock.now += self.cost.seconds(self.num_others + len(tokens))
@@ -114,7 +114,7 @@ class Alone:
 
 
 def auto(sources: Sequence[Stub], clock: Clock) -> AutoDrafter:
-    return AutoDrafter("auto", sources, Experience(AcceptanceEstimate()), 16, CPU, clock=clock)
+    return AutoDrafter("auto", sources, PolicyStats(AcceptanceEstimate()), 16, CPU, clock=clock)
 
 
 def text_of(length: int) -> list[int]:
@@ -274,7 +274,7 @@ def test_the_price_of_asking_is_that_of_whole_steps() -> None:
 def test_without_a_batch_that_chooses_all_sources_fill_the_tree() -> None:
     clock, text = Clock(), text_of(40)
     sources = [Stub("suffix", text, 1.0, clock), Stub("medusa", text, 0.0, clock)]
-    drafter = AutoDrafter("auto", sources, Experience(AcceptanceEstimate()), 6, CPU, clock=clock)
+    drafter = AutoDrafter("auto", sources, PolicyStats(AcceptanceEstimate()), 6, CPU, clock=clock)
     draft = drafter.propose(state_from([text[:1]], [text[1]]))
     assert [source.asked for source in sources] == [1, 1]
     assert draft.topologies[0].num_used == 6
@@ -283,10 +283,10 @@ def test_without_a_batch_that_chooses_all_sources_fill_the_tree() -> None:
 
 def test_notes_count_steps_in_words() -> None:
     drafter = auto([], Clock())
-    drafter.shares["none"] = Share(1, 1)
+    drafter.shares["none"] = SourceUsage(1, 1)
     assert drafter.notes == []  # where nothing was ever guessed there is nothing to tell
-    drafter.shares |= {"suffix": Share(4, 10), "medusa": Share(3, 6), "recycling": Share(2, 4),
-                       "medusa + suffix": Share(1, 4)}  # fmt: skip
+    drafter.shares |= {"suffix": SourceUsage(4, 10), "medusa": SourceUsage(3, 6), "recycling": SourceUsage(2, 4),
+                       "medusa + suffix": SourceUsage(1, 4)}  # fmt: skip
     said = "tokens a step: 2.50 with suffix (4 steps), 2.00 with medusa (3 steps), 2.00 with "
     more = "recycling (2 steps), 1.00 without draft tokens (1 step), "
     assert drafter.notes == [said + more + "4.00 with medusa + suffix (1 step)"]

@@ -118,7 +118,7 @@ def test_chances_are_those_that_the_heads_give(kind: str) -> None:
         order = trie.by_chance()
         for node, chance in order[1:]:
             assert chance == pytest.approx(math.exp(grown.scores_BN[row, node]), rel=1e-4)
-    source.leave_out_below(0.2, AcceptanceEstimate())
+    source.set_min_chance(0.2, AcceptanceEstimate())
     few = inner.grow(state.hidden_BD, state.roots_B, Least(math.log(0.2), math.log(0.7)))
     for row, trie in enumerate(source.guess(state)):
         assert trie.num_nodes == sum(parent != -2 for parent in few.parents[row])

@@ -51,7 +51,7 @@ def test_nodes_that_cannot_pay_are_not_named(
     inner: HeadsDrafter, least: float, nodes: list[int]
 ) -> None:
     state, source = state_of(inner), HeadsSource(inner, SHARES)
-    source.leave_out_below(least, AcceptanceEstimate())
+    source.set_min_chance(least, AcceptanceEstimate())
     assert named(source, state) == nodes
     whole = inner.propose(state).tokens_BN
     for trie, tokens in zip(source.guess(state), whole.tolist(), strict=True):
@@ -63,7 +63,7 @@ def test_what_was_right_so_far_decides(inner: HeadsDrafter) -> None:
     for _ in range(int(MEMORY)):
         acceptance.record(("medusa", 3), False)
         acceptance.record(("medusa", 2), True)
-    source.leave_out_below(0.2, acceptance)
+    source.set_min_chance(0.2, acceptance)
     assert named(source, state) == [1, 2]  # and none below node 3
 
 
@@ -77,6 +77,6 @@ def test_deeper_heads_do_not_run_for_nodes_that_are_left_out(
         "propose_nodes",
         lambda state, nodes: asked.append(list(nodes)) or propose(state, nodes),
     )
-    source.leave_out_below(0.4, AcceptanceEstimate())
+    source.set_min_chance(0.4, AcceptanceEstimate())
     source.guess(state)
     assert asked == [[1]]

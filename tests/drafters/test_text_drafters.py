@@ -50,7 +50,7 @@ def guessed(drafter, tokens, root):
 def test_paths_that_are_far_from_paying_are_not_guessed(name):
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2]
     wide, narrow = drafter_for(name, num_nodes=12), drafter_for(name, num_nodes=12)
-    narrow.leave_out_below(0.5, AcceptanceEstimate())
+    narrow.set_min_chance(0.5, AcceptanceEstimate())
     every, some = guessed(wide, text, 3), guessed(narrow, text, 3)
     chances = dict(every.by_chance()[1:])
     least, kept = 0.5 * NAMED, list(zip(some.parents[1:], some.tokens[1:], strict=True))

@@ -5,7 +5,7 @@ from support.batches import alone, drafters, engine_for, row_for
 from support.scheduler_threads import threaded
 from support.small_engines import random_prompt
 
-from medusa_kit.infer.details import Wanted
+from medusa_kit.infer.details import OutputOptions
 from medusa_kit.infer.threaded.submission import Emission
 
 
@@ -28,7 +28,7 @@ def test_emissions_hold_the_trees_of_rows_that_ask(name: str) -> None:
     engine = engine_for("llama-tied")
     drafter = drafters(engine)[name]
     row, other = row_for(engine, 6, 14), row_for(engine, 9, 14)
-    row.wanted = Wanted(tree=True)
+    row.wanted = OutputOptions(tree=True)
     with threaded(engine, 2) as thread:
         asks, does_not = thread.submit(row, drafter), thread.submit(other, drafter)
         first, *steps = list(asks)
@@ -54,7 +54,7 @@ def test_a_path_that_the_answer_cuts_is_told_as_far_as_it_was_emitted() -> None:
     with threaded(engine, 1) as thread:
         for most in range(2, 15):
             row = row_for(engine, 6, most)
-            row.wanted = Wanted(tree=True)
+            row.wanted = OutputOptions(tree=True)
             *_, last = thread.submit(row, drafter)
             lengths.add(checked(last))
     assert len(lengths) > 1
@@ -64,7 +64,9 @@ def test_a_shared_batch_is_asked_for_trees() -> None:
     engine = engine_for("llama-tied")
     prompt = random_prompt(6, 6)
     with engine.shared_batch(max_rows=2) as shared:
-        asks = shared.submit(prompt, max_new_tokens=6, drafter="medusa", wanted=Wanted(tree=True))
+        asks = shared.submit(
+            prompt, max_new_tokens=6, drafter="medusa", wanted=OutputOptions(tree=True)
+        )
         does_not = shared.submit(prompt, max_new_tokens=6, drafter="medusa")
         trees = [emission.tree for emission in asks.submission]
         none = [emission.tree for emission in does_not.submission]

@@ -15,7 +15,7 @@ import torch
 import yaml
 from support.clocks import own_time
 
-from medusa_kit import one_owner
+from medusa_kit import process_lock
 from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.train import loop
 from medusa_kit.train.run import random_state
@@ -82,7 +82,7 @@ def test_a_second_training_in_the_folder_is_refused_and_changes_nothing(
             refused.append(caught.value.message)
         assert contents(tmp_path / "run") == before
 
-    monkeypatch.setattr(one_owner, "PATIENCE", 0)
+    monkeypatch.setattr(process_lock, "PATIENCE", 0)
     in_the_middle(monkeypatch, 6, again)
     train_heads(base, counting_rows(), recipe)
     assert len(refused) == 3

@@ -43,7 +43,7 @@ class HeadsSource(TrieDrafter):
             self._believed = own_chances(inner.tree, calibrated)
         self._nodes: list[int] | None = None  # of a static tree that are named; None: all
 
-    def leave_out_below(self, least_chance: float, acceptance: AcceptanceEstimate) -> None:
+    def set_min_chance(self, least_chance: float, acceptance: AcceptanceEstimate) -> None:
         """Name no paths with a lower chance from now on. In a dynamic tree only paths so likely get
         children that these may have that chance after another pass of the heads. Of a static tree
         the nodes are named that were right often enough by `acceptance`, at least the likeliest.

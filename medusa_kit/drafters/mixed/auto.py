@@ -22,7 +22,7 @@ import torch
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.mixed.explorer import Explorer, Overheads
-from medusa_kit.drafters.mixed.shares import Share, percentages, sources_of, tokens_a_step
+from medusa_kit.drafters.mixed.shares import SourceUsage, percentages, sources_of, tokens_a_step
 from medusa_kit.drafters.mixed.sources import (
     build_sources,
     credited,
@@ -42,7 +42,7 @@ STEPS = 3  # situations in which the tokens promised differ by less than a facto
 
 
 @dataclass
-class Experience:
+class PolicyStats:
     """What all requests of an engine have seen of these sources."""
 
     acceptance: AcceptanceEstimate
@@ -145,13 +145,13 @@ def likeliest(trie: Trie, chains: bool) -> list[tuple[int, float]]:
 class AutoDrafter(Drafter):
     """Asks its sources where that gains. `clock`: in seconds."""
 
-    offers = True
+    has_candidates = True
 
     def __init__(
         self,
         name: str,
         sources: Sequence[TrieDrafter],
-        experience: Experience,
+        experience: PolicyStats,
         max_nodes: int,
         device: torch.device,
         chains: bool = False,
@@ -168,7 +168,7 @@ class AutoDrafter(Drafter):
         self.num_ranks = max((source.num_ranks for source in sources), default=0)
         self.reads_prompts = any(source.reads_prompts for source in sources)
         self.watches = tuple(layer for source in sources for layer in source.watches)
-        self.shares: dict[str, Share] = {}
+        self.shares: dict[str, SourceUsage] = {}
         self.credits: list[list[str]] = []
         self._tries: list[Trie] = []  # of the current step, what is verified
         self._step: Step | None = None  # the current one, where the batch chooses
@@ -199,7 +199,7 @@ class AutoDrafter(Drafter):
         ]
         return draft_of(self._tries, self.device)
 
-    def offer(self, state: State, cost: StepCost, num_others: int) -> list[list[float]]:
+    def candidates(self, state: State, cost: StepCost, num_others: int) -> list[list[float]]:
         self._start = self.clock()
         step = self._step = Step(cost, num_others, len(state.roots_B), self.chains)
         self._ask_texts(step, state)
@@ -227,7 +227,7 @@ class AutoDrafter(Drafter):
 
     def _guesses(self, step: Step, sources: Sequence[TrieDrafter], state: State) -> list[Trie]:
         for source in sources:
-            source.leave_out_below(step.least, self.experience.acceptance)
+            source.set_min_chance(step.least, self.experience.acceptance)
         return merged(sources, state, self.experience.acceptance)
 
     def _hope(self, source: TrieDrafter, step: Step) -> float:
@@ -242,9 +242,9 @@ class AutoDrafter(Drafter):
         tokens = chosen.tokens - step.num_others - step.promised
         return (tokens - (chosen.seconds - step.seconds) * rate) / step.num_own
 
-    def take(self, counts: Sequence[int]) -> Draft:
+    def select(self, counts: Sequence[int]) -> Draft:
         step = self._step
-        assert step is not None, "nothing was offered"
+        assert step is not None, "there are no candidates"
         step.keep(counts)
         self._tries = step.tries
         return draft_of(self._tries, self.device)
@@ -257,7 +257,7 @@ class AutoDrafter(Drafter):
         for source in self.sources:
             source.observe(result)
         for trie, path in zip(self._tries, result.paths, strict=True):
-            self.shares.setdefault(sources_of(trie), Share()).count(1, len(path))
+            self.shares.setdefault(sources_of(trie), SourceUsage()).count(1, len(path))
 
     def _learn(self, step: Step, seconds: float) -> None:
         """What the step took, and what asking has gained."""
@@ -310,6 +310,6 @@ def _auto(
 ) -> AutoDrafter:
     acceptance = shared_estimate(context)
     key = ("what asking has gained", *names, context.tree, context.sampling.temperature)
-    experience = context.remembered(key, lambda: Experience(acceptance))
+    experience = context.remembered(key, lambda: PolicyStats(acceptance))
     chains = context.verifier.chains_only
     return AutoDrafter(name, sources, experience, max_nodes, context.device, chains, reasons)

@@ -11,7 +11,7 @@ PLAIN = "none"  # a step in which nothing was guessed
 
 
 @dataclass
-class Share:
+class SourceUsage:
     """What a mix of sources came to."""
 
     steps: int = 0
@@ -31,14 +31,14 @@ def sources_of(trie: Trie) -> str:
     return " + ".join(sorted({source_of(key) for key in trie.keys[1:]})) or PLAIN
 
 
-def percentages(shares: Mapping[str, Share]) -> str:
+def percentages(shares: Mapping[str, SourceUsage]) -> str:
     """How often each mix drafted, the most frequent first."""
     steps = sum(share.steps for share in shares.values())
     ranked = sorted(shares.items(), key=lambda item: -item[1].steps)
     return ", ".join(f"{name} {share.steps / steps:.0%}" for name, share in ranked)
 
 
-def tokens_a_step(shares: Mapping[str, Share]) -> list[str]:
+def tokens_a_step(shares: Mapping[str, SourceUsage]) -> list[str]:
     """One line on what mixes of sources came to, the most frequent first; none where nothing was
     guessed."""
     if not shares.keys() - {PLAIN}:

@@ -54,9 +54,9 @@ class PackedLinear(nn.Linear):
         pack = self.packs.get(rows)
         if pack is not None and torch.is_inference_mode_enabled() and pack.is_of(self.weight):
             return self._multiply(x_XD, pack.packed, self.weight, self.bias, rows)
-        return self._seldom(x_XD, rows)
+        return self._slow_path(x_XD, rows)
 
-    def _seldom(self, x_XD: Tensor, rows: int) -> Tensor:
+    def _slow_path(self, x_XD: Tensor, rows: int) -> Tensor:
         """Packs first, uses the pack of a larger row count, or multiplies without one."""
         packs = self.packs
         packable = rows > 1 and torch.is_inference_mode_enabled()

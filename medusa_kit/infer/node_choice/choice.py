@@ -25,13 +25,13 @@ class Choice(NamedTuple):
     seconds: float
 
 
-def choose_nodes(offers: Sequence[Chances], num_others: int, cost: StepCost) -> Choice:
+def choose_nodes(candidates: Sequence[Chances], num_others: int, cost: StepCost) -> Choice:
     """The number of likeliest draft tokens with the most tokens a second. `num_others`: nodes of
     the step in any case, one token each, besides the roots of these requests."""
-    num_roots, counts = num_others + len(offers), [0] * len(offers)
+    num_roots, counts = num_others + len(candidates), [0] * len(candidates)
     found = [
         (-chance, request)
-        for request, chances in enumerate(offers)
+        for request, chances in enumerate(candidates)
         for chance in chances
         if chance >= MIN_CHANCE
     ]

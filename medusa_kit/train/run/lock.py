@@ -6,7 +6,7 @@ from pathlib import Path
 
 from medusa_kit.errors import ConfigError
 from medusa_kit.files import link_target
-from medusa_kit.one_owner import one_owner
+from medusa_kit.process_lock import process_lock
 
 LOCK = ".training.lock"  # empty
 HOLDER = ".training.json"  # the process that trains here
@@ -32,7 +32,7 @@ def only_training_in(folder: Path) -> Iterator[None]:
         return made and [path.name for path in folder.iterdir()] == [LOCK]
 
     try:
-        with one_owner(folder / LOCK, folder / HOLDER, refusal, unused):
+        with process_lock(folder / LOCK, folder / HOLDER, refusal, unused):
             yield
     finally:
         if made:

@@ -23,7 +23,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager
-def one_owner(
+def process_lock(
     lock_path: Path, holder: Path, refusal: Callable[[str], ConfigError], unused: Callable[[], bool]
 ) -> Iterator[None]:
     """Hold the lock file; `holder` names us meanwhile: a locked file cannot be read everywhere.
