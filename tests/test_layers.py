@@ -43,8 +43,9 @@ TIERS = [
     {"demo"},
     {"cli", "__main__"},
 ]
-SIBLINGS_ALLOWED = {("process_lock", "console"), ("process_lock", "errors"), ("process_lock", "files"),
-                    ("console", "errors"), ("files", "errors"), ("store", "console"),
+SIBLINGS_ALLOWED = {("process_lock", "console"), ("process_lock", "errors"),
+                    ("process_lock", "files"), ("console", "errors"), ("files", "errors"),
+                    ("store", "console"),
                     ("store", "files"), ("__main__", "cli")}  # fmt: skip
 HEAVY = ("torch", "transformers", "numpy", "matplotlib", "fastapi", "starlette", "uvicorn", "httpx",
          "openai", "llguidance", "prometheus_client", "huggingface_hub", "ray")  # fmt: skip

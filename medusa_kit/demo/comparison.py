@@ -15,7 +15,7 @@ from medusa_kit.quick.search import plain_step
 from medusa_kit.settings.sampling import SamplingParams
 
 Texts = dict[tuple[int, ...], list[int]]  # answer by prompt
-FEWEST, SHORTEST = 6, 32  # prompts, which an interval needs; new tokens
+MIN_PROMPTS, SHORTEST = 6, 32  # prompts, which an interval needs; new tokens
 OURS = 3  # methods of ours that are measured
 PROBE_TOKENS, PROBE_SECONDS = 8, 20.0
 
@@ -44,7 +44,7 @@ def fitting(
         other = theirs * size.questions if size.with_transformers else 0.0
         return size.new_tokens * (plain + other)
 
-    few = min(FEWEST, len(prompts))
+    few = min(MIN_PROMPTS, len(prompts))
     sizes = [
         Size(questions, length, with_transformers)
         for with_transformers in (True, False)

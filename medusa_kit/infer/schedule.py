@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
-LEAST = 16  # tokens of prompts that are read between two steps in any case: each gets on
+MIN_TOKENS = 16  # tokens of prompts that are read between two steps in any case: each gets on
 NEWEST = 0.5  # weight of the newest measurement
 # (key, free slots, keys that get a slot after it) -> (its slot, how many tokens of its prompt
 # lie there already, less than all of them)
@@ -48,8 +48,12 @@ class ReadingSpeed:
 
     @property
     def num_tokens(self) -> int:
-        """LEAST, or more where they were read in time."""
-        return max(LEAST, int(self._max_pause / self._per_token)) if self._per_token else LEAST
+        """MIN_TOKENS, or more where they were read in time."""
+        return (
+            max(MIN_TOKENS, int(self._max_pause / self._per_token))
+            if self._per_token
+            else MIN_TOKENS
+        )
 
     def record(self, tokens: int, seconds: float) -> None:
         """Many tokens at once take less time each than few, so that only numbers near the one that

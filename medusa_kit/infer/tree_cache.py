@@ -117,7 +117,7 @@ class TreeCache(Cache):
         self._reached = [0] * batch_size  # slots of a row that may hold something
         self._held = [0] * batch_size  # the most that they were: those take memory
         # One block for all layers of one shape, [layers, 2, B, G, S, E]: a commit is one gather.
-        # Layers of another shape have tensors of their own in `_strays`.
+        # Layers of another shape have tensors of their own in `_irregular`.
         self._block: Tensor | None = None
         self._irregular: list[tuple[Tensor, Tensor]] = []
         self._targets: tuple[Any, tuple[Tensor, Tensor]] | None = None

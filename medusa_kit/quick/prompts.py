@@ -16,7 +16,7 @@ from medusa_kit.data.rows import EXAMPLES
 from medusa_kit.distill.generate import asked_messages
 from medusa_kit.errors import DataError
 
-FEWEST = 8  # prompts
+MIN_PROMPTS = 8  # prompts
 KEPT_OUT, MAX_KEPT_OUT = 0.1, 500  # share and number of prompts
 TESTED, MAX_TESTED = 0.2, 80  # of these: for verify and bench, not for calibration
 
@@ -49,12 +49,12 @@ def read_prompts(source: str) -> Prompts:
     unique = dict[str, Asked]()  # the same question again has the same greedy answer
     for item in sorted(rows, key=lambda item: _hash(*item)):
         unique.setdefault(_text(item[1]), item)
-    if len(unique) < FEWEST:
+    if len(unique) < MIN_PROMPTS:
         first = f", the first is {_told(*refused[0])}" if refused else ""
         hint = refused[0][1].hint if refused else None
         raise DataError(
             f"{source} has {len(unique)} unique prompts (unreadable rows: {len(refused)}{first})"
-            f"; at least {FEWEST} are needed, because some are held out",
+            f"; at least {MIN_PROMPTS} are needed, because some are held out",
             hint=hint or f"a few hundred give first heads, ten thousand good ones; {EXAMPLES}",
         )
     training, out = _divided(source, list(unique.values()))
@@ -83,7 +83,7 @@ def _divided(
     source: str, ordered: Sequence[Asked]
 ) -> tuple[list[Conversation], list[Conversation]]:
     """(to train on, held out)."""
-    count = min(MAX_KEPT_OUT, max(FEWEST // 2, round(KEPT_OUT * len(ordered))))
+    count = min(MAX_KEPT_OUT, max(MIN_PROMPTS // 2, round(KEPT_OUT * len(ordered))))
     names = list(dict.fromkeys(_name(*item) for item in ordered))  # rows may share an id
     kept = set(names[:count])
     out = [item[0] for item in ordered if _name(*item) in kept]

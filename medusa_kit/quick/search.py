@@ -30,7 +30,7 @@ CHOICES: tuple[tuple[tuple[int, ...], bool], ...] = (
 )
 CALIBRATION = 0.5  # of the phase's time
 # Answers: to see how long they take; calibrated on, whatever they take; for dynamic trees too.
-TRIED, FEWEST, ENOUGH = 2, 8, 24
+TRIED, MIN_PROMPTS, ENOUGH = 2, 8, 24
 NODES_AT_COST = 8  # nodes that double a step's time, as on a CPU; elsewhere it is less
 STEPS = 3  # of each tree and prefix in a round, one of them plain
 
@@ -101,7 +101,7 @@ def _affordable(
     began = session.clock()
     calibrate.calibrate(session.base, engine.heads, few, dynamic=dynamic)
     each = (session.clock() - began) / len(few)
-    return max(FEWEST, int(min(len(answers), seconds / max(each, 1e-9))))
+    return max(MIN_PROMPTS, int(min(len(answers), seconds / max(each, 1e-9))))
 
 
 def _chain(statistics: RankStatistics) -> dict[str, Any]:

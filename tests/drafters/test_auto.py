@@ -285,7 +285,8 @@ def test_notes_count_steps_in_words() -> None:
     drafter = auto([], Clock())
     drafter.shares["none"] = SourceUsage(1, 1)
     assert drafter.notes == []  # where nothing was ever guessed there is nothing to tell
-    drafter.shares |= {"suffix": SourceUsage(4, 10), "medusa": SourceUsage(3, 6), "recycling": SourceUsage(2, 4),
+    drafter.shares |= {"suffix": SourceUsage(4, 10), "medusa": SourceUsage(3, 6),
+                       "recycling": SourceUsage(2, 4),
                        "medusa + suffix": SourceUsage(1, 4)}  # fmt: skip
     said = "tokens a step: 2.50 with suffix (4 steps), 2.00 with medusa (3 steps), 2.00 with "
     more = "recycling (2 steps), 1.00 without draft tokens (1 step), "

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medusa_kit.infer.schedule import LEAST, ReadingSpeed, Schedule
+from medusa_kit.infer.schedule import MIN_TOKENS, ReadingSpeed, Schedule
 
 MAX_AT_ONCE = 24  # tokens of prompts in one forward
 FORWARD, TOKEN = 0.25, 1.0  # what reading costs by the clock: in each forward, and for each token
@@ -87,7 +87,7 @@ def test_every_row_is_served_in_order_within_the_pause(
     assert run.first_tokens == list(range(len(run.lengths)))  # first come, first served
     assert not run.slots
     if pause is not None:  # beyond it there is a forward that had begun, or the least of tokens
-        most = max(pause, FORWARD + TOKEN * LEAST)
+        most = max(pause, FORWARD + TOKEN * MIN_TOKENS)
         assert run.most_between <= most + run.forwards * FORWARD
     assert sorted(run.schedule._free) == list(range(max_rows))  # no slot is lost
 
@@ -143,14 +143,14 @@ def test_the_speed_is_learned_and_followed(
     """A first prompt of any length, then pieces as long as may be; then the machine changes."""
     pause = 40.0
     speed = ReadingSpeed(pause)
-    assert speed.num_tokens == LEAST
+    assert speed.num_tokens == MIN_TOKENS
     speed.record(first, forward + token * first)
     for factor in (1.0, later):
         for _ in range(200):
             tokens = speed.num_tokens
             speed.record(tokens, factor * (forward + token * tokens))
         seconds = factor * (forward + token * speed.num_tokens)
-        if speed.num_tokens > LEAST:
+        if speed.num_tokens > MIN_TOKENS:
             assert seconds <= 1.05 * pause
         one_more = factor * (forward + token * (speed.num_tokens + 2))
         assert one_more >= 0.95 * pause

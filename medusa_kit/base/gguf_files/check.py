@@ -15,7 +15,7 @@ from medusa_kit.errors import CheckpointError
 
 ARCHITECTURE, TOKENS = "general.architecture", "tokenizer.ggml.tokens"
 LAYER = re.compile(r"(?:enc\.|dec\.)?blk\.(\d+)\.")
-MOST = {  # how large a value of an architecture may be
+MAX_VALUES = {  # how large a value of an architecture may be
     "context_length": 1 << 30,
     "feed_forward_length": 1 << 24,
     "expert_feed_forward_length": 1 << 24,
@@ -69,7 +69,7 @@ class _Values:
                 raise self.wrong(
                     TOKENS, f"of {tokens.length}", f"{rows}, the rows of its embedding"
                 )
-        for key, most in MOST.items():
+        for key, most in MAX_VALUES.items():
             self.up_to(key, most)
         for key in POSITIVE:
             found = self.values.get(f"{self.prefix}.{key}", 1.0)

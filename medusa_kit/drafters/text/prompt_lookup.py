@@ -17,7 +17,7 @@ from medusa_kit.settings.drafters import PromptLookupOptions
 # How often a copied token was right, by how many tokens before it agreed; the last value is for all
 # longer matches (measured by benchmarks/text_drafters.py).
 CHANCES = (0.0, 0.24, 0.55, 0.65, 0.7, 0.74, 0.79, 0.82, 0.94)
-MOST = len(CHANCES) - 1
+MAX_MATCH = len(CHANCES) - 1
 
 
 class NgramIndex:
@@ -52,7 +52,7 @@ class NgramIndex:
     def _agreement(self, place: int, known: int) -> int:
         """How many tokens before `place` agree with the text's end, as far as it matters."""
         text, size = self.tokens, known
-        while size < min(MOST, place) and text[place - size - 1] == text[-size - 1]:
+        while size < min(MAX_MATCH, place) and text[place - size - 1] == text[-size - 1]:
             size += 1
         return size
 
@@ -76,8 +76,10 @@ class PromptLookupDrafter(TrieDrafter):
         trie, node = Trie(request.root), 0
         for depth, token in enumerate(copied, start=1):
             # Each right copied token makes the match one token longer.
-            chance = CHANCES[min(matched + depth - 1, MOST)]
-            node = trie.add(node, token, chance, (self.name, min(matched, MOST), min(depth, 4)))
+            chance = CHANCES[min(matched + depth - 1, MAX_MATCH)]
+            node = trie.add(
+                node, token, chance, (self.name, min(matched, MAX_MATCH), min(depth, 4))
+            )
         return trie
 
 

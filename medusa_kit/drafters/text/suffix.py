@@ -42,7 +42,7 @@ PAST_DOUBTS = (
     *(3.2, 3.0, 2.5, 2.4, 1.5, 1.4, 1.3, 0.4),
 )
 LONG = 8  # matches from this length on are one kind of guess
-LEAST = 0.05  # less likely paths are not worth a node
+MIN_CHANCE = 0.05  # less likely paths are not worth a node
 
 Key = tuple[str, int]  # suffix, or past for a match in other texts; tokens matched
 Level = tuple[int, str, float, dict[int, int]]  # matched, kind, doubt, count of each next token
@@ -124,7 +124,7 @@ class SuffixRow:
             for place in self.places:
                 place.read(token)
 
-    def grow(self, root: int, num_nodes: int, least: float = LEAST) -> Trie:
+    def grow(self, root: int, num_nodes: int, least: float = MIN_CHANCE) -> Trie:
         """The likeliest `num_nodes` nodes after the root, best first; no paths with a chance below
         `least`.
 
@@ -192,7 +192,7 @@ class SuffixDrafter(TrieDrafter):
             for one in state.requests:
                 row = one.own(self, self._row)
                 row.read(unread(one.text, one.root, row.text.num_tokens))
-                tries.append(row.grow(one.root, self.num_nodes, max(LEAST, self._least)))
+                tries.append(row.grow(one.root, self.num_nodes, max(MIN_CHANCE, self._least)))
         return tries
 
     def _row(self) -> SuffixRow:
