@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from medusa_kit import console
+from medusa_kit.infer.accept.rows import ScoredTree
 from medusa_kit.infer.details import token_scores
 from medusa_kit.infer.draft import Draft, Drafter, flat_nodes
-from medusa_kit.infer.group import Group, ScoredRow, by_row, drafts_of, without_watched
+from medusa_kit.infer.group import Group, by_row, drafts_of, without_watched
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.prefix_cache.prefixes import WORTH_A_COPY, PrefixCache, Start
 from medusa_kit.infer.request import Emitted, FailAlone, Request, together_or_alone
@@ -177,7 +178,7 @@ class Batch:
                 self.prefixes.leave(slot, cached, len(request.prompt_ids))
         for key, group in list(self._groups.items()):
             group.remove_finished()
-            if not group.rows:
+            if not group.requests:
                 del self._groups[key]
         for drafter in {
             id(self._drafters[request]): self._drafters[request] for request in gone
@@ -274,7 +275,7 @@ class Batch:
 
     def _texts(self) -> dict[int, list[int]]:
         """What the cache holds, between steps, in slots of requests that run or are being read."""
-        running = [request for group in self._groups.values() for request in group.rows]
+        running = [request for group in self._groups.values() for request in group.requests]
         texts = {self._schedule.slot_of(request): request.text for request in running}
         for slot, request in self._schedule.slots_read_into().items():
             texts[slot] = request.prompt_ids[: self.cache.lengths[slot]]
@@ -293,13 +294,15 @@ class Batch:
                 request.prompt_layers = torch.cat(layers)
         drafter = self._drafters[request]
         group = self._groups.setdefault(id(drafter), Group(drafter))
-        with FailAlone(request, *group.rows):
+        with FailAlone(request, *group.requests):
             group.add(request)
         request.prompt_parts, request.prompt_hidden, request.prompt_layers = [], None, None
 
     def _verify_trees(self) -> Emitted:
         running = [
-            self._schedule.slot_of(request) for one in self._groups.values() for request in one.rows
+            self._schedule.slot_of(request)
+            for one in self._groups.values()
+            for request in one.requests
         ]
         laps, unread = Laps(self._clock), self.cache.num_unread(running)
         drafted = [
@@ -307,7 +310,7 @@ class Batch:
             for group, draft in drafts_of(list(self._groups.values()), self.cost, unread)
         ]
         drafting = laps.lap()
-        requests = [request for group, _ in drafted for request in group.rows]
+        requests = [request for group, _ in drafted for request in group.requests]
         slots = [self._schedule.slot_of(request) for request in requests]
         emitted: Emitted = []
         with FailAlone(*requests):
@@ -317,7 +320,7 @@ class Batch:
             forward = laps.lap()
             kept, steps, first = list[list[int]](), list(), 0
             for group, draft in drafted:
-                own = scored[first : first + len(group.rows)]
+                own = scored[first : first + len(group.requests)]
                 first += len(own)
                 step = group.accept(draft, own, self._last_position)
                 kept += [[0, *path] for path in step.paths]
@@ -332,7 +335,7 @@ class Batch:
             if self.cost is not None:
                 self.cost.record(num_nodes, forward + accept)
             for group, step, own in steps:
-                with FailAlone(*group.rows):
+                with FailAlone(*group.requests):
                     emitted += group.go_on(step, own, len(requests))
             self.timing = StepTiming(
                 drafting, forward, accept, laps.lap(), num_nodes, len(requests)
@@ -343,7 +346,7 @@ class Batch:
 
     def _score(
         self, drafts: Sequence[Draft], requests: Sequence[Request], slots: Sequence[int]
-    ) -> list[ScoredRow]:
+    ) -> list[ScoredTree]:
         """Of the requests for which it did not fail."""
         if not requests:
             return []
@@ -352,7 +355,7 @@ class Batch:
 
         ranks = max(self._drafters[request].num_ranks for request in requests)
 
-        def score(first: int, last: int) -> list[ScoredRow]:
+        def score(first: int, last: int) -> list[ScoredTree]:
             some = nodes.of_rows(first, last)
             scores = self._with_room(
                 lambda: self.verifier.score(self.cache, some, slots[first:last])

@@ -1,16 +1,15 @@
-"""Rows that draft together, by one drafter, and where they stand.
+"""Requests that draft together, by one drafter, and where they stand.
 
-Shapes: B rows, N nodes (of all rows, in ScoredRow of one), D hidden, V vocabulary, R likeliest
+Shapes: N nodes of all requests, V vocabulary, W hidden and watched numbers, R likeliest
 tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from torch import Tensor
 
-from medusa_kit.infer.accept.rows import ScoredTree
+from medusa_kit.infer.accept.requests import ScoredTree
 from medusa_kit.infer.details import VerifiedTree, token_scores
 from medusa_kit.infer.draft import Draft, Drafter, State, StepResult
 from medusa_kit.infer.node_choice.choice import Chances, choose_nodes
@@ -24,28 +23,28 @@ T = TypeVar("T")
 
 
 class Group:
-    """Rows of a batch with the same drafter."""
+    """Requests of a batch with the same drafter."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self._chosen = False
-        self.rows: list[Request] = []
+        self.requests: list[Request] = []
 
     @property
     def state(self) -> State:
-        return State(self.rows)
+        return State(self.requests)
 
-    def add(self, row: Request) -> None:
-        """Let a row join whose prompt has been read."""
-        self.drafter.begin(row)
-        self.rows.append(row)
+    def add(self, request: Request) -> None:
+        """Let a request join whose prompt has been read."""
+        self.drafter.begin(request)
+        self.requests.append(request)
 
     def remove_finished(self) -> None:
-        """Go on without the rows that have finished."""
-        self.rows = [row for row in self.rows if row.finish_reason is None]
+        """Go on without the requests that have finished."""
+        self.requests = [request for request in self.requests if request.finish_reason is None]
 
     def candidates(self, cost: StepCost, num_others: int) -> Sequence[Chances] | None:
-        """Chances of each row's guesses, of which the batch says how many are verified; None: the
+        """Chances of each request's candidates, of which the batch says how many are verified; None: the
         drafter says it."""
         self._chosen = self.drafter.has_candidates
         return self.drafter.candidates(self.state, cost, num_others) if self._chosen else None
@@ -54,24 +53,17 @@ class Group:
         return self.drafter.propose(self.state)
 
     def select(self, counts: Sequence[int]) -> Draft:
-        """So many of the candidates for each row."""
+        """So many of the candidates for each request."""
         return self.drafter.select(counts)
 
-    def accept(self, draft: Draft, scored: Sequence["ScoredRow"], last_position: int) -> StepResult:
-        """What each row keeps of its tree, and its next root."""
+    def accept(self, draft: Draft, scored: Sequence[ScoredTree], last_position: int) -> StepResult:
+        """What each request keeps of its tree, and its next root."""
         paths, next_roots = [], []
-        for index, (row, one) in enumerate(zip(self.rows, scored, strict=True)):
-            tree = ScoredTree(
-                row.sampler,
-                row.text,
-                one.tokens,
-                draft.topologies[index].used_parents,
-                one.logits_NV,
-                one.named,
-            )
-            path, root = list[int](), row.root
-            with FailAlone(row):
-                path, root = tree.accept(last_position - len(row.text))
+        for index, (request, one) in enumerate(zip(self.requests, scored, strict=True)):
+            parents = draft.topologies[index].used_parents
+            path, root = list[int](), request.root
+            with FailAlone(request):
+                path, root = one.accept(parents, last_position - len(request.text))
             paths.append(path)
             next_roots.append(root)
         return StepResult(
@@ -84,44 +76,47 @@ class Group:
             _all_or_none([one.ranked_NR for one in scored]),
             [one.tokens for one in scored],
             [one.layers_NX for one in scored if one.layers_NX is not None],
-            list(self.rows),
+            list(self.requests),
         )
 
-    def go_on(self, step: StepResult, scored: Sequence["ScoredRow"], num_rows: int) -> Emitted:
+    def go_on(self, step: StepResult, scored: Sequence[ScoredTree], num_rows: int) -> Emitted:
         """Tell the drafter, emit what was accepted, and move on to the next roots. `num_rows`: of
         all groups in the step."""
         self.drafter.observe(step)
         credits = self.drafter.credits
         emitted: Emitted = []
-        for index, (row, path) in enumerate(zip(self.rows, step.paths, strict=True)):
+        for index, (request, path) in enumerate(zip(self.requests, step.paths, strict=True)):
             accepted, last = [scored[index].tokens[node] for node in path], path[-1] if path else 0
-            row.text += [row.root, *accepted]
-            row.root, row.hidden_1D = step.next_roots[index], step.hidden[index][last : last + 1]
-            if row.finish_reason is not None:  # it failed
+            request.text += [request.root, *accepted]
+            request.root, request.hidden_1D = (
+                step.next_roots[index],
+                step.hidden[index][last : last + 1],
+            )
+            if request.finish_reason is not None:  # it failed
                 continue
-            with FailAlone(row):
-                kept = row.take([*accepted, step.next_roots[index]])
+            with FailAlone(request):
+                kept = request.take([*accepted, step.next_roots[index]])
                 num_nodes = len(scored[index].tokens)
-                row.count_step(len(kept), len(path), num_nodes, num_rows if self._chosen else 0)
-                row.credits = credits[index] if credits else None
-                self._tell(row, step, index, kept)
-                if (near := scored[index].near_ties) is not None and row.counts_near_ties:
-                    row.near_ties += sum(near[node] for node in [0, *path])
-                emitted.append((row, kept))
+                request.count_step(len(kept), len(path), num_nodes, num_rows if self._chosen else 0)
+                request.credits = credits[index] if credits else None
+                self._report(request, step, index, kept)
+                if (near := scored[index].near_ties) is not None and request.counts_near_ties:
+                    request.near_ties += sum(near[node] for node in [0, *path])
+                emitted.append((request, kept))
         return emitted
 
     @staticmethod
-    def _tell(row: Request, step: StepResult, index: int, kept: Sequence[int]) -> None:
-        """What the row wants to know of the step."""
+    def _report(request: Request, step: StepResult, index: int, kept: Sequence[int]) -> None:
+        """What the request wants to know of the step."""
         path = step.paths[index]
-        if (count := row.wanted.num_likeliest) is not None:
+        if (count := request.wanted.num_likeliest) is not None:
             logits_NV = step.logits[index]
             at = to_device([0, *path], logits_NV.device)
-            row.scores = token_scores(logits_NV[at], kept, count)
-        if row.wanted.tree:
+            request.scores = token_scores(logits_NV[at], kept, count)
+        if request.wanted.tree:
             parents = step.draft.topologies[index].used_parents
             tokens = list(step.tokens(index)[: len(parents)])
-            row.tree = VerifiedTree(list(parents), tokens, list(path[: len(kept)]))
+            request.tree = VerifiedTree(list(parents), tokens, list(path[: len(kept)]))
 
 
 def drafts_of(
@@ -130,11 +125,11 @@ def drafts_of(
     """The next step's draft of each group whose drafter did not fail. `cost`: of steps, by which
     the guesses are chosen that pay; None: drafters choose. `num_others`: tokens that the step reads
     in any case."""
-    num_rows = sum(len(group.rows) for group in groups)
+    num_rows = sum(len(group.requests) for group in groups)
     candidates, drafts = dict[Group, Sequence[Chances]](), dict[Group, Draft]()
     for group in groups:
-        with FailAlone(*group.rows):
-            others = num_others + num_rows - len(group.rows)
+        with FailAlone(*group.requests):
+            others = num_others + num_rows - len(group.requests)
             found = None if cost is None else group.candidates(cost, others)
             if found is None:
                 drafts[group] = group.propose()
@@ -148,28 +143,9 @@ def drafts_of(
         counts = iter(choose_nodes(every, fixed, cost).counts)
         for group, found in candidates.items():
             chosen = [next(counts) for _ in found]
-            with FailAlone(*group.rows):
+            with FailAlone(*group.requests):
                 drafts[group] = group.select(chosen)
     return [(group, drafts[group]) for group in groups if group in drafts]
-
-
-@dataclass(frozen=True)
-class ScoredRow:
-    """One row's nodes as the base model scored them.
-
-    All but hidden states and logits has been read from the device. `likeliest`, `near_ties`: where
-    some row of the step needs them. `named`: the token after each node by the row's own rule; None
-    where each is chosen when it is reached.
-    """
-
-    tokens: list[int]
-    hidden_ND: Tensor
-    logits_NV: Tensor
-    ranked_NR: Tensor | None
-    likeliest: list[int] | None
-    near_ties: list[int] | None
-    named: list[int] | None
-    layers_NX: Tensor | None  # outputs of watched layers
 
 
 def _all_or_none(values: Sequence[T | None]) -> list[T] | None:
@@ -178,26 +154,28 @@ def _all_or_none(values: Sequence[T | None]) -> list[T] | None:
 
 
 def by_row(
-    nodes: Nodes, scores: NodeScores, rows: Sequence[Request], ranks: int = 0, watched: int = 0
-) -> list[ScoredRow]:
-    """The scores of each row. `ranks`: how many of the likeliest tokens drafters read. `watched`:
+    nodes: Nodes, scores: NodeScores, requests: Sequence[Request], ranks: int = 0, watched: int = 0
+) -> list[ScoredTree]:
+    """The scores of each request. `ranks`: how many of the likeliest tokens drafters read. `watched`:
     numbers of watched layers behind each hidden state."""
     hidden_ND, layers_NX = without_watched(scores.hidden_ND, watched)
-    read, alone = read_back(nodes, scores, rows, ranks), len(rows) == 1
+    read, alone = read_back(nodes, scores, requests, ranks), len(requests) == 1
     result, first = [], 0
-    for row, count, drawn in zip(rows, nodes.counts, read.drawn, strict=True):
+    for request, count, drawn in zip(requests, nodes.counts, read.drawn, strict=True):
         own = slice(first, first + count)
         first += count
         likeliest = None if read.likeliest is None else read.likeliest[own]
         result.append(
-            ScoredRow(
+            ScoredTree(
+                request.sampler,
+                request.text,
                 read.tokens[own],
                 hidden_ND if alone else hidden_ND[own],
                 scores.logits_NV if alone else scores.logits_NV[own],
                 None if read.ranked_NR is None else read.ranked_NR[own],
                 likeliest,
                 None if read.near_ties is None else read.near_ties[own],
-                likeliest if row.sampler.takes_argmax else drawn,
+                likeliest if request.sampler.takes_argmax else drawn,
                 layers_NX if alone or layers_NX is None else layers_NX[own],
             )
         )

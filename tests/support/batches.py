@@ -99,7 +99,7 @@ def alone(family: str, prompt: int, drawn: bool) -> list[int]:
 def pieces_of(tokens: int | None) -> Iterator[float | None]:
     """A pause for batches in which so many tokens of prompts are read between two steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule, "LEAST", tokens)
+        patch.setattr(schedule, "MIN_TOKENS", tokens)
         yield None if tokens is None else 1e-9
 
 
