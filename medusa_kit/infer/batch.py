@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from medusa_kit import console
-from medusa_kit.infer.accept.rows import ScoredTree
+from medusa_kit.infer.accept.scored_tree import ScoredTree
 from medusa_kit.infer.details import token_scores
 from medusa_kit.infer.draft import Draft, Drafter, flat_nodes
-from medusa_kit.infer.group import Group, by_row, drafts_of, without_watched
+from medusa_kit.infer.group import Group, by_request, drafts_of, without_watched
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.prefix_cache.prefixes import WORTH_A_COPY, PrefixCache, Start
 from medusa_kit.infer.request import Emitted, FailAlone, Request, together_or_alone
@@ -361,7 +361,7 @@ class Batch:
                 lambda: self.verifier.score(self.cache, some, slots[first:last])
             )
             watched = self.verifier.watched_size
-            return by_row(some, scores, requests[first:last], ranks, watched)
+            return by_request(some, scores, requests[first:last], ranks, watched)
 
         return [one for one in together_or_alone(score, requests) if one is not None]
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from medusa_kit.infer.accept.requests import ScoredTree
+from medusa_kit.infer.accept.scored_tree import ScoredTree
 from medusa_kit.infer.details import VerifiedTree, token_scores
 from medusa_kit.infer.draft import Draft, Drafter, State, StepResult
 from medusa_kit.infer.node_choice.choice import Chances, choose_nodes
@@ -44,8 +44,8 @@ class Group:
         self.requests = [request for request in self.requests if request.finish_reason is None]
 
     def candidates(self, cost: StepCost, num_others: int) -> Sequence[Chances] | None:
-        """Chances of each request's candidates, of which the batch says how many are verified; None: the
-        drafter says it."""
+        """Chances of each request's candidates, of which the batch says how many are verified;
+        None: the drafter says it."""
         self._chosen = self.drafter.has_candidates
         return self.drafter.candidates(self.state, cost, num_others) if self._chosen else None
 
@@ -153,11 +153,11 @@ def _all_or_none(values: Sequence[T | None]) -> list[T] | None:
     return known or None
 
 
-def by_row(
+def by_request(
     nodes: Nodes, scores: NodeScores, requests: Sequence[Request], ranks: int = 0, watched: int = 0
 ) -> list[ScoredTree]:
-    """The scores of each request. `ranks`: how many of the likeliest tokens drafters read. `watched`:
-    numbers of watched layers behind each hidden state."""
+    """The scores of each request. `ranks`: how many of the likeliest tokens drafters read.
+    `watched`: numbers of watched layers behind each hidden state."""
     hidden_ND, layers_NX = without_watched(scores.hidden_ND, watched)
     read, alone = read_back(nodes, scores, requests, ranks), len(requests) == 1
     result, first = [], 0
