@@ -35,7 +35,7 @@ def captures(shape: Shape, bench: Workbench) -> dict[str, Any]:
         "ms_each": 1e3 * seconds / max(1, len(forwards)),
         "loose": verifier.num_loose - loose,
         "cache_gb": cache.num_bytes / 1e9,
-        "slots_for_32": verifier.slots_for(ROWS),
+        "slots_for_32": verifier.positions_for(ROWS),
         "refused": verifier.refused,
     }
     if before is not None and after is not None:

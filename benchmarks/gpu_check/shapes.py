@@ -115,7 +115,7 @@ class Kept(CapturedForward):
 def forward_of_shape(
     base: BaseModel,
     num_nodes: int,
-    num_slots: int,
+    num_positions: int,
     attention: TritonLaunches,
     rows: int = 1,
     forward: Forward | None = None,
@@ -123,11 +123,11 @@ def forward_of_shape(
     """A forward over rows of so many nodes each, as it would be captured, with its slots
     allocated. `forward`: in place of the model's."""
     verifier = CapturedVerifier(base, attention)
-    cache = verifier.new_cache(rows, num_slots)
+    cache = verifier.new_cache(rows, num_positions)
     assert isinstance(cache, FixedCache)
     cache.lengths = [attention.length] * rows
     nodes = Nodes.chains([[0] * num_nodes] * rows, META)  # any tree takes the same kernels
-    shape = Shape(*fitting(nodes.counts, rows), cache.num_slots)
+    shape = Shape(*fitting(nodes.counts, rows), cache.num_positions)
     captured = Kept(verifier, cache, shape, forward or base.hidden_and_logits)
     captured.send(nodes, range(rows))
     with cores_of_a_gpu():

@@ -73,11 +73,11 @@ def weight_bytes(base: BaseModel) -> int:
 
 
 def kernels_of_forward(
-    base: BaseModel, rows: int, nodes: int, length: int = LENGTH, num_slots: int = NUM_SLOTS
+    base: BaseModel, rows: int, nodes: int, length: int = LENGTH, num_positions: int = NUM_SLOTS
 ) -> tuple[list[Kernel], int]:
     """(its kernels, bytes of memory) for rows of `length` tokens, in the dtype of the base."""
     attention = TritonLaunches(length)
-    captured = forward_of_shape(base, nodes, num_slots, attention, rows)
+    captured = forward_of_shape(base, nodes, num_positions, attention, rows)
     attention.launches.clear()
     graph = traced(captured.run)
     ours = [Kernel(one.name, one.num_bytes) for one in attention.launches]

@@ -101,13 +101,13 @@ class Batch:
         """Let a request in as soon as a slot is free. Those with the same drafter draft together.
         Raises, with nothing changed, where there is no memory for so long a request."""
         longest = max(self._longest, request.num_positions)
-        own = self.verifier.slots_of_tree(drafter.num_nodes)
+        own = self.verifier.positions_of_tree(drafter.num_nodes)
         most_nodes = max(self._most_nodes, own)  # requests may be padded to these
-        if (needed := longest + most_nodes - 1) > self.cache.num_slots:
+        if (needed := longest + most_nodes - 1) > self.cache.num_positions:
             # Room for longer ones that follow, too: growing copies what is there.
             growth = CPU_GROWTH if self.verifier.base.device.type == "cpu" else GROWTH
             most = self.verifier.base.info.context_length + most_nodes - 1
-            positions = max(needed, min(int(growth * self.cache.num_slots), most))
+            positions = max(needed, min(int(growth * self.cache.num_positions), most))
             self._with_room(lambda: self.cache.grow(positions))
         self._longest, self._most_nodes = longest, most_nodes
         self._drafters[request] = drafter

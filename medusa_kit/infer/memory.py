@@ -36,7 +36,9 @@ def _answers() -> bool:
 
 
 @contextmanager
-def explain_oom(base: BaseModel, batch_size: int, num_nodes: int, num_slots: int) -> Iterator[None]:
+def explain_oom(
+    base: BaseModel, batch_size: int, num_nodes: int, num_positions: int
+) -> Iterator[None]:
     """Turn an out-of-memory error into DeviceMemoryError, with sizes and what to do."""
     try:
         yield
@@ -45,7 +47,7 @@ def explain_oom(base: BaseModel, batch_size: int, num_nodes: int, num_slots: int
             raise
         # The traceback's frames hold tensors. Without it their memory is free again.
         error.__traceback__ = None
-        raise device_memory_error(base, batch_size, num_nodes, num_slots, error) from None
+        raise device_memory_error(base, batch_size, num_nodes, num_positions, error) from None
 
 
 def device_memory_error(

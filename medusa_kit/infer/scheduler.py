@@ -92,7 +92,7 @@ class Scheduler:
         """
         verifier = self._verifier_for(requests[0], drafter)
         max_rows = min(max_rows or len(requests), len(requests))
-        tree = verifier.slots_of_tree(drafter.num_nodes)
+        tree = verifier.positions_of_tree(drafter.num_nodes)
         num_positions = max(request.num_positions for request in requests) + tree - 1
         with explain_oom(verifier.base, max_rows, drafter.num_nodes, num_positions):
             state = state_of(verifier) if self.kept_bytes else None
@@ -175,7 +175,7 @@ class Scheduler:
 
     def _batch_to_step(self, verifier: Verifier) -> Batch:
         rows, reuse = self.max_rows, self.reuse_prefixes
-        batch = Batch(verifier, rows, verifier.slots_for(rows), self._max_pause, reuse)
+        batch = Batch(verifier, rows, verifier.positions_for(rows), self._max_pause, reuse)
         verifier.prepare(batch.cache, rows)
         batch.cost = None if self.steps is None else self.steps.cost
         return batch
@@ -201,7 +201,7 @@ class Scheduler:
 
         def fits(batch: Batch) -> bool:
             rows = max(max_rows, len(batch.cache.lengths))
-            return num_positions <= batch.cache.num_slots or rows <= MAX_SLOTS * max_rows
+            return num_positions <= batch.cache.num_positions or rows <= MAX_SLOTS * max_rows
 
         with self._lock:
             current = [
@@ -225,12 +225,12 @@ class Scheduler:
         return best
 
     def _make_room(self, batch: Batch, max_rows: int, num_positions: int) -> None:
-        positions, slots = batch.cache.num_slots, max(max_rows, len(batch.cache.lengths))
+        positions, slots = batch.cache.num_positions, max(max_rows, len(batch.cache.lengths))
         if num_positions > positions:
             per_token = cache_bytes_per_token(batch.verifier.base, batch.verifier.num_layers)
             most = self.kept_bytes // max(per_token * slots, 1)
             positions = max(num_positions, min(int(GROWTH * num_positions), most))
-        if (positions, slots) != (batch.cache.num_slots, len(batch.cache.lengths)):
+        if (positions, slots) != (batch.cache.num_positions, len(batch.cache.lengths)):
             batch.grow(positions, slots)
 
     def _keep(self, batch: Batch, state: State) -> None:

@@ -88,7 +88,7 @@ class TreeCacheLayer(CacheLayerMixin):
         return self.get_seq_length() + query_length, 0
 
     def get_max_length(self) -> int:
-        return self.cache.num_slots
+        return self.cache.num_positions
 
 
 class TreeCache(Cache):
@@ -103,7 +103,7 @@ class TreeCache(Cache):
         self,
         layers: int | list[Any],
         batch_size: int,
-        num_slots: int,
+        num_positions: int,
         dtype: torch.dtype | None = None,
     ) -> None:
         if isinstance(layers, int):
@@ -112,7 +112,7 @@ class TreeCache(Cache):
         self._slotted = [layer for layer in layers if isinstance(layer, TreeCacheLayer)]
         self._num_in_block = len(self._slotted)
         self.lengths = [0] * batch_size
-        self.num_slots = num_slots
+        self.num_positions = num_positions
         self._dtype = dtype
         self._reached = [0] * batch_size  # slots of a row that may hold something
         self._held = [0] * batch_size  # the most that they were: those take memory
@@ -207,15 +207,15 @@ class TreeCache(Cache):
     def allocate(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Zeroed slots for layer `index` in the shape of its first keys and values."""
         B, (_, G, _, E) = len(self.lengths), keys.shape
-        shape = (self._num_in_block, 2, B, G, self.num_slots, E)
+        shape = (self._num_in_block, 2, B, G, self.num_positions, E)
         dtype = self._dtype or keys.dtype
         if values.shape == keys.shape:
             if self._block is None:
                 self._block = lazy_zeros(shape, dtype, keys.device)
             if self._block.shape == shape:
                 return self._block[index, 0], self._block[index, 1]
-        values_shape = (B, values.shape[1], self.num_slots, values.shape[3])
-        own_keys = lazy_zeros((B, G, self.num_slots, E), dtype, keys.device)
+        values_shape = (B, values.shape[1], self.num_positions, values.shape[3])
+        own_keys = lazy_zeros((B, G, self.num_positions, E), dtype, keys.device)
         own_values = lazy_zeros(values_shape, dtype, keys.device)
         self._irregular.append((own_keys, own_values))
         return own_keys, own_values
@@ -240,7 +240,7 @@ class TreeCache(Cache):
     def check_room_for(self, lengths: Sequence[int], counts: Sequence[int]) -> None:
         """Raises ContextLengthError where some of so many nodes after so many tokens do not fit."""
         for length, count in zip(lengths, counts, strict=True):
-            if length + count > self.num_slots:
+            if length + count > self.num_positions:
                 raise ContextLengthError(
                     f"{count} nodes after {length} tokens need more than the cache's "
                     f"{self.num_slots} slots"
@@ -343,14 +343,14 @@ class TreeCache(Cache):
                         tensor[row, :, target] = tensor[row, :, source]
 
     @no_gradients
-    def grow(self, num_slots: int, num_rows: int | None = None) -> None:
-        """Room for `num_slots` tokens and nodes in each of `num_rows` rows, as many as there are
-        unless given; what is in the cache stays. Nothing changes where memory is too small."""
+    def grow(self, num_positions: int, num_rows: int | None = None) -> None:
+        """Room for `num_positions` tokens and nodes in each of `num_rows` rows, as many as there
+        are unless given; what is in the cache stays. Nothing changes where memory is too small."""
         new_rows = 0 if num_rows is None else num_rows - len(self.lengths)
 
         def larger(old: Tensor) -> Tensor:
             *outer, B, G, _, E = old.shape
-            new = lazy_zeros((*outer, B + new_rows, G, num_slots, E), old.dtype, old.device)
+            new = lazy_zeros((*outer, B + new_rows, G, num_positions, E), old.dtype, old.device)
             for row, end in enumerate(self._reached):
                 new[..., row, :, :end, :] = old[..., row, :, :end, :]
             return new
@@ -366,7 +366,7 @@ class TreeCache(Cache):
                 layer.keys, layer.values = strays[id(layer.keys)]
             elif layer.keys is not None and self._block is not None:
                 layer.keys, layer.values = self._block[layer.index, 0], self._block[layer.index, 1]
-        self.num_slots = num_slots
+        self.num_positions = num_positions
 
 
 def _moves(nodes: Sequence[int], start: int) -> list[tuple[int, int]]:

@@ -67,7 +67,7 @@ class TreeStep:
         return self.depths_BN.shape[1]
 
     @property
-    def num_slots(self) -> int:
+    def num_positions(self) -> int:
         return max(self.lengths) + self.num_nodes
 
     @property
@@ -117,7 +117,7 @@ class TreeStep:
 
     def window_applies(self, window: Window) -> bool:
         size = window.size if isinstance(window, Chunk) else window
-        return size is not None and self.num_slots > size
+        return size is not None and self.num_positions > size
 
     def padded(self, flat_1HNE: Tensor) -> Tensor:
         """[B, H, N, E] from the nodes of all rows as one; zeros where padded."""
@@ -139,7 +139,7 @@ class TreeStep:
     def _build_mask(self, window: Window) -> Tensor:
         device = self.depths_BN.device
         lengths_B11 = self.device_lengths()[:, None, None]
-        slots_L = torch.arange(self.num_slots, device=device)
+        slots_L = torch.arange(self.num_positions, device=device)
         mask_BNL = (slots_L < lengths_B11).expand(-1, self.num_nodes, -1).clone()
         sees_BNN = self.sees_BNN
         if window is not None:

@@ -138,8 +138,8 @@ class Verifier:
         """The objects whose attribute `sliding_window`, if they have one, steps go by."""
         return window_owners(self.base.model)
 
-    def new_cache(self, batch_size: int, num_slots: int) -> TreeCache:
-        return TreeCache(self.num_layers, batch_size, num_slots, self.cache_dtype)
+    def new_cache(self, batch_size: int, num_positions: int) -> TreeCache:
+        return TreeCache(self.num_layers, batch_size, num_positions, self.cache_dtype)
 
     def fitted(self, draft: Draft) -> Draft:
         """As much of a draft as can be verified; its nodes keep their numbers."""
@@ -149,11 +149,11 @@ class Verifier:
         """Tokens of each of so many prompts that one forward reads."""
         return PREFILL_CHUNK
 
-    def slots_of_tree(self, num_nodes: int) -> int:
+    def positions_of_tree(self, num_nodes: int) -> int:
         """Slots behind a row's text that a tree of so many nodes needs."""
         return num_nodes
 
-    def slots_for(self, num_rows: int) -> int:
+    def positions_for(self, num_rows: int) -> int:
         """Slots of each row that a batch for any number of requests has at first."""
         return 0
 

@@ -212,10 +212,10 @@ def test_no_room_for_a_longer_row_leaves_the_batch_as_it_was(
 
     with monkeypatch.context() as patch:
         patch.setattr("medusa_kit.infer.tree_cache.lazy_zeros", full)
-        slots = batch.cache.num_slots
+        slots = batch.cache.num_positions
         with pytest.raises(type(error)):
             batch.add(long, drafter)
-        assert batch.cache.num_slots == slots
+        assert batch.cache.num_positions == slots
         batch.add(second, drafter)  # which has room
     served(batch)
     for row in (first, second):

@@ -60,7 +60,7 @@ def test_rows_are_copied_shortened_and_made_longer_without_touching_the_rest():
     cache.copy_first(1, 0, SHORT)
     cache.take_row(1, filled(), 0, SHORT // 2)
     cache.grow(SLOTS + 1000, 3)
-    assert cache.num_slots == SLOTS + 1000
+    assert cache.num_positions == SLOTS + 1000
     assert resident() - before < LITTLE
     assert cache.num_bytes < LITTLE
     assert cache.block is not None
@@ -94,7 +94,7 @@ def test_a_batch_with_much_room_and_few_tokens_is_kept():
         steps.close()
         assert request.num_cached == cached
         ((batch, _),) = scheduler._idle
-        assert batch.cache.num_slots >= many
+        assert batch.cache.num_positions >= many
         assert batch.cache.num_bytes < 1 << 20
         kept.append(batch)
     assert kept[0] is kept[1]

@@ -87,8 +87,8 @@ def on_gpu(lengths: list[int], nodes: int, dtype: torch.dtype, size: int, groups
     B = len(lengths)
     step = TreeStep(lengths, tree.depths_N.expand(B, -1), tree.sees_NN.expand(B, -1, -1))
     query = torch.randn(B, nodes, 8, size, device="cuda", dtype=dtype).transpose(1, 2)
-    slots = torch.randn(2, B, groups, step.num_slots + 40, size, device="cuda", dtype=dtype)
-    return [query, *slots[:, :, :, : step.num_slots].unbind(), step]
+    slots = torch.randn(2, B, groups, step.num_positions + 40, size, device="cuda", dtype=dtype)
+    return [query, *slots[:, :, :, : step.num_positions].unbind(), step]
 
 
 @pytest.mark.parametrize("lengths", [[700], [300, 300], [0, 5, 900], [0, 0]], ids=str)

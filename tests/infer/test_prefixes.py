@@ -190,7 +190,7 @@ def test_one_long_prompt_after_a_list_does_not_make_the_whole_list_longer() -> N
     engine = engine_for("llama-tied")
     engine.generate([random_prompt(12, seed) for seed in range(8)], max_new_tokens=4, batch_size=8)
     engine.generate([*random_prompt(12, 0), *random_prompt(60, 9)], max_new_tokens=4)
-    assert max(batch.cache.num_slots for batch, _ in engine.scheduler._idle
+    assert max(batch.cache.num_positions for batch, _ in engine.scheduler._idle
                if len(batch.cache.lengths) == 8) < 40  # fmt: skip
 
 

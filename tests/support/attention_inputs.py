@@ -24,7 +24,7 @@ H, E = 6, 8
 
 
 def qkv(step: Any, groups: int, size: int = E, dtype: torch.dtype = torch.float32) -> list:
-    B, L = len(step.lengths), step.num_slots
+    B, L = len(step.lengths), step.num_positions
     shapes = [(B, H, step.num_nodes, size), (B, groups, L, size), (B, groups, L, size)]
     return [torch.randn(shape, dtype=dtype) for shape in shapes]
 

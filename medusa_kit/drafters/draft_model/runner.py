@@ -39,7 +39,7 @@ class DraftRunner:
         """The slot of a request that begins."""
         if self._slots.needs_new:
             if self._cache is not None:  # first: where memory is too small, all is as it was
-                self._cache.grow(self._cache.num_slots, self._slots.count + 1)
+                self._cache.grow(self._cache.num_positions, self._slots.count + 1)
             self._read.append([])
             self._unread.append([])
         return self._slots.take()
@@ -125,9 +125,9 @@ class DraftRunner:
     def _room_for(self, num_nodes: int) -> TreeCache:
         """The cache, with room for `num_nodes` more slots."""
         if self._cache is None:
-            num_slots = self._most_unread + num_nodes + ROOM
-            self._cache = self.verifier.new_cache(len(self._read), num_slots)
+            num_positions = self._most_unread + num_nodes + ROOM
+            self._cache = self.verifier.new_cache(len(self._read), num_positions)
         needed = max(self._cache.lengths) + num_nodes
-        if needed > self._cache.num_slots:
-            self._cache.grow(max(needed + ROOM, self._cache.num_slots * 3 // 2))
+        if needed > self._cache.num_positions:
+            self._cache.grow(max(needed + ROOM, self._cache.num_positions * 3 // 2))
         return self._cache

@@ -45,7 +45,7 @@ class LayerRows:
         """The row of a request that begins."""
         if self._slots.needs_new:
             if self._cache is not None:  # first: where memory is too small, all is as it was
-                self._cache.grow(self._cache.num_slots, self._slots.count + 1)
+                self._cache.grow(self._cache.num_positions, self._slots.count + 1)
             self._firsts.append(0)
         return self._slots.take()
 
@@ -120,8 +120,8 @@ class LayerRows:
         if self._cache is None:
             self._cache = LayerCache(1, len(self._firsts), num_nodes + ROOM)
         needed = max(self._cache.lengths) + num_nodes
-        if needed > self._cache.num_slots:
-            self._cache.grow(max(needed + ROOM, self._cache.num_slots * 3 // 2))
+        if needed > self._cache.num_positions:
+            self._cache.grow(max(needed + ROOM, self._cache.num_positions * 3 // 2))
         return self._cache
 
 

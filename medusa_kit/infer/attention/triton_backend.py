@@ -195,7 +195,7 @@ def _splits(programs: int, step: TreeStep, device: torch.device) -> int:
     if step.split_finely:
         return FINE_SPLITS
     wanted = -(-PROGRAMS_PER_CORE * _num_cores(device) // programs)
-    return max(1, min(wanted, step.num_slots // SLOTS_PER_SPLIT))
+    return max(1, min(wanted, step.num_positions // SLOTS_PER_SPLIT))
 
 
 def _num_cores(device: torch.device) -> int:

@@ -39,9 +39,9 @@ class ChainCache(TreeCache):
     since."""
 
     def __init__(
-        self, config: Any, batch_size: int, num_slots: int, dtype: torch.dtype | None = None
+        self, config: Any, batch_size: int, num_positions: int, dtype: torch.dtype | None = None
     ) -> None:
-        super().__init__(layers_for(config, self), batch_size, num_slots, dtype)
+        super().__init__(layers_for(config, self), batch_size, num_positions, dtype)
         self._stateful = [layer for layer in self.layers if isinstance(layer, StateLayer)]
         self.unread: list[list[int]] = [[] for _ in range(batch_size)]
         self._states: list[RowState | None] = [None] * batch_size
@@ -151,8 +151,8 @@ class ChainCache(TreeCache):
         states |= {id(one): one for kept in self._kept for one in kept.values()}
         return super().num_bytes + sum(_bytes(state) for state in states.values())
 
-    def grow(self, num_slots: int, num_rows: int | None = None) -> None:
-        super().grow(num_slots, num_rows)
+    def grow(self, num_positions: int, num_rows: int | None = None) -> None:
+        super().grow(num_positions, num_rows)
         new_rows = len(self.lengths) - len(self.unread)
         self.unread += [[] for _ in range(new_rows)]
         self._states += [None] * new_rows

@@ -46,13 +46,13 @@ class ChainVerifier(Verifier):
         """Layers with keys and values; the others have states alone."""
         return sum(isinstance(layer, TreeCacheLayer) for layer in self.new_cache(1, 0).layers)
 
-    def new_cache(self, batch_size: int, num_slots: int) -> ChainCache:
+    def new_cache(self, batch_size: int, num_positions: int) -> ChainCache:
         config = self.base.config
         if config.model_type == "minimax":
             from medusa_kit.infer.chains.minimax import LightningCache  # imports the model's code
 
-            return LightningCache(config, batch_size, num_slots, self.cache_dtype)
-        return ChainCache(config, batch_size, num_slots, self.cache_dtype)
+            return LightningCache(config, batch_size, num_positions, self.cache_dtype)
+        return ChainCache(config, batch_size, num_positions, self.cache_dtype)
 
     def fitted(self, draft: Draft) -> Draft:
         """The draft with the first path of each row's tree: at each node its first child, the

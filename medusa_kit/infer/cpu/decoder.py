@@ -163,7 +163,7 @@ class NativeDecoder:
             for i in self._windowed:
                 self._layers[i].window = windows[i]
         struct = kernels.Step(
-            len(rows), len(nodes.tokens_N), len(cache.lengths), cache.num_slots,
+            len(rows), len(nodes.tokens_N), len(cache.lengths), cache.num_positions,
             embeddings_ND.data_ptr(), rotary_2TPE.data_ptr(), rotary_2TPE.shape[1],
             positions_N.data_ptr(), addressof(starts), addressof(rows_B), addressof(lengths_B),
             depths_N.data_ptr(), sees.data_ptr(), block.data_ptr(),

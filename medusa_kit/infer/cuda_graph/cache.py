@@ -68,10 +68,12 @@ class FixedCache(TreeCache):
     longer requests seldom need other memory.
     """
 
-    def __init__(self, num_layers: int, batch_size: int, num_slots: int, most_slots: int) -> None:
+    def __init__(
+        self, num_layers: int, batch_size: int, num_positions: int, most_slots: int
+    ) -> None:
         self._most_slots = most_slots
         layers = [FixedCacheLayer(index, self) for index in range(num_layers)]
-        super().__init__(layers, batch_size, self._rounded(num_slots))
+        super().__init__(layers, batch_size, self._rounded(num_positions))
         self.target: Target | None = None
         self.forwards: dict[Any, Any] = {}
 
@@ -84,10 +86,10 @@ class FixedCache(TreeCache):
         finally:
             self.target = None
 
-    def grow(self, num_slots: int, num_rows: int | None = None) -> None:
-        super().grow(self._rounded(num_slots), num_rows)
+    def grow(self, num_positions: int, num_rows: int | None = None) -> None:
+        super().grow(self._rounded(num_positions), num_rows)
         self.forwards.clear()
 
-    def _rounded(self, num_slots: int) -> int:
-        power = max(MIN_SLOTS, 1 << (num_slots - 1).bit_length())
-        return max(num_slots, min(power, self._most_slots))
+    def _rounded(self, num_positions: int) -> int:
+        power = max(MIN_SLOTS, 1 << (num_positions - 1).bit_length())
+        return max(num_positions, min(power, self._most_slots))

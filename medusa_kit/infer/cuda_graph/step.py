@@ -18,18 +18,23 @@ class FixedStep(TreeStep):
     """
 
     def __init__(
-        self, lengths_B: Tensor, depths_BN: Tensor, sees_BNN: Tensor, num_slots: int, attend: Any
+        self,
+        lengths_B: Tensor,
+        depths_BN: Tensor,
+        sees_BNN: Tensor,
+        num_positions: int,
+        attend: Any,
     ) -> None:
         super().__init__((), depths_BN, sees_BNN, attend=attend, lengths_B=lengths_B)
-        self._num_slots = num_slots
+        self._num_positions = num_positions
 
     @property
-    def num_slots(self) -> int:
-        return self._num_slots
+    def num_positions(self) -> int:
+        return self._num_positions
 
     @property
     def seq_length(self) -> int:
-        return self._num_slots
+        return self._num_positions
 
     def sees_all(self, window: Window) -> bool:
         return False
@@ -37,7 +42,7 @@ class FixedStep(TreeStep):
     def _build_mask(self, window: Window) -> Tensor:
         """mask_BNS: as in the base class, with hidden slots after each row's nodes."""
         N, lengths_B1 = self.num_nodes, self.device_lengths()[:, None]
-        slots_S = torch.arange(self.num_slots, device=lengths_B1.device)
+        slots_S = torch.arange(self.num_positions, device=lengths_B1.device)
         node_BS = slots_S - lengths_B1  # the node that lies in a slot
         in_prefix_B1S = (node_BS < 0)[:, None]
         sees_BNN = self.sees_BNN

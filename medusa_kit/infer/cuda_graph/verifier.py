@@ -79,10 +79,10 @@ class CapturedVerifier(Verifier):
         self._wait, self._patience = 0, AGAIN_AFTER
         self._warned = False  # of steps with too many nodes
 
-    def new_cache(self, batch_size: int, num_slots: int) -> TreeCache:
+    def new_cache(self, batch_size: int, num_positions: int) -> TreeCache:
         context = self.base.info.context_length
         most = -(-(context + SLOTS_MULTIPLE - 1) // SLOTS_MULTIPLE) * SLOTS_MULTIPLE
-        cache = FixedCache(self.num_layers, batch_size, num_slots, most)
+        cache = FixedCache(self.num_layers, batch_size, num_positions, most)
         with self.lock():
             self._caches.add(cache)
         return cache
@@ -98,7 +98,7 @@ class CapturedVerifier(Verifier):
             verifier._how = verifier.steps_run_by = self._how.replace("torch.compile", "torch")
         return verifier
 
-    def slots_of_tree(self, num_nodes: int) -> int:
+    def positions_of_tree(self, num_nodes: int) -> int:
         """Padded; larger ones are not captured."""
         return fitting([num_nodes])[1] if num_nodes <= MAX_NODES else num_nodes
 
@@ -141,7 +141,7 @@ class CapturedVerifier(Verifier):
             torch.cuda.empty_cache()
         return bool(caches)
 
-    def slots_for(self, num_rows: int) -> int:
+    def positions_for(self, num_rows: int) -> int:
         """Slots of each row in a batch for any number of requests: as many as memory has room for
         and the context can fill, and no more once the cache has rounded them up."""
         if self.base.device.type != "cuda":
@@ -172,9 +172,9 @@ class CapturedVerifier(Verifier):
         filled = fills_rows(self, cache)
         writing = cache.lengths if filled else [cache.lengths[row] for row in rows]
         reached = max(writing) + row_nodes
-        if reached > cache.num_slots:
+        if reached > cache.num_positions:
             return None
-        in_sight = cache.num_slots
+        in_sight = cache.num_positions
         if self.own_attention is not None or self.attention.masks:  # it reads all that are in sight
             in_sight = min(max(MIN_IN_SIGHT, power_of_two(reached)), in_sight)
         return Shape(num_nodes, row_nodes, in_sight)

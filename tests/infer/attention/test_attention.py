@@ -40,7 +40,7 @@ def by_hand(
 @pytest.mark.parametrize("extra", ["plain", "softcap", "sinks"])
 def test_equals_the_formula(groups: int, window: int | None, extra: str) -> None:
     step = step_of([7, 3])
-    L = step.num_slots
+    L = step.num_positions
     query, key = torch.randn(2, H, 6, E), torch.randn(2, groups, L, E)
     value = torch.randn(2, groups, L, E)
     softcap = 2.0 if extra == "softcap" else None

@@ -41,7 +41,7 @@ def test_equals_sdpa(
     splits: int,
 ) -> None:  # fmt: skip
     step = step_of(lengths, parents_of(nodes))
-    B, L, size, value_size = len(lengths), step.num_slots, 12, 20
+    B, L, size, value_size = len(lengths), step.num_positions, 12, 20
     query = torch.randn(B, nodes, heads, size, device=DEVICE).transpose(1, 2)
     key = torch.randn(B, groups, L + 7, size, device=DEVICE)[:, :, :L]
     value = torch.randn(B, groups, L + 7, value_size, device=DEVICE)[:, :, :L]
@@ -122,7 +122,7 @@ def test_any_number_of_splits_is_merged_by_the_same_kernel(
     step = step_of([520], parents_of(2))
     step.depths_BN, step.sees_BNN = step.depths_BN.to(DEVICE), step.sees_BNN.to(DEVICE)
     query = torch.randn(1, 2, 1, 12, device=DEVICE).transpose(1, 2)
-    key, value = torch.randn(2, 1, 1, step.num_slots, 12, device=DEVICE)
+    key, value = torch.randn(2, 1, 1, step.num_positions, 12, device=DEVICE)
     sinks_H = torch.randn(1, device=DEVICE) if sinks else None
     call = AttentionCall(query, key, value, step, 3.0, None, None, sinks_H)
     for splits in (1, 2, 33):
@@ -141,7 +141,7 @@ def test_every_tile_size_computes_the_same(size: int, dtype: torch.dtype) -> Non
         step = step_of([50], parents_of(nodes))
         step.depths_BN, step.sees_BNN = step.depths_BN.to(DEVICE), step.sees_BNN.to(DEVICE)
         query = torch.randn(1, nodes, 4, size, device=DEVICE).transpose(1, 2)
-        key, value = torch.randn(2, 1, 1, step.num_slots, size, device=DEVICE)
+        key, value = torch.randn(2, 1, 1, step.num_positions, size, device=DEVICE)
         rounded = [tensor.to(dtype) for tensor in (query, key, value)]
         out = tree_triton(AttentionCall(*rounded, step, 0.1), num_splits=3)
         exact = tree_sdpa(AttentionCall(*(tensor.double() for tensor in rounded), step, 0.1))

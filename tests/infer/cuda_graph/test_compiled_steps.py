@@ -144,7 +144,7 @@ def test_what_goes_wrong_after_a_prefix_alone_is_found(
         mask_BNS = build(self, None if wrong == "windows" else window)
         if wrong == "the prefix":
             newest_B1 = self.device_lengths()[:, None] - 1
-            mask_BNS = mask_BNS & (torch.arange(self.num_slots) != newest_B1)[:, None]
+            mask_BNS = mask_BNS & (torch.arange(self.num_positions) != newest_B1)[:, None]
         return mask_BNS
 
     def changed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

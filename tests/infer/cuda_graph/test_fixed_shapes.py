@@ -274,7 +274,7 @@ def test_more_room_takes_other_memory_and_other_forwards() -> None:
     verifier.read_prompts(cache, [0, 1], PROMPTS[:2])
     before = verifier.score(cache, nodes, [0, 1])
     assert len(cache.forwards) == 1
-    cache.grow(2 * cache.num_slots)
+    cache.grow(2 * cache.num_positions)
     assert not cache.forwards
     after = verifier.score(cache, nodes, [0, 1])
     assert torch.allclose(before.logits_NV, after.logits_NV, atol=1e-6)

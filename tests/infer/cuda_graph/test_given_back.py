@@ -93,6 +93,6 @@ def test_forwards_over_memory_that_a_cache_has_left() -> None:
         old = [weakref.ref(one) for one in cache.forwards.values()]
         memory = weakref.ref(cache.block)
         assert old
-        cache.grow(cache.num_slots + 64)
+        cache.grow(cache.num_positions + 64)
         assert [one() for one in old if one() is not None] == []
         assert memory() is None

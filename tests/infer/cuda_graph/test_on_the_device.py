@@ -127,12 +127,12 @@ def test_a_servers_cache_is_as_large_as_memory_allows(cuda_stand_in: Device) -> 
     model = tiny_model("llama", max_position_embeddings=5000).to("cuda")
     verifier = verifier_of(build_engine(wrap_model(model)))
     per_token = cache_bytes_per_token(verifier.base)
-    assert verifier.slots_for(4) > 5000
+    assert verifier.positions_for(4) > 5000
     for slots in (500, 1700, 2500, 5000, 8200):
         cuda_stand_in.memory.free = free = 4 * per_token * slots
-        cache = verifier.new_cache(4, verifier.slots_for(4))
-        share = 4 * per_token * cache.num_slots / free
-        assert SHARE_OF_CACHE / 2 < share <= SHARE_OF_CACHE, (slots, cache.num_slots)
+        cache = verifier.new_cache(4, verifier.positions_for(4))
+        share = 4 * per_token * cache.num_positions / free
+        assert SHARE_OF_CACHE / 2 < share <= SHARE_OF_CACHE, (slots, cache.num_positions)
 
 
 def test_conversations_are_kept_by_the_devices_size(cuda_stand_in: Device) -> None:
