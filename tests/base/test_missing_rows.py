@@ -19,6 +19,7 @@ from medusa_kit.distill.generate import generate_answers
 from medusa_kit.drafters.draft_model.retokenized import Retokenized
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, DataError
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.quick.session import encoded
 
 ROWS, EXTRA = 259, "<|extra|>"
@@ -68,9 +69,7 @@ CALLS: dict[str, Callable[[Engine], Any]] = {
 def test_a_call_is_refused_before_it_decodes(
     call: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("engine", "transformers_entry"):
-        name = f"medusa_kit.engine.{module}.decode"
-        monkeypatch.setattr(name, lambda *_: pytest.fail("decoded"))
+    monkeypatch.setattr(Scheduler, "run", lambda *_: pytest.fail("decoded"))
     expected = {"below 0": "token id -1 is out of range", "a bias": "token id 259; expected 0..258"}
     with pytest.raises(ConfigError, match=expected.get(call, SAID)):
         CALLS[call](engine)

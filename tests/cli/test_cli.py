@@ -14,6 +14,7 @@ from support.debug_model import MODEL, PLAIN, ROOT, plain_text
 
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.grammar import Grammar
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.version import __version__
@@ -365,7 +366,7 @@ def test_an_interrupted_data_generate_says_how_to_go_on(
     def interrupt(*args: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("medusa_kit.distill.generate.decode", interrupt)
+    monkeypatch.setattr(Scheduler, "run", interrupt)
     code, out, err = run("data", "generate", prompts, "-o", tmp_path / "a.jsonl", *MODEL)
     assert (code, out) == (130, "")
     assert "warning: stopped; " in err

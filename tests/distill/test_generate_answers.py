@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checked_once import run_anew
 from support.small_engines import lively_chat_base
 
 from medusa_kit.base.fingerprint import Fingerprint
@@ -17,6 +18,7 @@ from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
 from medusa_kit.distill.generate import generate_answers
 from medusa_kit.errors import ConfigError, DataError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.infer import self_check
 from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.settings.sampling import SamplingParams
@@ -351,6 +353,7 @@ def test_a_full_disk_keeps_the_rows_before(
 def test_a_base_that_fails_the_tree_check_writes_no_answer(
     base: BaseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(self_check, "_run", run_anew)
     monkeypatch.setattr(TreeCache, "_move", lambda *_: None)  # commits keep the wrong nodes
     with pytest.raises(IncompatibleBaseError, match="off by"):
         generate_answers(base, prompts(2), tmp_path / "a.jsonl", max_new_tokens=TOKENS)

@@ -12,7 +12,8 @@ from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
 from medusa_kit.infer.verifier import Verifier
 
 MAX_WEIGHTS = 1_000_000
-_run, _known = self_check._run, dict[Any, tuple[self_check.TreeCheck, str]]()
+run_anew = self_check._run
+_known = dict[Any, tuple[self_check.TreeCheck, str]]()
 
 
 def _key(verifier: Verifier) -> Any:
@@ -32,10 +33,10 @@ def _remembered(verifier: Verifier, reference: Any) -> self_check.TreeCheck:
     base = verifier.base
     own = isinstance(reference, self_check.OwnModel) and not isinstance(verifier, CapturedVerifier)
     if not own or base.device.type != "cpu" or base.info.num_parameters > MAX_WEIGHTS:
-        return _run(verifier, reference)
+        return run_anew(verifier, reference)
     key = _key(verifier)
     if key not in _known:
-        _known[key] = _run(verifier, reference), verifier.attention.name
+        _known[key] = run_anew(verifier, reference), verifier.attention.name
         return _known[key][0]
     check, verifier.attention.expected = _known[key]
     return check

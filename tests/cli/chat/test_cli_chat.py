@@ -13,6 +13,7 @@ import medusa_kit
 from medusa_kit.cli.chat.interrupt import between_steps
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.batch import Batch
+from medusa_kit.infer.scheduler import Scheduler
 
 Run = Callable[..., tuple[int, str, str]]
 Talk = Callable[..., tuple[int, str, str]]
@@ -264,7 +265,7 @@ def test_comparing_with_an_answer_stopped_before_its_first_token(
     def interrupt(*args: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("medusa_kit.engine.engine.decode", interrupt)
+    monkeypatch.setattr(Scheduler, "run", interrupt)
     code, _, err = chat(["a", "/compare"], "--heads", "none")
     assert code == 0
     assert "stopped before its first token" in err

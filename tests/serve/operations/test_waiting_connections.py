@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -55,13 +56,21 @@ def test_connections_between_requests_make_room_after_a_while(
             assert http.get("/health").status_code == 200  # the connection stays open
 
 
-def test_requests_under_way_are_spared(few: LiveServer) -> None:
+def test_requests_under_way_are_spared(few: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, take = threading.Semaphore(0), Connection.take
+
+    def noted(self: Connection, data: bytes) -> None:
+        take(self, data)
+        taken.release()
+
+    monkeypatch.setattr(Connection, "take", noted)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     body = json.dumps({"model": few.model, "prompt": "a", "max_tokens": 2}).encode()
     with ExitStack() as stack:
         asking = [stack.enter_context(connect(few)) for _ in range(4)]
         for one in asking:
             one.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body[:-1])
+            assert taken.acquire(timeout=PATIENCE)  # silent ones would make room
         with few.http() as http:
             answer = http.get("/health")
             assert answer.json()["error"]["code"] == "too_many_connections"
