@@ -123,7 +123,7 @@ class AutoOptions(Section):
     # MTP layers where it has any, unless given.
     sources: list[SourceName] | None = None
     max_nodes: int = Field(default=16, ge=2)
-    options: dict[str, dict[str, Any]] = Field(default_factory=dict)  # by source
+    options: dict[SourceName, dict[str, Any]] = Field(default_factory=dict)  # by source
 
 
 OPTIONS: dict[str, type[Section]] = {

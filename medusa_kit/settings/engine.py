@@ -190,8 +190,10 @@ def check_value(name: str, value: Any) -> None:
     option = all_options()[name]
     if option.values:
         if value not in option.values and not (value is None is option.default):
-            removed = REMOVED.get(value) if isinstance(value, str) and name == "drafter" else None
-            raise unknown_value(name, value, option.values, removed or f"leave out {name}")
+            error = unknown_value(name, value, option.values, f"leave out {name}")
+            if name == "drafter" and isinstance(value, str):
+                error.hint = REMOVED.get(value, error.hint)
+            raise error
         return
     kinds = [get_origin(one) or one for one in _choices(option.kind)]
     if not option.open:

@@ -148,7 +148,8 @@ def explain(
             wrong.setdefault(".".join(fields), (item["input"], []))[1].append(expected)
             if item["type"] == "literal_error":
                 words = re.findall(r"'([^']*)'", item["ctx"]["expected"])
-                hint = hint or did_you_mean(item["input"], words, REMOVED.get(str(item["input"])))
+                removed = REMOVED.get(str(item["input"]))
+                hint = hint or removed or did_you_mean(item["input"], words)
     for name, (value, allowed) in wrong.items():
         others = (f" or {each.removeprefix('expected ')}" for each in allowed[1:])
         problems.append(f"{name} = {value!r}: {allowed[0]}{''.join(others)}")

@@ -7,6 +7,7 @@ import yaml
 from pydantic import ValidationError
 
 from medusa_kit.errors import ConfigError
+from medusa_kit.settings.drafter_names import REMOVED
 from medusa_kit.settings.drafters import drafter_options
 from medusa_kit.settings.recipe import HeadsSection, load_recipe
 from medusa_kit.settings.schema import Removed, Section, explain
@@ -85,3 +86,23 @@ def test_head_kinds_and_draws_that_lost_are_refused():
     with pytest.raises(ConfigError, match="sampling = 'rejection' is no longer there") as caught:
         drafter_options("draft-model", {"sampling": "rejection"})
     assert "leave it out" in str(caught.value.hint)
+
+
+def test_a_drafter_that_is_gone_is_told_apart_from_a_typing_error():
+    for given in (lambda: drafter_options("combined"), lambda: auto(sources=["combined"])):
+        with pytest.raises(ConfigError, match="'combined'") as caught:
+            given()
+        assert caught.value.hint == REMOVED["combined"]
+    with pytest.raises(ConfigError, match="'sufix'") as caught:
+        drafter_options("sufix")
+    assert "suffix" in caught.value.hint
+
+
+def test_options_of_a_source_that_does_not_exist_are_refused():
+    with pytest.raises(ConfigError, match="'sufix'") as caught:
+        auto(options={"sufix": {"num_nodes": 4}})
+    assert "suffix" in caught.value.hint
+
+
+def auto(**options):
+    return drafter_options("auto", options)
