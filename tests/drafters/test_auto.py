@@ -14,7 +14,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.small_engines import build_engine
 from support.states import begun, state_from
+from support.tiny_models import tiny_base
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.factory import DraftContext
@@ -342,3 +344,11 @@ def test_recycling_is_left_out_beside_heads_that_see_the_text() -> None:
     assert names(None, None) == ["suffix", "recycling"]
     assert names(blind, object()) == ["suffix", "recycling", "medusa"]
     assert names(replace(blind, doubts=(1.0,)), object()) == ["suffix", "medusa"]
+
+
+def test_a_source_with_one_option_of_its_own_keeps_the_size_of_the_others() -> None:
+    engine = build_engine(tiny_base("llama"))
+    given = {"max_nodes": 12, "options": {"suffix": {"max_match": 5}}}
+    drafter = engine.drafter_for("auto", given)
+    assert isinstance(drafter, AutoDrafter)
+    assert {one.name: one.num_nodes for one in drafter.sources}["suffix"] == 12

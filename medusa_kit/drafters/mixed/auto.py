@@ -277,7 +277,8 @@ class AutoDrafter(Drafter):
 def build(context: DraftContext, options: Any) -> Drafter:
     """Heads where there are any, the draft model where one is named, and what reads text."""
     names, reasons = usual_sources(context, options.sources)
-    given = {**text_sizes(options.max_nodes), **options.options}
+    sizes = text_sizes(options.max_nodes)
+    given = {name: {**sizes.get(name, {}), **options.options.get(name, {})} for name in names}
     return _auto("auto", names, build_sources(context, names, given), context,
                  options.max_nodes, reasons)  # fmt: skip
 
