@@ -63,6 +63,8 @@ class StepCost:
 
     def record(self, num_nodes: int, seconds: float) -> None:
         """Count a step of so many nodes."""
+        if not seconds > 0:  # the clock stood still or went back: that says nothing
+            return
         with self._lock:
             expected = self._at_usual_speed(num_nodes)
             if not self.measured:

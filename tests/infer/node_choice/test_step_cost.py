@@ -42,6 +42,17 @@ def test_a_wrong_first_figure_is_mended_while_running() -> None:
         assert cost.seconds(size) == pytest.approx(seconds, rel=0.15)
 
 
+@pytest.mark.parametrize("cost", [StepCost(), StepCost(measured={1: 0.010, 2: 0.012})])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_a_clock_that_stands_still_or_goes_back_says_nothing(
+    cost: StepCost, seconds: float
+) -> None:
+    before = cost.up_to(8)
+    cost.record(1, seconds)
+    assert cost.up_to(8) == before
+    assert 0 < cost.least_chance(1) < 1
+
+
 def nodes_worth(cost: StepCost, chances: list[float]) -> int:
     times, tokens = cost.up_to(len(chances) + 1), [1.0]
     for chance in sorted(chances, reverse=True):
