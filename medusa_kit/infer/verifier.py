@@ -72,8 +72,9 @@ class Verifier:
         if layers in ((), self.watched):
             return self
         if layers not in self._watching:
-            self._watching[layers] = self.copied()
-            self._watching[layers].watched = layers
+            verifier = self.copied()
+            verifier.watched = layers
+            self._watching.setdefault(layers, verifier)  # another thread may have been faster
         return self._watching[layers]
 
     def copied(self) -> "Self":
