@@ -85,7 +85,8 @@ class Streaming:
         if self._cancel is not None:
             self._cancel()
         with self._turn:
-            self._pieces.close()
+            if not self._pieces.gi_running:  # as in a forked child, whose parent's thread ran it
+                self._pieces.close()
             self.ended = True
 
     def _decoded(self) -> Generator[Piece, None, None]:

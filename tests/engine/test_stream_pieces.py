@@ -1,8 +1,11 @@
 """Pieces of a streamed answer: their text, and who guessed what of it."""
 
 import copy
+import os
 import pickle
 from collections import Counter
+from collections.abc import Iterator
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.drafters.heads.medusa import MedusaDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.streaming import Piece, Span
+from medusa_kit.infer.request import Emitted
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 MESSAGES = [{"role": "user", "content": "Tell me about rivers."}]
@@ -146,3 +150,29 @@ def test_the_newest_tree_with_draft_tokens_is_kept_where_it_is_asked_for(
     plain.keep_tree()
     assert "".join(plain)
     assert plain.tree is None
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded")
+def test_what_a_thread_of_the_parent_reads_may_be_closed_in_a_forked_child(chat: Engine) -> None:
+    streaming, inside, go_on = chat.stream(MESSAGES, max_new_tokens=4), Event(), Event()
+    steps = streaming._steps
+
+    def waiting() -> Iterator[Emitted]:
+        inside.set()
+        assert go_on.wait(30)
+        yield from steps()
+
+    streaming._steps = waiting
+    reader = Thread(target=lambda: list(streaming))
+    reader.start()
+    assert inside.wait(30)
+    if (child := os.fork()) == 0:
+        try:
+            streaming.close()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    go_on.set()
+    reader.join(30)
+    assert os.waitpid(child, 0)[1] == 0
+    assert streaming.result.stats.new_tokens == 4
