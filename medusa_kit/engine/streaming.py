@@ -1,6 +1,7 @@
 """An answer's text as it comes: pieces, each of which says who guessed what of it."""
 
 import atexit
+import inspect
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
@@ -85,7 +86,8 @@ class Streaming:
         if self._cancel is not None:
             self._cancel()
         with self._turn:
-            if not self._pieces.gi_running:  # as in a forked child, whose parent's thread ran it
+            # It runs in a forked child whose parent's thread ran it, and nobody goes on with it.
+            if inspect.getgeneratorstate(self._pieces) != inspect.GEN_RUNNING:
                 self._pieces.close()
             self.ended = True
 

@@ -243,7 +243,7 @@ class TreeCache(Cache):
             if length + count > self.num_positions:
                 raise ContextLengthError(
                     f"{count} nodes after {length} tokens need more than the cache's "
-                    f"{self.num_slots} slots"
+                    f"{self.num_positions} slots"
                 )
 
     @no_gradients

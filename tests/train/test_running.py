@@ -139,7 +139,7 @@ def test_of_several_processes_only_the_first_prints(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("processes", "sections", "in_pieces"),
+    ("processes", "sections", "layerwise"),
     [
         (2, {}, True),
         (2, {"joint": {"moves": "full"}}, True),
