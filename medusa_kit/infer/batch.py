@@ -62,9 +62,7 @@ class Batch:
         self.cache: TreeCache = verifier.new_cache(max_rows, num_positions)
         self.prefixes = PrefixCache(max_rows)
         self._schedule: Schedule[Request] = Schedule(max_rows, max_pause)
-        self.cost: StepCost | None = (
-            None  # by which draft tokens that gain are chosen; None: all are
-        )
+        self.cost: StepCost | None = None  # by which draft tokens are chosen; None: all are taken
         self._longest = self._most_nodes = 1
         self._drafters: dict[Request, Drafter] = {}
         self._groups: dict[int, Group] = {}  # requests that run, by their drafter
@@ -180,9 +178,8 @@ class Batch:
             group.remove_finished()
             if not group.requests:
                 del self._groups[key]
-        for drafter in {
-            id(self._drafters[request]): self._drafters[request] for request in gone
-        }.values():
+        drafters = [self._drafters[request] for request in gone]
+        for drafter in {id(one): one for one in drafters}.values():
             try:
                 drafter.finish([request for request in gone if self._drafters[request] is drafter])
             except Exception as error:  # the answers are there

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support import cuda_stand_in
+from support.drafter_options import NAMED
 from support.kernels.rounded import multiplies_integers
 from support.samples import Case, covering
 from support.serving.grammars import PADDED, STOPS, OracleMask, tokenizer
@@ -23,26 +24,15 @@ from transformers import LogitsProcessorList
 from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.settings.drafters import BROUGHT_ALONG, DRAFTERS
 from medusa_kit.settings.grammar import Grammar
 
-OPTIONS: dict[str, list[dict[str, Any]]] = {
-    "auto": [
-        {},
-        {"sources": ["medusa", "draft-model", "suffix", "prompt-lookup", "recycling"]},
-        {"sources": ["suffix", "draft-model"], "max_nodes": 5},
-    ],
-    "draft-model": [{}, {"width": 2, "lengths": "fixed"}, {"staged": {"drafter": "suffix"}}],
-    "lookahead": [{"window": 3, "ngram": 3, "guesses": 3}],
-}
-ANYWHERE = [name for name in DRAFTERS if name not in BROUGHT_ALONG]
 DRAWN: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9, "seed": 5}
 WORD = Grammar.regex("[a-z]{6,9} [0-9]{3,5}")
 GIVEN: dict[str, dict[str, Any]] = {"seeded": DRAWN, "grammar": {"grammar": WORD}}
 DIMENSIONS: dict[str, Sequence[Any]] = {
     "runner": ["torch", "C++", "fixed shapes"],
     "family": ["llama", "gemma3", "gpt2"],  # gemma3: windows; gpt2: no position past the last
-    "drafter": [(name, options) for name in ANYWHERE for options in OPTIONS.get(name, [{}])],
+    "drafter": NAMED,
     "ending": ["limit", "stop token", "stop string", "context"],
     "draws": ["greedy", "ties", "seeded", "grammar"],
     "rows": [1, 3],

@@ -9,6 +9,7 @@ import itertools
 from typing import Any
 
 import pytest
+from support.drafter_options import NAMED
 from support.kernels.rounded import (
     CONTEXT,
     KINDS,
@@ -24,21 +25,10 @@ from support.tiny_models import VOCAB
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import with_heads
-from medusa_kit.settings.drafters import BROUGHT_ALONG, DRAFTERS, READ_HEADS
+from medusa_kit.settings.drafters import READ_HEADS
 from medusa_kit.tree.dynamic import DynamicTree
 
 pytestmark = pytest.mark.skipif(not multiplies_integers(), reason="no integers are multiplied here")
-OPTIONS: dict[str, list[dict[str, Any]]] = {
-    "auto": [
-        {},
-        {"sources": ["medusa", "draft-model", "suffix", "prompt-lookup", "recycling"]},
-        {"sources": ["suffix", "draft-model"], "max_nodes": 5},
-    ],
-    "draft-model": [{}, {"width": 2, "lengths": "fixed"}, {"staged": {"drafter": "suffix"}}],
-    "lookahead": [{"window": 3, "ngram": 3, "guesses": 3}],
-}
-ANYWHERE = [name for name in DRAFTERS if name not in BROUGHT_ALONG]
-NAMED = [(name, options) for name in ANYWHERE for options in OPTIONS.get(name, [{}])]
 WORKS = list(itertools.product(KINDS, PRECISIONS, range(len(NAMED))))
 # Ways of reading hidden states, and a tree for each: static, or grown at each step.
 HEADS: dict[str, dict[str, Any]] = {

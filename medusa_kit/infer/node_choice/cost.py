@@ -17,7 +17,8 @@ FEW_SIZES = (1, 2, 4, 8, 16, 32)
 SLOPE = 0.12  # the cost of one more node in one-node steps, where nothing else is known
 SMOOTHING = 0.15  # share of the newest step in how fast the machine is now
 OUTLIER = 2.0  # a step is taken for at most this many times the expected seconds
-ASSUMED, MEASURED = 3.0, 40.0  # steps that a size's first figure counts for; the second for any
+# Steps that the first figure of a size counts for, and the second also that any does at most.
+ASSUMED, MEASURED = 3.0, 40.0
 
 
 @dataclass
@@ -78,7 +79,7 @@ class StepCost:
             ratio = seconds / (self._speed * expected)
             for share, size in around:
                 size.weight = min(size.weight + share, MEASURED)
-                size.seconds *= 1 + others * share * 1 / size.weight * (ratio - 1)
+                size.seconds *= 1 + others * share / size.weight * (ratio - 1)
             self._usual = self._at_sizes()
 
     def seconds(self, num_nodes: int) -> float:
