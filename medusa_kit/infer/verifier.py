@@ -72,10 +72,14 @@ class Verifier:
         if layers in ((), self.watched):
             return self
         if layers not in self._watching:
-            verifier = self.copied()
-            verifier.watched = layers
-            self._watching.setdefault(layers, verifier)  # another thread may have been faster
+            self._watching.setdefault(layers, self._watcher(layers))  # unless another thread has
         return self._watching[layers]
+
+    def _watcher(self, layers: tuple[int, ...]) -> "Self":
+        """A copy that watches, whole before any other thread sees it."""
+        verifier = self.copied()
+        verifier.watched = layers
+        return verifier
 
     def copied(self) -> "Self":
         """One to be made different."""

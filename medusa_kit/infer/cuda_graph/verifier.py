@@ -90,10 +90,10 @@ class CapturedVerifier(Verifier):
     def prompt_chunk(self, num_rows: int) -> int:
         return PREFILL_CHUNK if self.base.device.type == "cuda" else super().prompt_chunk(num_rows)
 
-    def with_watched(self, layers: tuple[int, ...]) -> "Self":
+    def _watcher(self, layers: tuple[int, ...]) -> "Self":
         """What is compiled has no place for hooks."""
-        verifier = super().with_watched(layers)
-        if verifier is not self and verifier._compiled is not None:
+        verifier = super()._watcher(layers)
+        if verifier._compiled is not None:
             verifier._compiled = None
             verifier._how = verifier.steps_run_by = self._how.replace("torch.compile", "torch")
         return verifier
