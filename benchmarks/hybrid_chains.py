@@ -20,9 +20,9 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.bench.interval import interval_of
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine
+from medusa_kit.infer.decode.request import Request, make_request
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.draft import Draft, Drafter, State, padded_draft
-from medusa_kit.infer.request import Request, make_request
-from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.engine import EngineOptions
 from medusa_kit.settings.sampling import SamplingParams
 

@@ -19,8 +19,8 @@ from medusa_kit import console
 from medusa_kit.base.files import gguf_source
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.packed.gguf_blocks import GGUFBlocks
-from medusa_kit.infer.packed.packing import PackedMatrix, pack
+from medusa_kit.infer.cpu.packed.gguf_blocks import GGUFBlocks
+from medusa_kit.infer.cpu.packed.packing import PackedMatrix, pack
 
 MODEL = "smollm2-135m-instruct"
 

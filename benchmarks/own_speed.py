@@ -48,8 +48,8 @@ class OwnSpeed:
     def _row(self, prompt: int, new: int) -> Any:
         """An answer of so many tokens, whatever they are: the stop token does not end it."""
         from medusa_kit.drafters.plain import PlainDrafter
-        from medusa_kit.infer.request import make_request
-        from medusa_kit.infer.scheduler import Scheduler
+        from medusa_kit.infer.decode.request import make_request
+        from medusa_kit.infer.decode.scheduler import Scheduler
         from medusa_kit.settings.sampling import SamplingParams
 
         verifier = self.engine.verifier

@@ -22,7 +22,7 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.infer.cpu.int8_weights import int8_blocks
 from medusa_kit.infer.cpu.linear import make_native
 from medusa_kit.infer.cpu.mkl_linear import install_packed_linears, pack_for_rows
-from medusa_kit.infer.packed.gguf_blocks import GGUFBlocks
+from medusa_kit.infer.cpu.packed.gguf_blocks import GGUFBlocks
 
 Run = Callable[[dict[int, Tensor]], Any]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import medusa_kit
 from medusa_kit.drafters.trie import Trie
-from medusa_kit.infer.accept.scored_tree import ScoredTree
+from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.draft import Draft, RequestText, State, StepResult
 from medusa_kit.infer.tree_step import Nodes, NodeScores
 

@@ -9,7 +9,7 @@ from benchmarks.gpu.runner import Part
 from benchmarks.gpu.steps import forwards_of
 from benchmarks.gpu.workbench import CAPTURED, Cannot, Workbench
 from medusa_kit.bench.gpu.shapes import Shape
-from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
+from medusa_kit.infer.device.verifier import CapturedVerifier
 
 ROWS, SLOTS = 32, 4096
 

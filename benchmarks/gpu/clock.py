@@ -5,7 +5,7 @@ from typing import Any
 
 from medusa_kit.bench.gpu import clock
 from medusa_kit.bench.gpu.clock import WARM_UPS
-from medusa_kit.infer.cuda_graph.capture import GraphMemory
+from medusa_kit.infer.device.capture import GraphMemory
 
 
 class Clock(clock.Clock):

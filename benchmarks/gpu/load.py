@@ -15,7 +15,7 @@ from benchmarks.gpu.steps import loose_forwards
 from benchmarks.gpu.workbench import CAPTURED, Workbench
 from medusa_kit.bench.gpu.shapes import Shape
 from medusa_kit.bench.load.arrivals import Closed
-from medusa_kit.infer.cuda_graph.captured import MAX_NODES
+from medusa_kit.infer.device.captured import MAX_NODES
 
 PROMPT, ANSWER, ROUNDS = 256, 128, 3  # each client asks that often
 # Seconds on average, between an answer and the same client's next request.

@@ -23,13 +23,13 @@ from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.batch import Batch
-from medusa_kit.infer.cuda_graph.cache import FixedCache
-from medusa_kit.infer.cuda_graph.captured import CapturedForward
-from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
+from medusa_kit.infer.decode.batch import Batch
+from medusa_kit.infer.decode.request import Request, make_request
+from medusa_kit.infer.decode.scheduler import Scheduler
+from medusa_kit.infer.device.cache import FixedCache
+from medusa_kit.infer.device.captured import CapturedForward
+from medusa_kit.infer.device.verifier import CapturedVerifier
 from medusa_kit.infer.draft import Drafter
-from medusa_kit.infer.request import Request, make_request
-from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.dynamic import DynamicTree

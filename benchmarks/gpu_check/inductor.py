@@ -23,8 +23,8 @@ from benchmarks.gpu_check.tracing import Kernel
 from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.attention import triton_backend
 from medusa_kit.infer.attention.choice import AttentionChoice
-from medusa_kit.infer.cuda_graph.captured import CapturedForward
-from medusa_kit.infer.cuda_graph.compiled import compiled_forward
+from medusa_kit.infer.device.captured import CapturedForward
+from medusa_kit.infer.device.compiled import compiled_forward
 
 GPU = torch.device("cuda", 0)
 CAPABILITY = (9, 0)

@@ -16,9 +16,9 @@ from medusa_kit.bench.gpu.shapes import LLAMA_8B, SMOLLM2_135M
 from medusa_kit.infer.attention import triton_backend
 from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.attention.choice import AttentionChoice
-from medusa_kit.infer.cuda_graph.cache import FixedCache
-from medusa_kit.infer.cuda_graph.captured import CapturedForward, Shape, fitting
-from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
+from medusa_kit.infer.device.cache import FixedCache
+from medusa_kit.infer.device.captured import CapturedForward, Shape, fitting
+from medusa_kit.infer.device.verifier import CapturedVerifier
 from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.infer.verifier import Forward
 

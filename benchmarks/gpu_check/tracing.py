@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_iter
 
 from benchmarks.gpu_check.shapes import META, cores_of_a_gpu
-from medusa_kit.infer.cuda_graph.guard import NoHostReads
+from medusa_kit.infer.device.guard import NoHostReads
 
 aten = torch.ops.aten
 # Not views by their schema, but still without a kernel.

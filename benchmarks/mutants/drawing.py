@@ -10,7 +10,8 @@ from benchmarks.mutants import cpp_source, python_source
 
 LIST = Path(__file__).with_name("mutants.json")
 SEED = 45
-INFER, ACCEPT = "medusa_kit/infer", "tests/infer/accept"
+INFER, DECODE = "medusa_kit/infer", "medusa_kit/infer/decode"
+ACCEPT = "tests/infer/decode/accept"
 LOST = ("fused", "overlap", "prefix_hidden")  # what lost its comparison, and goes
 EXACT = ["tests/exactness/test_greedy.py"]
 
@@ -27,23 +28,23 @@ class Group:
 GROUPS = {
     "accept": Group(
         12,
-        [f"{INFER}/accept/{name}.py" for name in ("rules", "rows", "draws")],
+        [f"{DECODE}/accept/{name}.py" for name in ("rules", "scored_tree", "draws")],
         [f"{ACCEPT}/test_rules.py", f"{ACCEPT}/test_draws.py", "tests/infer/test_step_trees.py",
          *EXACT, "tests/exactness/test_typical.py", "tests/exactness/test_rejection.py"],
     ),
     "cache": Group(
         13,
-        [f"{INFER}/tree_cache.py", f"{INFER}/prefix_cache/prefixes.py"],
-        ["tests/infer/test_tree_cache.py", "tests/infer/test_prefixes.py",
-         "tests/infer/test_ragged.py", "tests/infer/test_cache_memory.py", *EXACT],
+        [f"{INFER}/tree_cache.py", f"{DECODE}/prefix_cache/prefixes.py"],
+        ["tests/infer/test_tree_cache.py", "tests/infer/decode/test_prefixes.py",
+         "tests/infer/decode/test_ragged.py", "tests/infer/test_cache_memory.py", *EXACT],
     ),
     "masks": Group(
         13,
         ["medusa_kit/tree/candidate_tree.py", f"{INFER}/tree_step.py", f"{INFER}/host_tree.py",
          f"{INFER}/attention/sdpa.py", f"{INFER}/attention/merge.py"],
         ["tests/tree/test_candidate_tree.py", "tests/infer/test_tree_step.py",
-         "tests/infer/attention/test_attention.py", "tests/infer/test_ragged.py", *EXACT,
-         "tests/infer/cuda_graph/test_fixed_shapes.py"],
+         "tests/infer/attention/test_attention.py", "tests/infer/decode/test_ragged.py", *EXACT,
+         "tests/infer/device/test_fixed_shapes.py"],
     ),
     "losses": Group(
         12,
@@ -52,16 +53,16 @@ GROUPS = {
     ),
     "scheduler": Group(
         13,
-        [f"{INFER}/{name}.py" for name in
+        [f"{DECODE}/{name}.py" for name in
          ("schedule", "batch", "group", "scheduler", "threaded/scheduler_thread",
           "threaded/submission")],
-        ["tests/infer/test_schedule.py", "tests/infer/test_batch.py",
-         "tests/infer/test_waiting.py", "tests/infer/test_scheduler_thread.py", *EXACT,
-         "tests/infer/test_scheduler_thread_ends.py", "tests/infer/test_batch_failures.py"],
+        [*(f"tests/infer/decode/test_{name}.py" for name in
+           ("schedule", "batch", "waiting", "scheduler_thread", "scheduler_thread_ends",
+            "batch_failures")), *EXACT],
     ),
     "sampling": Group(
         12,
-        [f"{INFER}/accept/{name}.py" for name in
+        [f"{DECODE}/accept/{name}.py" for name in
          ("token_choice", "logits_processing", "one_thread")] + ["medusa_kit/settings/sampling.py"],
         [f"{ACCEPT}/test_token_choice.py", f"{ACCEPT}/test_one_thread.py",
          f"{ACCEPT}/test_draws.py", "tests/exactness/test_sampling.py"],

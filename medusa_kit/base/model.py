@@ -79,7 +79,7 @@ class BaseModelInfo:
 class BaseModel:
     """A frozen transformers causal LM, its tokenizer, and the two functions that heads need.
 
-    A light one (infer/packed/base.py) computes them without `model`, which it loads when
+    A light one (infer/cpu/packed/base.py) computes them without `model`, which it loads when
     somebody asks for it.
     """
 

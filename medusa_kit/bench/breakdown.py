@@ -1,7 +1,7 @@
 """Where a decoding step's time goes, compared with the time to read the weights once.
 
-Requests are decoded as `generate` decodes them, and each step says what it took (infer/timing.py).
-On CUDA torch's profiler gives the time of each kernel (`kernels`).
+Requests are decoded as `generate` decodes them, and each step says what it took
+(infer/decode/timing.py). On CUDA torch's profiler gives the time of each kernel (`kernels`).
 
 Shapes: D in, O out.
 """
@@ -21,8 +21,8 @@ from medusa_kit.base.quantization import stored_bytes
 from medusa_kit.bench.report import ONE_NODE
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.request import make_request
-from medusa_kit.infer.timing import StepTiming
+from medusa_kit.infer.decode.request import make_request
+from medusa_kit.infer.decode.timing import StepTiming
 from medusa_kit.settings.sampling import SamplingParams
 
 DRAFTING, FORWARD, ACCEPT, REST = PARTS = ("drafting", "forward", "accept", "rest")

@@ -20,7 +20,7 @@ from medusa_kit.drafters.memory import Memory
 from medusa_kit.drafters.native.mtp_layers import layers_or_error
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ContextLengthError
-from medusa_kit.infer.scheduler import Scheduler
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.settings.drafters import READ_HEADS, check_drafting
 from medusa_kit.settings.sampling import SamplingParams
 

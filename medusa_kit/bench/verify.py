@@ -27,9 +27,9 @@ from medusa_kit.bench.report import TRANSFORMERS
 from medusa_kit.bench.verify_report import LAYER_BY_LAYER, Difference, VerifyReport
 from medusa_kit.engine.engine import Engine, Prompt
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.cpu.cache_dtype import refuse_float16_cache
-from medusa_kit.infer.scheduler import Scheduler
+from medusa_kit.infer.decode.accept.sampler import Sampler
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.settings.sampling import SamplingParams
 

@@ -116,7 +116,7 @@ def _generate_here(
     from medusa_kit.data.readers import read_good_and_bad
     from medusa_kit.distill.generate import generate_answers
     from medusa_kit.engine.before_loading import check_bias
-    from medusa_kit.infer.packed.base import base_for_decoding
+    from medusa_kit.infer.cpu.packed.base import base_for_decoding
 
     check_bias(model, place["revision"], how["sampling"])
     base = base_for_decoding(model, **place)

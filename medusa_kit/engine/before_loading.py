@@ -27,13 +27,13 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER, read_heads, says_ours
 from medusa_kit.heads.formats.files import heads_place
 from medusa_kit.heads.formats.recognise import read_foreign
-from medusa_kit.infer.accept.generation_settings import check_own_settings
-from medusa_kit.infer.accept.logits_processing import check_bias_ids
 from medusa_kit.infer.attention import choice
 from medusa_kit.infer.cpu.activations import check_before_loading as check_activations
 from medusa_kit.infer.cpu.int8_weights import check_before_loading as check_weights
 from medusa_kit.infer.cpu.verifier import refuse_large_trees
-from medusa_kit.infer.cuda_graph.shapes import check_before_loading as check_compiled
+from medusa_kit.infer.decode.accept.generation_settings import check_own_settings
+from medusa_kit.infer.decode.accept.logits_processing import check_bias_ids
+from medusa_kit.infer.device.shapes import check_before_loading as check_compiled
 from medusa_kit.settings.drafters import check_drafting, drafts_without_heads
 from medusa_kit.settings.engine import EngineConfig, EngineOptions, check_kind
 from medusa_kit.settings.sampling import SamplingParams

@@ -30,14 +30,14 @@ from medusa_kit.engine.tree_precision import tell_of_precision
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.formats.files import heads_place
-from medusa_kit.infer.accept.logits_processing import check_own_values
 from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.cpu.heads import install_native_heads
 from medusa_kit.infer.cpu.int8_weights import with_weights
+from medusa_kit.infer.cpu.packed.base import base_for_decoding
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.node_choice.measured import MeasuredSteps
-from medusa_kit.infer.packed.base import base_for_decoding
-from medusa_kit.infer.scheduler import Scheduler, most_kept
+from medusa_kit.infer.decode.accept.logits_processing import check_own_values
+from medusa_kit.infer.decode.node_choice.measured import MeasuredSteps
+from medusa_kit.infer.decode.scheduler import Scheduler, most_kept
 from medusa_kit.settings.engine import (
     Activations,
     Attention,

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from weakref import WeakSet
 
 from medusa_kit.engine.result import GenerationResult
+from medusa_kit.infer.decode.detokenize import TextStream
+from medusa_kit.infer.decode.request import Emitted, Request
 from medusa_kit.infer.details import VerifiedTree
-from medusa_kit.infer.detokenize import TextStream
-from medusa_kit.infer.request import Emitted, Request
 from medusa_kit.locks import SharedLock
 
 

@@ -32,13 +32,13 @@ from medusa_kit.engine.load import build_engine, with_heads
 from medusa_kit.engine.transformers_request import check_request, unpadded
 from medusa_kit.errors import ConfigError, ContextLengthError
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.accept.sampler import Sampler
 from medusa_kit.infer.attention import ATTENTION_NAME
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.node_choice.cost import LearnedSteps
-from medusa_kit.infer.prefix_cache.model_state import ModelState
-from medusa_kit.infer.request import Request
-from medusa_kit.infer.scheduler import Scheduler
+from medusa_kit.infer.decode.accept.sampler import Sampler
+from medusa_kit.infer.decode.node_choice.cost import LearnedSteps
+from medusa_kit.infer.decode.prefix_cache.model_state import ModelState
+from medusa_kit.infer.decode.request import Request
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.locks import SharedLock, lock_of
 from medusa_kit.settings.drafters import drafter_options
 from medusa_kit.settings.sampling import SamplingParams

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.accept.generation_settings import expected, unavailable
+from medusa_kit.infer.decode.accept.generation_settings import expected, unavailable
 
 # Keywords that generate() itself adds to every call; caches of models without attention have a name
 # of their own.

@@ -18,7 +18,7 @@ from medusa_kit.data.template import (
     encode_text,
     render_text,
 )
-from medusa_kit.infer.detokenize import text_of
+from medusa_kit.infer.decode.detokenize import text_of
 
 TAIL = 8  # tokens before an answer that say whether its first token prints a space
 

@@ -1,1 +1,1 @@
-"""Decoding: propose a tree, verify it in one forward, accept a path, commit it (see batch.py)."""
+"""Decoding. Here: what drafters, forwards and batches share. Below: batches, attention, runners."""

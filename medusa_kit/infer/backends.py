@@ -25,9 +25,9 @@ from medusa_kit.infer.cpu.mkl_linear import (
     fits_in_memory,
     install_packed_linears,
 )
+from medusa_kit.infer.cpu.packed.base import PackedBase
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.cuda_graph.shapes import use_fixed_shapes
-from medusa_kit.infer.packed.base import PackedBase
+from medusa_kit.infer.device.shapes import use_fixed_shapes
 from medusa_kit.infer.self_check import (
     TreeCheck,
     check_trees,

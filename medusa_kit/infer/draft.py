@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from medusa_kit.heads.draws import RowDraws
-from medusa_kit.infer.accept.sampler import Sampler
+from medusa_kit.infer.decode.accept.sampler import Sampler
+from medusa_kit.infer.decode.node_choice.choice import Chances
+from medusa_kit.infer.decode.node_choice.cost import StepCost
 from medusa_kit.infer.host_tree import HostTree, host_tree
-from medusa_kit.infer.node_choice.choice import Chances
-from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.transfer import to_device
 

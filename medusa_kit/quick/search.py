@@ -7,7 +7,7 @@ from typing import Any
 from medusa_kit import console
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.repeated_steps import RepeatedSteps
+from medusa_kit.infer.decode.repeated_steps import RepeatedSteps
 from medusa_kit.quick.answers import read_answers
 from medusa_kit.quick.session import Session
 from medusa_kit.tree.candidate_tree import CandidateTree

@@ -17,7 +17,7 @@ from medusa_kit.errors import (
     MedusaKitError,
     QueueFullError,
 )
-from medusa_kit.infer.accept import grammar_source
+from medusa_kit.infer.decode.accept import grammar_source
 from medusa_kit.settings.sampling import RANGES
 
 SIMPLER = "a simpler schema will do: fewer patterns of one text, shorter lists and texts"

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from medusa_kit.infer.decode.detokenize import Settled, text_of
+from medusa_kit.infer.decode.text.token_bytes import UNFINISHED, token_bytes
 from medusa_kit.infer.details import TokenScore
-from medusa_kit.infer.detokenize import Settled, text_of
-from medusa_kit.infer.text.token_bytes import UNFINISHED, token_bytes
 
 LEAST = -9999.0  # OpenAI's number for what cannot come; JSON has no -inf
 

@@ -16,7 +16,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_store import HeadsStatus, HeadsStore
 from medusa_kit.errors import ConfigError, UnknownModelError, did_you_mean, unknown_value
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
-from medusa_kit.infer.accept.default_sampling import with_defaults
+from medusa_kit.infer.decode.accept.default_sampling import with_defaults
 
 ADAPTER_SOURCES = ("local", "hub")  # LoRAX has more
 OWNER = "medusa-kit"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from medusa_kit.infer.accept.default_sampling import with_defaults
+from medusa_kit.infer.decode.accept.default_sampling import with_defaults
 from medusa_kit.serve.bounds import (
     MAX_ANSWERS,
     MAX_BIASES,

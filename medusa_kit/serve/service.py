@@ -30,10 +30,10 @@ from medusa_kit.errors import (
     UnknownModelError,
     UsageError,
 )
-from medusa_kit.infer.accept.grammar import prepare_grammars
+from medusa_kit.infer.decode.accept.grammar import prepare_grammars
+from medusa_kit.infer.decode.scheduler import BatchStats
+from medusa_kit.infer.decode.threaded.submission import Emission
 from medusa_kit.infer.details import OutputOptions
-from medusa_kit.infer.scheduler import BatchStats
-from medusa_kit.infer.threaded.submission import Emission
 from medusa_kit.serve.bounded.constraints import Constraints
 from medusa_kit.serve.bounded.deadline import Deadline, Threads
 from medusa_kit.serve.calls.call_grammar import behind_reasoning

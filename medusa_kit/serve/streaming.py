@@ -19,9 +19,9 @@ from starlette.types import Receive, Scope, Send
 
 from medusa_kit.engine.result import GenerationResult
 from medusa_kit.engine.shared_batch import Answer
+from medusa_kit.infer.decode.detokenize import Settled, TextStream
+from medusa_kit.infer.decode.threaded.submission import Emission
 from medusa_kit.infer.details import TokenScore, VerifiedTree
-from medusa_kit.infer.detokenize import Settled, TextStream
-from medusa_kit.infer.threaded.submission import Emission
 from medusa_kit.serve.bounded.deadline import Deadline
 from medusa_kit.serve.calls.reading import NO_READING, Reading
 from medusa_kit.serve.errors import described

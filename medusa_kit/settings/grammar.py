@@ -1,6 +1,6 @@
 """What an answer must look like: a JSON schema, a regular expression, a Lark grammar, or choices.
 
-Only the text is kept here; infer/accept/grammar.py makes masks of it.
+Only the text is kept here; infer/decode/accept/grammar.py makes masks of it.
 """
 
 import json

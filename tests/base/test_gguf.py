@@ -20,7 +20,7 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import CheckpointError
 from medusa_kit.infer.cpu.kernels import load_library
-from medusa_kit.infer.packed.gguf_blocks import GGUFBlocks
+from medusa_kit.infer.cpu.packed.gguf_blocks import GGUFBlocks
 
 TOKENS = 16
 PROMPTS = ["Name three colours.", "What is 2 + 2?"]

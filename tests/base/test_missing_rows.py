@@ -19,7 +19,7 @@ from medusa_kit.distill.generate import generate_answers
 from medusa_kit.drafters.draft_model.retokenized import Retokenized
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, DataError
-from medusa_kit.infer.scheduler import Scheduler
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.quick.session import encoded
 
 ROWS, EXTRA = 259, "<|extra|>"

@@ -23,7 +23,7 @@ from medusa_kit.engine import before_loading
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention import choice
 from medusa_kit.infer.cpu import int8_weights
-from medusa_kit.infer.packed import base as packed_base
+from medusa_kit.infer.cpu.packed import base as packed_base
 from medusa_kit.settings.engine import EngineConfig
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)

@@ -25,8 +25,8 @@ from medusa_kit.cli.bench_report import breakdown_table
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.cpu.kernels import load_library
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.node_choice.cost import StepCost
-from medusa_kit.infer.timing import Laps
+from medusa_kit.infer.decode.node_choice.cost import StepCost
+from medusa_kit.infer.decode.timing import Laps
 
 PROMPTS = [[3, 4, 5], [6, 7]]
 

@@ -20,8 +20,8 @@ from benchmarks.gpu_check.step import count, kernels_of_forward, weight_bytes
 from benchmarks.gpu_check.tracing import kernels_of, peak_bytes, traced
 from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.attention.sdpa import tree_sdpa
-from medusa_kit.infer.cuda_graph.captured import CapturedForward
-from medusa_kit.infer.cuda_graph.guard import HostRead
+from medusa_kit.infer.device.captured import CapturedForward
+from medusa_kit.infer.device.guard import HostRead
 
 pytest.importorskip("triton", reason="triton is not installed (extra `triton`)")
 TINY = {

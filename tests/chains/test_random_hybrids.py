@@ -17,8 +17,8 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters.memory import Memory
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.shared_batch import ANY_SAMPLING
-from medusa_kit.infer.batch import Batch
-from medusa_kit.infer.request import Request
+from medusa_kit.infer.decode.batch import Batch
+from medusa_kit.infer.decode.request import Request
 from medusa_kit.settings.grammar import Grammar
 
 FAMILIES = ["qwen3_5", "nemotron_h", "lfm2", "falcon_h1", "mamba2"]

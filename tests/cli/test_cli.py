@@ -14,7 +14,7 @@ from support.debug_model import MODEL, PLAIN, ROOT, plain_text
 
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.scheduler import Scheduler
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.settings.grammar import Grammar
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.version import __version__

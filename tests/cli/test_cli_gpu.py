@@ -10,7 +10,7 @@ import torch
 from medusa_kit.bench.gpu import check
 from medusa_kit.bench.gpu.shapes import LLAMA_1B, LLAMA_8B
 from medusa_kit.errors import DeviceMemoryError
-from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
+from medusa_kit.infer.device.verifier import CapturedVerifier
 
 Run = Callable[..., tuple[int, str, str]]
 DRY = ("doctor", "--gpu", "--dry-run")

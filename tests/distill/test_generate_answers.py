@@ -19,7 +19,7 @@ from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
 from medusa_kit.distill.generate import generate_answers
 from medusa_kit.errors import ConfigError, DataError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.infer import self_check
-from medusa_kit.infer.scheduler import Scheduler
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.settings.sampling import SamplingParams
 

@@ -24,9 +24,9 @@ from medusa_kit.drafters.mixed.auto import AutoDrafter, PolicyStats
 from medusa_kit.drafters.mixed.shares import SourceUsage
 from medusa_kit.drafters.mixed.sources import usual_sources
 from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of
+from medusa_kit.infer.decode.node_choice.choice import choose_nodes
+from medusa_kit.infer.decode.node_choice.cost import StepCost
 from medusa_kit.infer.draft import State, StepResult
-from medusa_kit.infer.node_choice.choice import choose_nodes
-from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.tree.dynamic import DynamicTree
 
 CPU = torch.device("cpu")

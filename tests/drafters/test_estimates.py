@@ -6,7 +6,7 @@ import pytest
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.first_chances import first_chances
-from medusa_kit.infer.node_choice.cost import StepCost
+from medusa_kit.infer.decode.node_choice.cost import StepCost
 
 
 def test_measured_chances_count_in_place_of_a_drafters_own_estimate() -> None:

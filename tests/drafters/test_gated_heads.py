@@ -22,8 +22,8 @@ from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.drafters.heads.source import HeadsSource
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads.guesser import Least
-from medusa_kit.infer.node_choice.cost import LearnedSteps, StepCost
-from medusa_kit.infer.scheduler import Scheduler
+from medusa_kit.infer.decode.node_choice.cost import LearnedSteps, StepCost
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.settings.drafters import SOURCES
 from medusa_kit.tree.dynamic import DynamicTree
 

@@ -19,8 +19,8 @@ from medusa_kit.drafters.text.recycling import likeliest
 from medusa_kit.drafters.text.suffix_array import SuffixArray
 from medusa_kit.drafters.text.suffix_automaton import START, SuffixAutomaton
 from medusa_kit.drafters.trie import NAMED, draft_of
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.draft import State, StepResult
-from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.sampling import SamplingParams
 
 CPU = torch.device("cpu")

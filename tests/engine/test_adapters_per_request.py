@@ -22,8 +22,8 @@ from medusa_kit.engine.heads_store import HeadsStore
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.heads import MedusaHeads, save_heads
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.request import Request
-from medusa_kit.infer.scheduler import Scheduler
+from medusa_kit.infer.decode.request import Request
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.settings.recipe import LoraSection
 
 LONGEST = 12

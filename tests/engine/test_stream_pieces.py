@@ -15,7 +15,7 @@ from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.drafters.heads.medusa import MedusaDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.streaming import Piece, Span
-from medusa_kit.infer.request import Emitted
+from medusa_kit.infer.decode.request import Emitted
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 MESSAGES = [{"role": "user", "content": "Tell me about rivers."}]

@@ -26,7 +26,7 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.node_choice.cost import StepCost
+from medusa_kit.infer.decode.node_choice.cost import StepCost
 
 
 @pytest.fixture(params=["C++", "torch"])

@@ -8,7 +8,7 @@ from support.debug_model import FORGETFUL, STRIPPING, TEMPLATES, TOKENIZERS, sma
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.readers import Message
 from medusa_kit.engine.turns import Answered, Prompt, next_prompt
-from medusa_kit.infer.detokenize import text_of
+from medusa_kit.infer.decode.detokenize import text_of
 
 QUESTIONS = ("Is ab a word?", "And  aab?", "Why?")
 SAID = ("No, ab is none.", "a ba ab", "Who knows")

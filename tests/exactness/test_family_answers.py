@@ -10,7 +10,7 @@ from support.partly_knowing import answered, answered_in, plain_answer
 from support.small_engines import build_engine, random_prompt
 from support.tiny_models import CONTEXT, MORE, STOP, tiny_base
 
-from medusa_kit.infer.batch import Batch
+from medusa_kit.infer.decode.batch import Batch
 
 DIFFERENT = ["gemma2", "gpt_oss", "deepseek_v3", "falcon", "llama4", "deepseek_v32"]
 

@@ -18,15 +18,15 @@ import medusa_kit
 from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.accept.generation_settings import (
+from medusa_kit.infer.decode.accept.generation_settings import (
     HONOURED,
     REFUSED,
     SETTINGS,
     check_own_settings,
 )
-from medusa_kit.infer.accept.sampler import Sampler
-from medusa_kit.infer.request import make_request
-from medusa_kit.infer.scheduler import Scheduler
+from medusa_kit.infer.decode.accept.sampler import Sampler
+from medusa_kit.infer.decode.request import make_request
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.settings.sampling import SamplingParams
 
 TOKENS = 24

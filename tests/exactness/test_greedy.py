@@ -15,9 +15,9 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.decode.request import make_request
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.draft import Draft, Drafter, State, Topology
-from medusa_kit.infer.request import make_request
-from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.sampling import SamplingParams
 
 

@@ -16,10 +16,10 @@ from support.tiny_models import CONTEXT, STOP, tiny_base
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.chains.verifier import MAX_UNREAD, ChainVerifier
+from medusa_kit.infer.decode.batch import Batch
+from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.infer.draft import Draft, Drafter, State, padded_draft
-from medusa_kit.infer.request import Request, make_request
 from medusa_kit.settings.drafters import DRAFTERS
 from medusa_kit.settings.sampling import SamplingParams
 

@@ -15,7 +15,9 @@ from support.small_engines import build_engine, endless_base
 from support.tiny_models import tiny_base
 
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.accept.rules import accept
+from medusa_kit.infer.decode.accept.rules import accept
+from medusa_kit.infer.decode.request import make_request
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.draft import (
     UNUSED,
     Draft,
@@ -25,8 +27,6 @@ from medusa_kit.infer.draft import (
     flat_nodes,
     path_to,
 )
-from medusa_kit.infer.request import make_request
-from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.infer.tree_step import Nodes, TreeStep
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams

@@ -14,8 +14,8 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.drafters import draft_with
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.request import make_request
-from medusa_kit.infer.scheduler import Scheduler
+from medusa_kit.infer.decode.request import make_request
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.replay import replay

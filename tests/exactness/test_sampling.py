@@ -36,9 +36,9 @@ from medusa_kit.drafters import draft_with
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import noise
 from medusa_kit.heads.noise import gumbel_noise
-from medusa_kit.infer.accept import draws as draws_module
-from medusa_kit.infer.accept import sampler as sampler_module
-from medusa_kit.infer.accept.sampler import Sampler
+from medusa_kit.infer.decode.accept import draws as draws_module
+from medusa_kit.infer.decode.accept import sampler as sampler_module
+from medusa_kit.infer.decode.accept.sampler import Sampler
 from medusa_kit.infer.draft import Draft, Drafter, State, Topology
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree

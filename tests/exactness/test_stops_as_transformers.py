@@ -7,7 +7,7 @@ from support.text.tokenizer_kinds import KINDS
 from support.tiny_models import tiny_model
 
 from medusa_kit.base.model import wrap_model
-from medusa_kit.infer.text.token_bytes import UNFINISHED, token_bytes
+from medusa_kit.infer.decode.text.token_bytes import UNFINISHED, token_bytes
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])

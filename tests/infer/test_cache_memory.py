@@ -8,9 +8,9 @@ from support.small_engines import reusing
 from support.tiny_models import tiny_base
 
 from medusa_kit.drafters.plain import PlainDrafter
-from medusa_kit.infer.batch import Batch
+from medusa_kit.infer.decode.batch import Batch
+from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.lazy_zeros import lazy_zeros
-from medusa_kit.infer.request import make_request
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams

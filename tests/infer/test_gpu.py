@@ -15,8 +15,8 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.backend import AttentionCall, Case
 from medusa_kit.infer.attention.choice import BACKENDS
 from medusa_kit.infer.attention.sdpa import tree_sdpa
-from medusa_kit.infer.cuda_graph.captured import CapturedForward
-from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
+from medusa_kit.infer.device.captured import CapturedForward
+from medusa_kit.infer.device.verifier import CapturedVerifier
 from medusa_kit.infer.draft import Topology
 from medusa_kit.infer.tree_step import Nodes, TreeStep
 from medusa_kit.tree.candidate_tree import CandidateTree

@@ -11,10 +11,10 @@ from support.tiny_models import model_of
 from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.engine.load import load
 from medusa_kit.errors import MedusaKitError
-from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.packed import file as packed_file
-from medusa_kit.infer.packed import packing_up
+from medusa_kit.infer.cpu.packed import file as packed_file
+from medusa_kit.infer.cpu.packed import packing_up
+from medusa_kit.infer.decode.batch import Batch
 
 SAYS = "[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory"
 

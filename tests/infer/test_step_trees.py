@@ -5,8 +5,8 @@ from support.batches import alone, drafters, engine_for, row_for
 from support.scheduler_threads import threaded
 from support.small_engines import random_prompt
 
+from medusa_kit.infer.decode.threaded.submission import Emission
 from medusa_kit.infer.details import OutputOptions
-from medusa_kit.infer.threaded.submission import Emission
 
 
 def checked(emission: Emission) -> int:

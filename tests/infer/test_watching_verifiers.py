@@ -6,7 +6,7 @@ from support.small_engines import build_engine
 from support.tiny_models import tiny_model
 
 from medusa_kit.base.model import wrap_model
-from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
+from medusa_kit.infer.device.verifier import CapturedVerifier
 from medusa_kit.infer.verifier import Verifier
 
 LAYERS = (1,)

@@ -23,9 +23,9 @@ from medusa_kit.base.remembered.described import own_config, read_config
 from medusa_kit.base.text_part import _no_towers, causal_model, load_causal
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.packed.base import PackedBase, base_for_decoding
-from medusa_kit.infer.request import make_request
-from medusa_kit.infer.scheduler import Scheduler
+from medusa_kit.infer.cpu.packed.base import PackedBase, base_for_decoding
+from medusa_kit.infer.decode.request import make_request
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.settings.sampling import SamplingParams
 
 IN_CPP = ["gemma3", "gemma3-tied", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]

@@ -16,7 +16,7 @@ from support.serving.live_server import LiveServer, live_server
 from support.small_engines import engine_with_heads
 
 from medusa_kit.errors import MedusaKitError
-from medusa_kit.infer.accept.grammar import GrammarMask
+from medusa_kit.infer.decode.accept.grammar import GrammarMask
 from medusa_kit.serve.tools import constraint_of
 
 TOKENS = 120

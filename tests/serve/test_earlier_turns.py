@@ -15,7 +15,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.recent_turns import RecentTurns
 from medusa_kit.engine.turns import Answered, Prompt
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.scheduler import Scheduler
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.serve.operations.keys import ApiKeys
 
 CHAT = "/v1/chat/completions"

@@ -8,9 +8,9 @@ import pytest
 from support.serving.live_server import LiveServer
 from support.text.tokenizer_kinds import KINDS, byte_fallback, byte_level
 
+from medusa_kit.infer.decode.detokenize import TextStream, text_of
+from medusa_kit.infer.decode.text.token_bytes import ALPHABET, UNFINISHED
 from medusa_kit.infer.details import TokenScore
-from medusa_kit.infer.detokenize import TextStream, text_of
-from medusa_kit.infer.text.token_bytes import ALPHABET, UNFINISHED
 from medusa_kit.serve.logprobs import (
     Scored,
     ScoredText,

@@ -16,7 +16,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import CheckpointError, MedusaKitError, StorageError, without_stack
 from medusa_kit.heads import checkpoint, save_heads
 from medusa_kit.heads.checkpoint import load_heads
-from medusa_kit.infer.threaded import scheduler_thread
+from medusa_kit.infer.decode.threaded import scheduler_thread
 from medusa_kit.serve import server
 
 TRACE = """Storage size calculation overflowed

@@ -16,7 +16,7 @@ from support.serving.live_server import LiveServer, live_server
 from support.serving.waiting import until
 
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.batch import Batch
+from medusa_kit.infer.decode.batch import Batch
 from medusa_kit.serve.service import Answers
 
 LONG = 200
@@ -191,7 +191,8 @@ def test_a_step_that_fails_harms_no_other_request(
 ) -> None:
     with live_server(engine, max_rows=2) as live, live.http() as http:
         monkeypatch.setattr(
-            "medusa_kit.infer.group.token_scores", lambda *_: (_ for _ in ()).throw(OSError("gone"))
+            "medusa_kit.infer.decode.group.token_scores",
+            lambda *_: (_ for _ in ()).throw(OSError("gone")),
         )
         bad = http.post(CHAT, json=asked(live, logprobs=True, max_tokens=4))
         assert bad.status_code == 500

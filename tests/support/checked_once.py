@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from medusa_kit.infer import self_check
-from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
+from medusa_kit.infer.device.verifier import CapturedVerifier
 from medusa_kit.infer.verifier import Verifier
 
 MAX_WEIGHTS = 1_000_000

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from medusa_kit.infer.cuda_graph.guard import HostRead, NoHostReads
+from medusa_kit.infer.device.guard import HostRead, NoHostReads
 from support.tiny_models import tiny_model
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.batch import Batch
+from medusa_kit.infer.decode.batch import Batch
+from medusa_kit.infer.decode.request import Request, make_request
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.draft import Draft, Drafter, State, Topology
-from medusa_kit.infer.request import Request, make_request
-from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from support.small_engines import BUSHY

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.decode.request import Request
+from medusa_kit.infer.decode.scheduler import Scheduler
+from medusa_kit.infer.decode.threaded.scheduler_thread import SchedulerThread
+from medusa_kit.infer.decode.threaded.submission import Submission
 from medusa_kit.infer.draft import Drafter
-from medusa_kit.infer.request import Request
-from medusa_kit.infer.scheduler import Scheduler
-from medusa_kit.infer.threaded.scheduler_thread import SchedulerThread
-from medusa_kit.infer.threaded.submission import Submission
 from support.batches import LONGEST, alone, drafters, row_for
 
 SOON = 60.0  # seconds after which a test has failed

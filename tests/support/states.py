@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from medusa_kit.infer.accept.sampler import Sampler
+from medusa_kit.infer.decode.accept.sampler import Sampler
 from medusa_kit.infer.draft import Drafter, RequestText, State
 
 

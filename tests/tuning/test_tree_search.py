@@ -13,8 +13,8 @@ from support.text.other_encodings import base_that_reads
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, TreeError
-from medusa_kit.infer.cuda_graph.captured import CapturedForward
-from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
+from medusa_kit.infer.device.captured import CapturedForward
+from medusa_kit.infer.device.verifier import CapturedVerifier
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 from medusa_kit.tree.replay import node_shares, replay, replay_dynamic

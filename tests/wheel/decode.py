@@ -15,7 +15,7 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.levels import X86, packaged_library
-from medusa_kit.infer.packed.packing import pack
+from medusa_kit.infer.cpu.packed.packing import pack
 
 WIDE = {"hidden_size": 96, "head_dim": 16, "num_attention_heads": 6}
 PROMPT = random_prompt(9, seed=1)

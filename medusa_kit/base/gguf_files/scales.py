@@ -1,7 +1,7 @@
 """Scales and offsets of blocks, group by group: w = code · scale + offset, code an int8.
 
-For types of which `infer/packed/gguf_blocks.py` has no reader; IQ4_NL and IQ4_XS have codes from a
-table of 16. Readers take raw[..., bytes of a block].
+For types of which `infer/cpu/packed/gguf_blocks.py` has no reader; IQ4_NL and IQ4_XS have codes
+from a table of 16. Readers take raw[..., bytes of a block].
 """
 
 import numpy as np

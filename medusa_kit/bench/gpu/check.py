@@ -25,10 +25,10 @@ from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import DeviceMemoryError
-from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
+from medusa_kit.infer.decode.request import make_request
+from medusa_kit.infer.decode.scheduler import Scheduler
+from medusa_kit.infer.device.verifier import CapturedVerifier
 from medusa_kit.infer.draft import ROOT, Draft, Drafter, State, Topology
-from medusa_kit.infer.request import make_request
-from medusa_kit.infer.scheduler import Scheduler
 from medusa_kit.settings.engine import EngineOptions
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.transfer import to_device

@@ -26,7 +26,7 @@ def check(sampling: Mapping[str, Any], greedy: bool) -> None:
 def choose(sampling: Mapping[str, Any], greedy: bool, config: Any) -> tuple[dict[str, Any], str]:
     """(settings, where they come from; empty for greedy ones). `config`: the model's own generation
     config."""
-    from medusa_kit.infer.accept.default_sampling import with_defaults
+    from medusa_kit.infer.decode.accept.default_sampling import with_defaults
 
     given = {**sampling, "temperature": 0.0} if greedy else sampling
     chosen, own = with_defaults(given, config)

@@ -20,7 +20,7 @@ from medusa_kit.drafters.draft_model.lengths import Lengths
 from medusa_kit.drafters.draft_model.shared_vocabulary import Vocabulary
 from medusa_kit.drafters.trie import Trie
 from medusa_kit.errors import MedusaKitError
-from medusa_kit.infer.accept.sampler import Sampler
+from medusa_kit.infer.decode.accept.sampler import Sampler
 
 NOTHING = -1  # a token that no node holds: the walk ends
 

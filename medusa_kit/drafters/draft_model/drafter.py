@@ -28,7 +28,7 @@ from medusa_kit.drafters.native.dflash import DFlashDrafter
 from medusa_kit.drafters.native.eagle import EagleDrafter
 from medusa_kit.drafters.trie import Trie, TrieDrafter, num_right
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.accept.rules import accept
+from medusa_kit.infer.decode.accept.rules import accept
 from medusa_kit.infer.draft import RequestText, State, StepResult
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients

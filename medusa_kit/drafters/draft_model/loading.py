@@ -6,7 +6,7 @@ from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.native.other_kinds import refuse_other_kinds
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.backends import prepare_backends
-from medusa_kit.infer.packed.base import base_for_decoding
+from medusa_kit.infer.cpu.packed.base import base_for_decoding
 from medusa_kit.infer.verifier import Verifier
 
 

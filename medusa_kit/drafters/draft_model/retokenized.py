@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Any, Protocol
 
 from medusa_kit.drafters.draft_model.shared_vocabulary import Vocabulary
-from medusa_kit.infer.text.token_bytes import UNFINISHED
+from medusa_kit.infer.decode.text.token_bytes import UNFINISHED
 
 LOOK_BACK = 16  # the fewest tokens that are tokenized again
 LONGEST_TAIL = 48  # beyond it a new boundary is looked for

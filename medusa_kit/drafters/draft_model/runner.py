@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from medusa_kit.drafters.slots import Slots
+from medusa_kit.infer.decode.prefix_cache.prefixes import common_length
 from medusa_kit.infer.draft import ROOT, Draft, flat_nodes, shared_topology
-from medusa_kit.infer.prefix_cache.prefixes import common_length
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.transfer import to_device

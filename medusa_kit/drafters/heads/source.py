@@ -15,8 +15,8 @@ from medusa_kit.drafters.heads.medusa import HeadsDrafter
 from medusa_kit.drafters.heads.static_chances import own_chances
 from medusa_kit.drafters.trie import Trie, TrieDrafter
 from medusa_kit.heads.guesser import Least
+from medusa_kit.infer.decode.node_choice.choice import MIN_CHANCE
 from medusa_kit.infer.draft import Draft, State, StepResult
-from medusa_kit.infer.node_choice.choice import MIN_CHANCE
 
 CLASSES = 10  # of probabilities of guesses, each counted by itself
 DRAWN = "drawn"  # guesses of tokens that will be drawn are counted apart

@@ -1,10 +1,10 @@
 """The drafting policy: which sources to ask at a step, and how many draft tokens to verify.
 
 Each source says how likely its draft tokens are, and the batch verifies as many of the likeliest as
-bring the most tokens a second (infer/node_choice/), which may be none. Asking takes time too, so
-what it gains is learned (explorer.py): first of the sources that read text, together, then of one
-that computes, such as heads, by how much the text has promised. `auto` has all sources; a drafter
-that is named has one.
+bring the most tokens a second (infer/decode/node_choice/), which may be none. Asking takes time
+too, so what it gains is learned (explorer.py): first of the sources that read text, together, then
+of one that computes, such as heads, by how much the text has promised. `auto` has all sources; a
+drafter that is named has one.
 
 A gain is the difference between two expectations for one and the same step, with the source's draft
 tokens and without: tokens of single steps differ by more than a source gains in hundreds of them.
@@ -31,9 +31,9 @@ from medusa_kit.drafters.mixed.sources import (
     usual_sources,
 )
 from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of, learn
+from medusa_kit.infer.decode.node_choice.choice import choose_nodes
+from medusa_kit.infer.decode.node_choice.cost import StepCost
 from medusa_kit.infer.draft import Draft, Drafter, RequestText, State, StepResult
-from medusa_kit.infer.node_choice.choice import choose_nodes
-from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.locks import SharedLock
 from medusa_kit.settings.drafters import SOURCES
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.trie import Trie
 from medusa_kit.errors import MedusaKitError
-from medusa_kit.infer.accept.grammar import GrammarMask
+from medusa_kit.infer.decode.accept.grammar import GrammarMask
 from medusa_kit.infer.draft import State
 
 KEY = ("grammar",)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.accept.grammar_source import HINT, begun_fault_of, fault_of
+from medusa_kit.infer.decode.accept.grammar_source import HINT, begun_fault_of, fault_of
 from medusa_kit.serve.calls.joined_patterns import most_joined, part_of
 from medusa_kit.settings.grammar import Grammar
 

@@ -25,7 +25,7 @@ from medusa_kit.bench.gpu.shapes import (
 )
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
-from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
+from medusa_kit.infer.device.verifier import CapturedVerifier
 
 # torch's own, when dynamo is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -12,8 +12,8 @@ from support.debug_model import MODEL, plain_answer, plain_text
 import medusa_kit
 from medusa_kit.cli.chat.interrupt import between_steps
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.batch import Batch
-from medusa_kit.infer.scheduler import Scheduler
+from medusa_kit.infer.decode.batch import Batch
+from medusa_kit.infer.decode.scheduler import Scheduler
 
 Run = Callable[..., tuple[int, str, str]]
 Talk = Callable[..., tuple[int, str, str]]

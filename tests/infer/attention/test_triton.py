@@ -12,7 +12,7 @@ from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.attention.triton_backend import ancestor_words, tree_triton
-from medusa_kit.infer.cuda_graph.step import FixedStep
+from medusa_kit.infer.device.step import FixedStep
 from medusa_kit.infer.self_check import checked_verifier
 
 

@@ -15,7 +15,7 @@ from support.kernels.compiled import ARM_LACKING, library_for, products_on_arm
 from support.kernels.forms import DIGITS, ROWS, Form, form_of, forms
 
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.packed.packing import Blocks
+from medusa_kit.infer.cpu.packed.packing import Blocks
 
 FEW = {name: digits for name, digits in DIGITS.items() if digits < 3}
 FORMS = {form.name: form for form in forms()}

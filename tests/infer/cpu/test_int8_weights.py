@@ -28,9 +28,9 @@ from medusa_kit.heads import save_heads
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.int8_weights import int8_blocks, with_weights
 from medusa_kit.infer.cpu.linear import NativeLinear
+from medusa_kit.infer.cpu.packed.packing import pack
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.draft import Draft, Topology, flat_nodes
-from medusa_kit.infer.packed.packing import pack
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.tuning.calibrate import calibrate
 

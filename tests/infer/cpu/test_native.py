@@ -25,10 +25,10 @@ from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.describe import Unsupported, describe
 from medusa_kit.infer.cpu.linear import NativeLinear, install_native_linears
+from medusa_kit.infer.cpu.packed.gguf_blocks import READERS, blocks_of, read_scales
+from medusa_kit.infer.cpu.packed.packing import Blocks, pack
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.draft import Draft, Topology, flat_nodes
-from medusa_kit.infer.packed.gguf_blocks import READERS, blocks_of, read_scales
-from medusa_kit.infer.packed.packing import Blocks, pack
 from medusa_kit.infer.verifier import Verifier
 
 pytestmark = pytest.mark.skipif(

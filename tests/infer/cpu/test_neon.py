@@ -14,7 +14,7 @@ from support.kernels.compiled import ARM_FLAGS, ARM_LACKING, products_on_arm
 from support.kernels.packed_weights import BLOCKS, KINDS, weights_of
 from support.samples import ALL
 
-from medusa_kit.infer.packed.packing import pack
+from medusa_kit.infer.cpu.packed.packing import pack
 
 pytestmark = pytest.mark.skipif(
     bool(ARM_LACKING), reason=f"not installed: {', '.join(ARM_LACKING)}"

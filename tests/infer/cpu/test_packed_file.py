@@ -14,9 +14,9 @@ from support.tiny_models import model_of
 
 from medusa_kit.files import file_digest
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.packed import cache as packed_cache
-from medusa_kit.infer.packed.cache import packed_folder, packed_model
-from medusa_kit.infer.packed.file import DIGEST, FILE, LAYOUT, PREAMBLE, FileSink, mapped
+from medusa_kit.infer.cpu.packed import cache as packed_cache
+from medusa_kit.infer.cpu.packed.cache import packed_folder, packed_model
+from medusa_kit.infer.cpu.packed.file import DIGEST, FILE, LAYOUT, PREAMBLE, FileSink, mapped
 from medusa_kit.store import builds
 from medusa_kit.store.builds import NotUsable
 

@@ -21,12 +21,12 @@ from medusa_kit.infer.cpu.decoder import NativeDecoder, native_decoder
 from medusa_kit.infer.cpu.describe import Unsupported
 from medusa_kit.infer.cpu.heads import NativeHeads
 from medusa_kit.infer.cpu.int8_weights import with_weights
-from medusa_kit.infer.packed import cache as packed_cache
-from medusa_kit.infer.packed import packing_up
-from medusa_kit.infer.packed.cache import packed_model
-from medusa_kit.infer.packed.file import FileSink
-from medusa_kit.infer.packed.model import PackedModel, chosen_rows, expanded_rows
-from medusa_kit.infer.packed.packing import pack
+from medusa_kit.infer.cpu.packed import cache as packed_cache
+from medusa_kit.infer.cpu.packed import packing_up
+from medusa_kit.infer.cpu.packed.cache import packed_model
+from medusa_kit.infer.cpu.packed.file import FileSink
+from medusa_kit.infer.cpu.packed.model import PackedModel, chosen_rows, expanded_rows
+from medusa_kit.infer.cpu.packed.packing import pack
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.infer.verifier import Verifier

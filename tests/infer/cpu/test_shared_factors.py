@@ -8,8 +8,8 @@ import torch
 from support.kernels.forms import FACTORS, shared_factors
 
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.packed.model import chosen_rows, expanded_rows
-from medusa_kit.infer.packed.packing import (
+from medusa_kit.infer.cpu.packed.model import chosen_rows, expanded_rows
+from medusa_kit.infer.cpu.packed.packing import (
     KINDS,
     Blocks,
     PackedMatrix,

@@ -18,8 +18,8 @@ from support.tiny_models import CONTEXT, tiny_base, tiny_model
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.cuda_graph.captured import CapturedForward
-from medusa_kit.infer.cuda_graph.verifier import CapturedVerifier
+from medusa_kit.infer.device.captured import CapturedForward
+from medusa_kit.infer.device.verifier import CapturedVerifier
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 

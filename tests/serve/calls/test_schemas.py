@@ -8,7 +8,7 @@ import pytest
 from support.serving.grammars import accepts
 
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.accept.grammar_source import begun_fault_of
+from medusa_kit.infer.decode.accept.grammar_source import begun_fault_of
 from medusa_kit.serve.calls import schemas
 from medusa_kit.serve.calls.joined_patterns import most_joined
 from medusa_kit.serve.calls.schemas import usable

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from medusa_kit.infer.packed.gguf_blocks import blocks_in_order, read_factors, read_scales
-from medusa_kit.infer.packed.packing import Blocks, PackedMatrix, pack
+from medusa_kit.infer.cpu.packed.gguf_blocks import blocks_in_order, read_factors, read_scales
+from medusa_kit.infer.cpu.packed.packing import Blocks, PackedMatrix, pack
 from support.kernels.packed_weights import BLOCKS
 
 DIGITS = {"float32": 3, "int16": 2, "int8": 1}  # of 8 bits, by the name of the activations

@@ -2,7 +2,7 @@
 
 import torch
 
-from medusa_kit.infer.packed.packing import Blocks
+from medusa_kit.infer.cpu.packed.packing import Blocks
 
 
 def random_blocks(codes, group, offsets, halves=True, rows=37, inputs=64):

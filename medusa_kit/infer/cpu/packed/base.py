@@ -1,0 +1,296 @@
+"""A light base model: C++ computes all that decoding needs, from packed weights that are mapped.
+
+There are no torch modules, and no code of models is imported. Whatever asks for `model` gets
+transformers' own, which is loaded then and says so.
+
+Shapes: B rows, T tokens, D hidden, V vocabulary, X any leading shape, R rows of an embedding,
+E size of an embedding.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medusa_kit import console
+from medusa_kit.base import families
+from medusa_kit.base.files import (
+    NO_TOKENIZER,
+    generation_config_of,
+    gguf_source,
+    quiet_transformers,
+    read_parts,
+    resolve,
+)
+from medusa_kit.base.layerwise import LayerwiseModel, layerwise_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.logit_scale import LogitScale
+from medusa_kit.base.model import CHECKPOINT, BaseModel, BaseModelInfo
+from medusa_kit.base.placement import asked_dtype, pick_device
+from medusa_kit.base.quantization import raw_bytes
+from medusa_kit.base.remembered.checks import SOURCES
+from medusa_kit.base.tokenizer.check import look_at_tokenizer
+from medusa_kit.errors import CheckpointError
+from medusa_kit.infer.cpu import kernels
+from medusa_kit.infer.cpu.decoder import NativeDecoder
+from medusa_kit.infer.cpu.describe import Unsupported
+from medusa_kit.infer.cpu.int8_weights import rounded, with_weights
+from medusa_kit.infer.cpu.packed.cache import packed_model
+from medusa_kit.infer.cpu.packed.model import PackedModel
+from medusa_kit.infer.cpu.packed.texts import hidden_of_texts
+from medusa_kit.locks import ATTRIBUTE as LOCK
+from medusa_kit.locks import lock_of
+
+
+class PackedBase(BaseModel):
+    """Build with `light_base`."""
+
+    is_light = True
+    decoder_is_exact = True  # of `model`, if it is ever asked for
+
+    def __init__(
+        self, packed: PackedModel, config: Any, generation_config: Any, tokenizer: Any,
+        info: BaseModelInfo, check: bool,
+    ) -> None:  # fmt: skip
+        self.packed, self.tokenizer, self.config, self.info = packed, tokenizer, config, info
+        self.scale_logits = LogitScale.of(config)
+        self.checks_are_remembered, self.check = True, check
+        self.scales = {}
+        self._generation_config, self._model = generation_config, None
+        look_at_tokenizer(self)
+
+    @property
+    def model(self) -> Any:
+        with lock_of(self):
+            if self._model is None:
+                info = self.info
+                size = 4 * info.num_parameters / 1e9
+                console.note(
+                    f"loading the whole of {info.name} through transformers, for what C++ does not "
+                    f"compute: {size:.1f} GB more of memory"
+                )
+                base = load_base_model(
+                    info.name, dtype=info.dtype, device="cpu", revision=info.revision
+                )
+                _check_same(base.info, info)
+                model = with_weights(base, info.weights).model
+                setattr(model, LOCK, lock_of(self))
+                model.generation_config = self._generation_config
+                self._model, self.scales = model, base.scales
+            return self._model
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether `model` is in memory."""
+        return self._model is not None
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    @property
+    def output_embedding(self) -> Any:
+        return self._output if self._model is None else self._model.get_output_embeddings()
+
+    @cached_property
+    def _output(self) -> nn.Linear:
+        """All rows in float32, for what computes with them in torch."""
+        weight_VD, bias_V = self.packed.output_rows()
+        layer = nn.Linear(1, 1, bias=bias_V is not None, device="meta")
+        layer.out_features, layer.in_features = weight_VD.shape
+        layer.weight = nn.Parameter(weight_VD, requires_grad=False)
+        if bias_V is not None:
+            layer.bias = nn.Parameter(bias_V.clone(), requires_grad=False)
+        return layer
+
+    def output_rows(self, ids_R: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        return self.packed.output_rows(ids_R)
+
+    def modules(self) -> Iterable[Any]:
+        return () if self._model is None else self._model.modules()
+
+    @property
+    def num_bytes(self) -> int:
+        return self.decoder.weight_bytes
+
+    def weights_digest(self) -> str:
+        """Of the packed weights."""
+        digest = hashlib.sha256()
+        for name, matrix in sorted(self.packed.matrices.items()):
+            digest.update(name.encode())
+            digest.update(raw_bytes(matrix.data))
+        return digest.hexdigest()
+
+    def weights_version(self) -> int:
+        return 0
+
+    @property
+    def generation_config(self) -> Any:
+        return self._generation_config
+
+    @property
+    def generation(self) -> Any:
+        from transformers.generation.utils import GenerationMixin
+
+        maker: Any = GenerationMixin()
+        maker.config = self.config
+        return maker
+
+    @property
+    def embedding_size(self) -> int:
+        return self.packed.embedding_size
+
+    def input_rows(self, ids_X: Tensor) -> Tensor:
+        return self.packed.input_rows(ids_X)
+
+    @torch.no_grad()
+    def traced_hidden_states(
+        self,
+        input_ids_BT: Tensor,
+        attention_mask_BT: Tensor | None = None,
+        position_ids_BT: Tensor | None = None,
+        **more: Any,
+    ) -> Tensor:
+        """hidden_BTD, zeros where the mask hides. Each row is one text, padded on the right; with
+        position ids, several texts that each begin at 0. Raises ValueError for further arguments of
+        transformers' models."""
+        if more:
+            raise ValueError(f"{', '.join(more)}: only a model of torch takes these")
+        B, T = input_ids_BT.shape
+        spans = [
+            (row, *span)
+            for row in range(B)
+            for span in _spans(
+                T,
+                None if attention_mask_BT is None else attention_mask_BT[row],
+                None if position_ids_BT is None else position_ids_BT[row],
+            )
+        ]
+        length, lock = self.info.context_length, lock_of(self)
+        return hidden_of_texts(self.decoder, input_ids_BT, spans, length, lock)
+
+    @cached_property
+    def decoder(self) -> NativeDecoder:
+        return NativeDecoder(self.packed, self.scale_logits)
+
+    @torch.no_grad()
+    def hidden_and_logits(
+        self, input_ids_BT: Tensor, keep_M: Tensor | None = None, **arguments: Any
+    ) -> tuple[Tensor, Tensor]:
+        _ = self.model  # so that the output embedding is its own
+        return super().hidden_and_logits(input_ids_BT, keep_M, **arguments)
+
+    @cached_property
+    def reference(self) -> "LayerwiseReference":
+        """What the self-check holds trees against."""
+        return LayerwiseReference(self)
+
+
+def _check_same(found: BaseModelInfo, expected: BaseModelInfo) -> None:
+    if found.fingerprint != expected.fingerprint:
+        raise CheckpointError(
+            f"{expected.name} holds other weights than when it was loaded: fingerprint "
+            f"{found.fingerprint}, expected {expected.fingerprint}",
+            hint="load it again",
+        )
+
+
+class LayerwiseReference:
+    """transformers' own forward of a light base, whose weights are read layer by layer."""
+
+    def __init__(self, base: PackedBase) -> None:
+        self._base = base
+
+    @cached_property
+    def _pieces(self) -> LayerwiseModel:
+        info = self._base.info
+        change = None if info.weights == CHECKPOINT else rounded
+        return layerwise_model(info.name, info.revision, change)
+
+    @property
+    def model(self) -> Any:
+        return self._pieces.model
+
+    def last_logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        return self._pieces.last_logits(texts)
+
+    def tensors(self) -> Iterable[tuple[str, Tensor]]:
+        return self._pieces.tensors()
+
+
+def _spans(length: int, mask_T: Tensor | None, positions_T: Tensor | None) -> list[tuple[int, int]]:
+    """(start, end) of the texts of a row."""
+    if positions_T is not None:
+        starts = (positions_T == 0).nonzero().flatten().tolist()
+        return list(zip(starts, [*starts[1:], length], strict=True))
+    if mask_T is None:
+        return [(0, length)]
+    end = int(mask_T.bool().sum())
+    if not bool(mask_T[:end].all()):
+        raise ValueError("rows of a light base are padded on the right")
+    return [(0, end)] if end else []
+
+
+def base_for_decoding(
+    name: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    revision: str | None = None,
+    weights: str = CHECKPOINT,
+    check: bool = False,
+) -> BaseModel:
+    """A light base where there can be one, else what `load_base_model` loads, with these weights.
+
+    Raises what that raises.
+    """
+    try:
+        return light_base(name, dtype, device, revision, weights, check)
+    except (Unsupported, CheckpointError):  # loading tells what is wrong with it
+        base = load_base_model(name, dtype=dtype, device=device, revision=revision, check=check)
+        return with_weights(base, weights)
+
+
+def light_base(
+    name: str, dtype: str, device: str, revision: str | None, weights: str, check: bool
+) -> PackedBase:
+    """Raises Unsupported where there can be none, CheckpointError."""
+    place = pick_device(device)
+    if place.type != "cpu" or asked_dtype(dtype, place) != torch.float32:
+        raise Unsupported("the C++ kernels compute in float32 on a CPU only")
+    if os.environ.get(kernels.OFF_SWITCH) == "0":
+        raise Unsupported("the C++ kernels are off")
+    quiet_transformers()
+    source, where = resolve(name, weights=False)
+    if source not in SOURCES:
+        raise Unsupported(f"its weights are {source}")
+    console.stage("reading the model")
+    try:
+        config, folder, tokenizer = read_parts(where, source, revision)
+    except Exception as error:  # as in `from_pretrained`, which will tell
+        raise Unsupported(f"its files cannot be read: {error}") from error
+    if (
+        config.get_text_config() is not config
+        or families.why_impossible(config)
+        or (families.needs_chains(config))
+    ):
+        raise Unsupported("it is more than a text model, or none that trees can be verified on")
+    if getattr(config, "quantization_config", None) is not None:
+        raise Unsupported("its checkpoint is quantised")
+    packed = packed_model(gguf_source(name) or folder, config, weights, check)
+    info = BaseModelInfo(
+        name=name, revision=revision, source=source, quantized=False, dtype="float32",
+        device="cpu", **packed.info,
+    )  # fmt: skip
+    if tokenizer is None:
+        console.note(f"{folder} {NO_TOKENIZER}")
+    settings = generation_config_of(folder, config)
+    return PackedBase(packed, config, settings, tokenizer, info, check)

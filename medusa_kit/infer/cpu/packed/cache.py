@@ -1,0 +1,298 @@
+"""A model packed once from its files, tensor by tensor, and mapped from the cache folder since.
+
+The file is named by the weights' SHA-256 and the config's. It is made again where it is damaged or
+was made with another layout or version of transformers, which decides what a config means.
+"""
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from medusa_kit import console
+from medusa_kit.base import families, fingerprint
+from medusa_kit.base.gguf import gguf_digest
+from medusa_kit.base.gguf_files.parts import stem
+from medusa_kit.base.model import CHECKPOINT, FINAL_NORM_NAMES, INT8, VARIANT_KEY
+from medusa_kit.base.quantization import num_weights
+from medusa_kit.base.remembered.described import settings_of
+from medusa_kit.base.stored_tensors import (
+    GGUFTensors,
+    StoredTensors,
+    safetensors_files,
+    skeleton_of,
+    stored_tensors,
+)
+from medusa_kit.errors import CheckpointError
+from medusa_kit.infer.cpu import kernels
+from medusa_kit.infer.cpu.describe import ModelParts, Unsupported, check_family, describe
+from medusa_kit.infer.cpu.int8_weights import GROUP, int8_blocks, none_fits, report_rounded
+from medusa_kit.infer.cpu.mkl_linear import plain_linears
+from medusa_kit.infer.cpu.packed.file import DIGEST, FILE, MemorySink, Sink, write_file
+from medusa_kit.infer.cpu.packed.gguf_blocks import blocks_in_order, read_factors, read_scales
+from medusa_kit.infer.cpu.packed.model import PackedModel, opened
+from medusa_kit.infer.cpu.packed.packing import Blocks, Rows
+from medusa_kit.infer.cpu.packed.packing_up import Packing, model_of, row_pieces
+from medusa_kit.store.builds import Origin, make_file_once, tell
+from medusa_kit.store.records import cache_folder, content_digest
+
+
+def packed_model(
+    place: Path, config: Any, weights: str = CHECKPOINT, check: bool = False
+) -> PackedModel:
+    """The packed weights of a GGUF file or a folder of safetensors; packed now, where they have not
+    been. `config`: of the transformers model. `weights`: checkpoint, or rounded to int8. `check`:
+    read the file whole, to see whether it is damaged.
+
+    Raises Unsupported where C++ cannot run the model, CheckpointError for unreadable files,
+    ConfigError for weights that cannot be rounded.
+    """
+    packed = _packed_model(place, config, weights, check)
+    if (rounded := packed.rounded) is not None:
+        share = rounded["numbers"] / packed.info["num_parameters"]
+        report_rounded(rounded["layers"], share, rounded["left"])
+    return packed
+
+
+def _packed_model(place: Path, config: Any, weights: str, check: bool) -> PackedModel:
+    check_family(config.get_text_config())
+    if kernels.load_library() is None:
+        raise Unsupported("the C++ kernels are not available")
+    contents = _contents(place)
+    folder = _folder_of(place, contents, config, weights)
+    doing = f"packing {place.name}, once on this machine"
+
+    def write(sink: Sink) -> dict[str, Any]:
+        return _packed(place, config, weights, sink, lambda: tell(doing, folder))
+
+    try:
+        return make_file_once(
+            folder / FILE,
+            DIGEST,
+            doing,
+            lambda path: write_file(path, write),
+            lambda path: opened(path, _made_with()),
+            Origin(place, contents),
+            check,
+            told=False,
+        )
+    except OSError as error:
+        console.note(
+            f"{place.name} is packed into memory, since {folder} cannot be written: {error}"
+        )
+    sink = MemorySink()
+    return model_of(_packed(place, config, weights, sink), sink.arrays)
+
+
+def packed_folder(place: Path, config: Any, weights: str) -> Path:
+    """Where they lie. Raises CheckpointError for files that cannot be read."""
+    return _folder_of(place, _contents(place), config, weights)
+
+
+def _contents(place: Path) -> list[str]:
+    """Digests of the checkpoint's files."""
+    try:
+        if place.suffix == ".gguf":
+            return [gguf_digest(place)]
+        return [content_digest(file) for file in safetensors_files(place)]
+    except OSError as error:
+        raise CheckpointError(f"{place} cannot be read: {error}", hint="check the path") from error
+
+
+def _folder_of(place: Path, contents: Sequence[str], config: Any, weights: str) -> Path:
+    digest = hashlib.sha256(json.dumps([weights, settings_of(config)]).encode())
+    for part in contents:
+        digest.update(f"{part}\n".encode())
+    name = stem(place) if place.suffix == ".gguf" else place.name
+    return cache_folder() / "packed" / f"{name}-{digest.hexdigest()[:16]}"
+
+
+def _made_with() -> list[str]:
+    from importlib.metadata import version
+
+    return [f"transformers {version('transformers')}"]
+
+
+@torch.no_grad()
+def _packed(
+    place: Path, config: Any, weights: str, sink: Sink, begun: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Writes all arrays; returns the numbers that belong to them. `begun`: called once the first
+    layer is packed, before which C++ may turn out not to be able to run the model."""
+    skeleton = skeleton_of(_in_float32(config))
+    try:
+        stored = stored_tensors(place, skeleton)
+    except CheckpointError as error:
+        raise Unsupported(error.message) from error
+    source = StoredWeights(stored, skeleton, weights)
+    if weights == INT8 and not source.num_rounded:
+        raise none_fits(place.name)
+    source.read_vectors()
+    parts = describe(skeleton, matrices_on="meta")
+    steps = len(parts.layers) + 2
+    with console.progress(f"packing {place.name}", steps, "layers", brief=True) as bar:
+        left = [begun]
+
+        def advance() -> None:
+            while left:
+                left.pop()()
+            bar.advance()
+
+        numbers = Packing(parts, source, sink).numbers(advance)
+        whole = source.fingerprint(parts)
+        bar.advance()
+    info = _info(skeleton, parts, source, weights) | {"fingerprint": whole}
+    return {**numbers, "info": info, "rounded": source.rounded(), "made_with": _made_with()}
+
+
+def _in_float32(config: Any) -> Any:
+    config = copy.deepcopy(config)
+    config.dtype = config.get_text_config().dtype = torch.float32
+    return config
+
+
+def _info(
+    skeleton: Any, parts: ModelParts, source: "StoredWeights", weights: str
+) -> dict[str, Any]:
+    text = skeleton.config.get_text_config()
+    return {
+        "model_type": text.model_type,
+        "hidden_size": parts.output.in_features,
+        "vocab_size": parts.output.out_features,
+        "num_layers": text.num_hidden_layers,
+        "context_length": families.context_length(text),
+        "tied_embeddings": source.name_of(parts.embedding) == source.name_of(parts.output),
+        "num_parameters": num_weights(skeleton),
+        "weights": weights,
+    }
+
+
+class _SomeRows(NamedTuple):
+    """Of a GGUF tensor, as `read_scales` reads it."""
+
+    data: Any
+    tensor_type: Any
+
+
+class StoredWeights:
+    """The weights of a skeleton's layers, read one at a time, and their digests."""
+
+    def __init__(self, stored: StoredTensors, skeleton: Any, weights: str) -> None:
+        self._stored, self._skeleton = stored, skeleton
+        self._modules = {id(module): name for name, module in skeleton.named_modules()}
+        self._state = skeleton.state_dict(keep_vars=True)
+        by_tensor: dict[int, str] = {}
+        for name, tensor in self._state.items():
+            if name in stored.names:
+                by_tensor.setdefault(id(tensor), name)
+        self._place = {name: by_tensor[id(tensor)] for name, tensor in self._state.items()}
+        self._check_ties()
+        self._linears = plain_linears(skeleton) if weights == INT8 else []
+        self._rounded = {id(one) for one in self._linears if one.in_features % GROUP == 0}
+        self._digests: dict[str, str] = {}  # of stored tensors
+
+    @property
+    def num_rounded(self) -> int:
+        return len(self._rounded)
+
+    def name_of(self, module: nn.Module) -> str:
+        """The stored tensor that is this module's weight."""
+        return self._place[f"{self._modules[id(module)]}.weight"]
+
+    def read_vectors(self) -> None:
+        """Fill the skeleton's norms and biases, which are described by running them."""
+        for name, tensor in self._state.items():
+            if isinstance(tensor, nn.Parameter) and tensor.dim() == 1:
+                owner, _, leaf = name.rpartition(".")
+                values = self._read(self._place[name]).float()
+                module = self._skeleton.get_submodule(owner)
+                module.register_parameter(leaf, nn.Parameter(values, requires_grad=False))
+
+    def whole(self, module: Any, num_heads: int = 1) -> Rows:
+        name = self.name_of(module)
+        return self._rows(module, self._read(name).float(), slice(None), num_heads)
+
+    def pieces(self, module: Any) -> Iterator[Rows]:
+        for rows, weight_OI in self._read_pieces(self.name_of(module)):
+            yield self._rows(module, weight_OI.float(), rows)
+
+    def are_one(self, embedding: nn.Embedding, output: nn.Linear) -> bool:
+        return id(output) not in self._rounded and self.name_of(embedding) == self.name_of(output)
+
+    def rounded(self) -> dict[str, Any] | None:
+        """Which linear layers are rounded to int8, for reports; None where none is to be."""
+        if not self._linears:
+            return None
+        left = [one for one in self._linears if id(one) not in self._rounded]
+        rounded = sum(one.weight.numel() for one in self._linears if id(one) in self._rounded)
+        return {
+            "layers": len(self._rounded),
+            "numbers": rounded,
+            "left": [self._modules[id(one)] for one in left],
+        }
+
+    def fingerprint(self, parts: ModelParts) -> str:
+        """As BaseModel computes it from the whole model; reads what has not been read yet."""
+        for module in (parts.embedding, parts.output):
+            self._digest_layerwise(self.name_of(module))
+        for name in set(self._place.values()) - self._digests.keys():
+            self._read(name)
+        digests = {name: self._digests[place] for name, place in self._place.items()}
+        variant = getattr(self._skeleton.config.get_text_config(), VARIANT_KEY, None)
+        output = self.name_of(parts.output)
+        rows_V = fingerprint.output_rows(parts.output.out_features)
+        rows = torch.cat([self._stored.read_rows(output, slice(i, i + 1)) for i in rows_V.tolist()])
+        decoder = self._skeleton.get_decoder()
+        norms = [getattr(getattr(decoder, name, None), "weight", None) for name in FINAL_NORM_NAMES]
+        whole = fingerprint.whole_digest(digests, variant)
+        covered = [norm for norm in norms if norm is not None]
+        return str(
+            fingerprint.Fingerprint(whole, fingerprint.digest_of_rows(rows, covered, variant))
+        )
+
+    def _check_ties(self) -> None:
+        """Tied tensors may be stored twice; transformers unties those that differ."""
+        for name, place in self._place.items():
+            if name != place and name in self._stored.names:
+                pairs = zip(self._read_pieces(name), self._read_pieces(place), strict=True)
+                if not all(torch.equal(one, other) for (_, one), (_, other) in pairs):
+                    raise Unsupported(f"{name} and {place} are tied but differ")
+
+    def _rows(self, module: Any, weight_OI: Tensor, rows: slice, num_heads: int = 1) -> Rows:
+        if id(module) in self._rounded:
+            return int8_blocks(weight_OI)
+        blocks = self._gguf_blocks(self.name_of(module), weight_OI, rows, num_heads)
+        return weight_OI if blocks is None else blocks
+
+    def _gguf_blocks(
+        self, name: str, weight_OI: Tensor, rows: slice, num_heads: int
+    ) -> Blocks | None:
+        if not isinstance(self._stored, GGUFTensors):
+            return None
+        tensor = self._stored.stored[name]
+        some = _SomeRows(tensor.data[rows], tensor.tensor_type)
+        scales = read_scales(some, len(weight_OI))
+        if scales is None:
+            return None
+        factors = read_factors(some, len(weight_OI))
+        return blocks_in_order(weight_OI, *scales, num_heads, factors)
+
+    def _read(self, name: str) -> Tensor:
+        tensor = self._stored.read(name)
+        if name not in self._digests:
+            self._digests[name] = fingerprint.stored_digest(tensor)
+        return tensor
+
+    def _digest_layerwise(self, name: str) -> None:
+        numbers = (piece.flatten() for _, piece in self._read_pieces(name))
+        self._digests[name] = fingerprint.tensor_digest(self._state[name].shape, numbers)
+
+    def _read_pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
+        outputs, inputs = self._state[name].shape
+        for first, last in row_pieces(outputs, inputs):
+            yield slice(first, last), self._stored.read_rows(name, slice(first, last))

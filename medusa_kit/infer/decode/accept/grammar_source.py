@@ -1,0 +1,101 @@
+"""Grammars as llguidance takes them, and what is wrong with one. torch is not imported here, since
+the server's children look at grammars too (serve/bounded/)."""
+
+from collections.abc import Callable
+from functools import cache, lru_cache
+from types import ModuleType
+from typing import Any
+
+from medusa_kit.errors import ConfigError
+from medusa_kit.infer.decode.accept.grammar_tokens import GrammarTokens, lark_rules
+from medusa_kit.settings.grammar import Grammar
+
+LOOKED_AT = 3  # bytes of a grammar that is tried
+NOTHING_FITS = "nothing fits it"
+HINT = "what llguidance can do: https://github.com/guidance-ai/llguidance/tree/main/docs"
+# Of one step, so that none takes longer than some hundredths of a second, by llguidance's own
+# counts: items of its parser, and work of its lexer. Its own limits allow a second.
+STEP_ITEMS, STEP_WORK = 20_000, 50_000
+
+
+def parser_limits(most_work: int | None = None) -> Any:
+    """Of making a matcher and of its steps. `most_work`: for making a lexer, if it is to be less
+    than llguidance's own limit."""
+    return llguidance().LLParserLimits(
+        verbose_errors=False,
+        initial_lexer_fuel=most_work,
+        step_max_items=STEP_ITEMS,
+        step_lexer_fuel=STEP_WORK,
+    )
+
+
+def check_grammar(grammar: Grammar | None) -> None:
+    """Raises ConfigError for a grammar that no base could follow."""
+    if grammar is not None and (fault := fault_of(grammar)) is not None:
+        raise refused(grammar, fault)
+
+
+@lru_cache(32)  # a schema's parts are asked for several times in a row
+def fault_of(grammar: Grammar) -> str | None:
+    """Why no base could follow it; None where one could, unless it takes too much work."""
+    wrong, said = llguidance().LLMatcher.validate_grammar_with_warnings(source_of(grammar))
+    return str(said[0]).strip() if wrong else None
+
+
+def begun_fault_of(grammar: Grammar, most_work: int | None = None) -> str | None:
+    """The same, found by following it for its first bytes. `most_work`: llguidance's limit for
+    making a lexer, if it is to be lower."""
+    limits = parser_limits(most_work)
+    make = llguidance().LLMatcher
+    matcher = make(_bytes_alone(), source_of(grammar), log_level=0, limits=limits)
+    for _ in range(LOOKED_AT):
+        bits = b"" if matcher.is_error() else matcher.compute_bitmask()
+        if matcher.is_error() or matcher.is_stopped():
+            break
+        allowed = [byte for byte in range(256) if bits[byte // 8] >> byte % 8 & 1]
+        if not allowed:  # but an end, or nothing: llguidance has not seen that no text fits
+            return None if matcher.is_accepting() else NOTHING_FITS
+        # Into a text rather than past it, where there is the choice.
+        matcher.consume_token(min(allowed, key=lambda byte: (byte in b' "', byte)))
+    return said_of(matcher) if matcher.is_error() else None
+
+
+@cache
+def _bytes_alone() -> Any:
+    return llguidance().LLTokenizer("byte")
+
+
+def source_of(grammar: Grammar, tokens: GrammarTokens | None = None) -> str:
+    """As llguidance takes it; without `tokens` for a tokenizer that nothing is known of."""
+    matcher = llguidance().LLMatcher
+    sources: dict[str, Callable[[str], str]] = {
+        "json_schema": matcher.grammar_from_json_schema,
+        "regex": matcher.grammar_from_regex,
+        "lark": matcher.grammar_from_lark,
+    }
+    text = grammar.text
+    if grammar.kind == "lark":
+        text = lark_rules(grammar, tokens)
+    return sources[grammar.kind](text)
+
+
+def said_of(matcher: Any) -> str:
+    """What a matcher says of its failure, without the mark of what it leaves out."""
+    return str(matcher.get_error()).replace("<non-verbose/>", "").strip()
+
+
+def refused(grammar: Grammar, why: str) -> ConfigError:
+    what = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
+    return ConfigError(f"the {what[grammar.kind]} cannot be used: {why.strip()}", hint=HINT)
+
+
+def llguidance() -> ModuleType:
+    """The library. Raises ConfigError where it is not installed."""
+    try:
+        import llguidance
+    except ImportError:
+        raise ConfigError(
+            "grammars need the package llguidance, which is not installed",
+            hint="pip install 'medusa-kit[grammar]'",
+        ) from None
+    return llguidance

@@ -1,0 +1,133 @@
+"""How the next token is chosen: greedy, or drawn exactly, from the base model's processed logits.
+
+Processing (logits_processing.py) is applied to a node's logits with that node's own prefix: prompt,
+committed tokens, path. Only nodes that the walk reaches are processed.
+
+A draw uses Gumbel noise that depends only on the seed, the token's absolute position and the token:
+argmax(log p + noise) is a sample of p. So the text is the same for every drafter, tree and batch.
+
+Typical acceptance asks which guesses are likely enough: `Sampler.judge`.
+
+Shapes: V vocabulary, C some of its tokens, T tokens of a prefix, N nodes, X any shape.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medusa_kit.heads.draws import RowDraws
+from medusa_kit.heads.noise import gumbel_of, mixed, noisy, signed
+from medusa_kit.infer.decode.accept.draws import kernels_draw, split_warpers
+from medusa_kit.infer.decode.accept.grammar import GrammarMask
+from medusa_kit.infer.decode.accept.logits_processing import Settings, logits_processors
+from medusa_kit.infer.decode.accept.one_thread import one_thread
+from medusa_kit.infer.decode.accept.rules import Verdict
+from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.transfer import to_device
+
+
+class Sampler:
+    """Names the token after a node of one row."""
+
+    def __init__(
+        self,
+        base: Settings,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        processors: Any = None,
+        mask: GrammarMask | None = None,
+    ) -> None:
+        """`processors`: in place of those that the base and `params` ask for. `mask`: of the
+        grammar of `params`; this row's alone.
+
+        Raises ConfigError for a bias on a token that the model does not have, and for what the
+        base's generation config asks for and is not possible.
+        """
+        self.params, self.mask = params, mask
+        if processors is None:
+            processors = logits_processors(base, params, prompt_ids, max_new_tokens, mask)
+        self._processors = processors
+        self._before_warpers, self._warping = split_warpers(processors)
+
+    @property
+    def takes_argmax(self) -> bool:
+        """Whether the token is the argmax of the model's logits, taken for all nodes at once."""
+        return self.params.greedy and self.params.grammar is None and not self._processors
+
+    @one_thread()
+    def choose(self, logits_V: Tensor, prefix: Sequence[int]) -> int:
+        """The token after `prefix`, whose last token gave `logits_V`."""
+        if self.draws and self._warping is not None and kernels_draw(logits_V.device):
+            scores_V = _processed_by(self._before_warpers, logits_V, prefix)
+            return self._warping.draw(scores_V, self.params.seed, len(prefix))
+        return int(self.scores(logits_V, prefix).argmax(-1))
+
+    def scores(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
+        """scores_V whose argmax is the token: processed logits, plus Gumbel noise for an exact
+        draw."""
+        scores_V = self._processed(logits_V, prefix)
+        if not self.draws:
+            return scores_V
+        return noisy(scores_V, self.params.seed, len(prefix))
+
+    def drawn_after(self, logits_NV: Tensor, positions: Sequence[int]) -> Tensor | None:
+        """tokens_N as `choose` names them after nodes whose next tokens are at these positions.
+
+        None where a node's logits are processed by its own prefix, or have to be sorted: for all
+        nodes that takes longer than waiting for those that are reached.
+        """
+        warping = self._warping
+        if not self.draws or self._before_warpers or warping is None:
+            return None
+        if warping.top_p < 1.0 or warping.min_p > 0.0:
+            return None
+        scores_NV = logits_NV.float()
+        for process in self._processors:
+            scores_NV = process(None, scores_NV)
+        seeds = [signed(mixed(self.params.seed, position)) for position in positions]
+        seeds_N1 = to_device(seeds, scores_NV.device)[:, None]
+        tokens_V = torch.arange(scores_NV.shape[1], device=scores_NV.device)
+        return (scores_NV + gumbel_of(seeds_N1, tokens_V)).argmax(-1)
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn exactly: neither greedy nor typical."""
+        return not (self.params.greedy or self.params.lossy)
+
+    def draws_after(self, length: int) -> RowDraws | None:
+        """How the tokens behind a prefix of this length and one token more will be drawn, for
+        drafters that guess them; None where they are not, or not in numbers."""
+        if not self.draws or self._warping is None:
+            return None
+        return RowDraws(self.params.temperature, self.params.seed, length + 1)
+
+    @one_thread()
+    def judge(self, logits_V: Tensor, prefix: Sequence[int], tokens: Sequence[int]) -> Verdict:
+        """What typical acceptance asks: are these guesses of the next token likely enough?
+
+        The bar is min(epsilon, delta · exp(-entropy)) of the processed distribution (§2.3.1).
+        """
+        log_V = self._processed(logits_V, prefix).log_softmax(-1)
+        entropy = -(log_V.exp() * log_V).nansum()  # 0 · log 0 counts as 0
+        guessed_C = log_V[torch.tensor(tokens, dtype=torch.int64, device=log_V.device)]
+        *log_probs, uncertainty = torch.cat([guessed_C, entropy[None]]).tolist()  # one transfer
+        epsilon, delta = self.params.thresholds
+        bar = min(math.log(epsilon), math.log(delta) - uncertainty)
+        return Verdict(int(log_V.argmax(-1)), log_probs, bar)
+
+    def _processed(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
+        return _processed_by(self._processors, logits_V, prefix)
+
+
+def _processed_by(processors: Sequence[Any], logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
+    """scores_V in float32, as these processors leave them."""
+    scores_1V = logits_V[None].float()
+    if processors:
+        prefix_1T = to_device([list(prefix)], logits_V.device)
+        for process in processors:  # the list's own call inspects signatures every time
+            scores_1V = process(prefix_1T, scores_1V)
+    return scores_1V[0]

@@ -1,0 +1,52 @@
+"""What a request keeps of its tree: its rule applied to what the base model said at each node.
+
+Shapes: N nodes with root, D hidden, V vocabulary, R likeliest tokens, X outputs of watched layers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from medusa_kit.infer.decode.accept.rules import Verdict, accept, accept_typical
+from medusa_kit.infer.decode.accept.sampler import Sampler
+from medusa_kit.infer.draft import path_to
+
+
+@dataclass(frozen=True)
+class ScoredTree:
+    """One request's tree as the base model scored it; logits are processed only where a rule asks.
+
+    All but hidden states and logits has been read from the device. `committed`: prompt and
+    committed tokens. `likeliest`, `near_ties`: where some request of the step needs them. `named`:
+    the token after each node by the request's own rule; None where each is chosen when it is
+    reached.
+    """
+
+    sampler: Sampler
+    committed: list[int]
+    tokens: list[int]
+    hidden_ND: Tensor
+    logits_NV: Tensor
+    ranked_NR: Tensor | None
+    likeliest: list[int] | None
+    near_ties: list[int] | None
+    named: list[int] | None
+    layers_NX: Tensor | None  # outputs of watched layers
+
+    def accept(self, parents: Sequence[int], max_depth: int) -> tuple[list[int], int]:
+        """(accepted nodes without the root, the token that follows the last one)."""
+
+        def prefix(node: int) -> list[int]:
+            return [*self.committed, *(self.tokens[n] for n in path_to(node, parents))]
+
+        def choose(node: int) -> int:
+            return self.sampler.choose(self.logits_NV[node], prefix(node))
+
+        def judge(node: int, guesses: list[int]) -> Verdict:
+            return self.sampler.judge(self.logits_NV[node], prefix(node), guesses)
+
+        if self.sampler.params.lossy:
+            return accept_typical(self.tokens, parents, judge, max_depth)
+        named = choose if self.named is None else self.named.__getitem__
+        return accept(self.tokens, parents, named, max_depth)

@@ -1,0 +1,371 @@
+"""Decoding, the page to read first: propose trees, verify them in one forward, accept, commit.
+
+Requests join and leave a batch between steps. Every drafter goes through this loop; plain decoding
+is the drafter that proposes the root alone. The root is the base model's own next token: emitted
+when it is chosen, committed by the next step.
+
+Shapes: B requests, N nodes of all their trees, D hidden.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from medusa_kit import console
+from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
+from medusa_kit.infer.decode.group import Group, by_request, drafts_of, without_watched
+from medusa_kit.infer.decode.node_choice.cost import StepCost
+from medusa_kit.infer.decode.prefix_cache.prefixes import WORTH_A_COPY, PrefixCache, Start
+from medusa_kit.infer.decode.request import Emitted, FailAlone, Request, together_or_alone
+from medusa_kit.infer.decode.schedule import Piece, Schedule
+from medusa_kit.infer.decode.timing import Clock, Laps, StepTiming
+from medusa_kit.infer.details import token_scores
+from medusa_kit.infer.draft import Draft, Drafter, flat_nodes
+from medusa_kit.infer.tree_cache import TreeCache
+from medusa_kit.infer.tree_step import NodeScores
+from medusa_kit.infer.verifier import Verifier
+from medusa_kit.no_gradients import no_gradients
+
+T = TypeVar("T")
+# More room than before, at least, where requests need more. On a CPU what nothing was written to
+# takes no memory, and growing copies what was.
+GROWTH, CPU_GROWTH = 1.25, 2.0
+
+
+class Batch:
+    """Requests that are decoded together, at most `max_rows` of them. One thread owns it.
+
+    A request that fails leaves (`Request.error` says why), alone, or with the others of its drafter
+    where that failed. The cache holds what is committed, whatever failed, and the others go on.
+
+    `num_positions`: tokens and nodes that a request may have; where one that is added needs more,
+    room is made.
+    `max_pause`: seconds for which prompts are read between two steps while requests run, and so the
+    most by which they are held up; None: until all have been read.
+    `reuse_prefixes`: what a slot still caches of an earlier request is not read again for a prompt
+    that begins with it.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        max_rows: int,
+        num_positions: int = 0,
+        max_pause: float | None = None,
+        reuse_prefixes: bool = True,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self.verifier, self._reuse, self._clock = verifier, reuse_prefixes, clock
+        self.cache: TreeCache = verifier.new_cache(max_rows, num_positions)
+        self.prefixes = PrefixCache(max_rows)
+        self._schedule: Schedule[Request] = Schedule(max_rows, max_pause)
+        self.cost: StepCost | None = None  # by which draft tokens are chosen; None: all are taken
+        self._longest = self._most_nodes = 1
+        self._drafters: dict[Request, Drafter] = {}
+        self._groups: dict[int, Group] = {}  # requests that run, by their drafter
+        self._finished: list[Request] = []  # that have left since `take_finished`
+        self.num_steps = self.num_nodes = 0  # forwards over trees; nodes in the last one
+        self.timing: StepTiming | None = None  # of the newest step, if it verified trees
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not left yet; those that have finished leave with the next step."""
+        self.remove_finished()
+        return self._schedule.num_requests
+
+    @property
+    def max_rows(self) -> int:
+        """Requests that are decoded at once, at most."""
+        return self._schedule.max_rows
+
+    @property
+    def cached_tokens(self) -> list[int]:
+        """How many tokens each slot without a request still caches of an earlier one, if any."""
+        return [n for slot in self._schedule.free if (n := len(self.prefixes.tokens[slot]))]
+
+    @property
+    def num_reading(self) -> int:
+        """Requests whose prompts are being read."""
+        return self._schedule.num_reading
+
+    @property
+    def num_running(self) -> int:
+        return self._schedule.num_running
+
+    def add(self, request: Request, drafter: Drafter) -> None:
+        """Let a request in as soon as a slot is free. Those with the same drafter draft together.
+        Raises, with nothing changed, where there is no memory for so long a request."""
+        longest = max(self._longest, request.num_positions)
+        own = self.verifier.positions_of_tree(drafter.num_nodes)
+        most_nodes = max(self._most_nodes, own)  # requests may be padded to these
+        if (needed := longest + most_nodes - 1) > self.cache.num_positions:
+            # Room for longer ones that follow, too: growing copies what is there.
+            growth = CPU_GROWTH if self.verifier.base.device.type == "cpu" else GROWTH
+            most = self.verifier.base.info.context_length + most_nodes - 1
+            positions = max(needed, min(int(growth * self.cache.num_positions), most))
+            self._with_room(lambda: self.cache.grow(positions))
+        self._longest, self._most_nodes = longest, most_nodes
+        self._drafters[request] = drafter
+        self._schedule.add(request, len(request.prompt_ids))
+
+    def grow(self, num_positions: int, num_slots: int) -> None:
+        """Make room for longer requests, and for more of them."""
+        new = num_slots - len(self.cache.lengths)
+        self.cache.grow(num_positions, num_slots)
+        self.prefixes.add_slots(new)
+        self._schedule.add_slots(new)
+
+    def use(self, max_rows: int) -> None:
+        """Decode at most so many requests at once from now on."""
+        self._schedule.max_rows = max_rows
+
+    def clear(self) -> None:
+        """Cancel every request; what is cached of them stays for others."""
+        for request in self._drafters:
+            request.cancel()
+        self.take_finished()
+
+    def fail(self, error: Exception) -> None:
+        """End every request here, since `error` was none of a request's or a drafter's."""
+        for request in self._drafters:
+            request.fail(error)
+
+    def raise_error(self) -> None:
+        """Raise what a request failed of that has left since the last call."""
+        for request in self.take_finished():
+            error, request.error = request.error, None
+            try:
+                if error is not None:
+                    raise error
+            finally:  # else error and request refer to each other, and hold what the step computed
+                del error
+
+    @no_gradients
+    def step(self) -> Emitted:
+        """Read what is due of prompts, then verify a tree for each request that runs. Those whose
+        first token this step chose are verified by the next one where none ran before."""
+        self.timing = None
+        self.remove_finished()
+        ran = bool(self._groups)
+        emitted = self._read_prompts()
+        self.remove_finished()
+        if ran or not emitted:
+            emitted += self._verify_trees()
+        return emitted
+
+    def remove_finished(self) -> None:
+        """Requests that have finished leave; their drafters hear what has become of them."""
+        while gone := [request for request in self._drafters if request.finish_reason is not None]:
+            self._leave(gone)
+            self._finished += gone
+
+    def take_finished(self) -> list[Request]:
+        """Requests that have left since the last call."""
+        self.remove_finished()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _leave(self, gone: Sequence[Request]) -> None:
+        for request in gone:
+            if (slot := self._schedule.leave(request)) is not None:
+                text = [*request.prompt_ids, *request.token_ids]
+                cached = text[: self.cache.lengths[slot]]
+                self.prefixes.leave(slot, cached, len(request.prompt_ids))
+        for key, group in list(self._groups.items()):
+            group.remove_finished()
+            if not group.requests:
+                del self._groups[key]
+        drafters = [self._drafters[request] for request in gone]
+        for drafter in {id(one): one for one in drafters}.values():
+            try:
+                drafter.finish([request for request in gone if self._drafters[request] is drafter])
+            except Exception as error:  # the answers are there
+                console.warn(f"drafter {drafter.name} could not keep answers: {error}")
+        for request in gone:
+            del self._drafters[request]
+            request.forget()
+
+    def _read_prompts(self) -> Emitted:
+        """The first token of each request whose prompt has been read to its end."""
+        for request, _ in self._schedule.admit(self._slot_for):
+            request.begin(self.verifier.attention)
+        self.remove_finished()
+        emitted: Emitted = []
+        for pieces in self._schedule.reading(self.verifier.prompt_chunk(1)):
+            for piece, end in zip(pieces, self._read(pieces), strict=True):
+                request = piece.key
+                if piece.is_last and end is not None:
+                    with FailAlone(request):
+                        emitted += self._first_token(request, *end)
+                if request.error is not None:
+                    self.remove_finished()
+        return emitted
+
+    def _read(self, pieces: Sequence[Piece[Request]]) -> list[tuple[Tensor, Tensor] | None]:
+        """(hidden_1D, logits_V) at the last token of each piece; None where it failed."""
+
+        def read(first: int, last: int) -> list[tuple[Tensor, Tensor]]:
+            some = pieces[first:last]
+            slots = [piece.slot for piece in some]
+            for piece in some:
+                if self.cache.lengths[piece.slot] != piece.start:  # by a call that failed
+                    self.cache.keep_first(piece.slot, piece.start)
+            texts = [piece.key.prompt_ids[piece.start : piece.end] for piece in some]
+            wanted = [one for one in some if _reads_prompts(self._drafters[one.key])]
+            seen = dict[int, Tensor]() if wanted else None
+            hidden_BD, logits_BV = self._with_room(
+                lambda: self.verifier.read_prompts(self.cache, slots, texts, seen)
+            )
+            if seen:  # empty where C++ has read them
+                for piece in wanted:
+                    piece.key.prompt_parts.append(seen[piece.slot])
+            hidden_BD, _ = without_watched(hidden_BD, self.verifier.watched_size)
+            return list(zip(hidden_BD.split(1), logits_BV, strict=True))
+
+        return together_or_alone(read, [piece.key for piece in pieces])
+
+    def _with_room(self, work: Callable[[], T]) -> T:
+        """What `work` returns; called once more where memory ran out and more can be had."""
+        try:
+            return work()
+        except torch.OutOfMemoryError as error:
+            error.__traceback__ = None  # its frames hold tensors
+            if not self.verifier.make_room():
+                raise
+        return work()
+
+    def _first_token(self, request: Request, hidden_1D: Tensor, logits_V: Tensor) -> Emitted:
+        root = request.sampler.choose(logits_V, request.prompt_ids)
+        if request.counts_near_ties:
+            scores = NodeScores(hidden_1D, logits_V[None])
+            request.near_ties += int(scores.near_ties(request.rounding_tolerance))
+        emitted = request.take([root])
+        if (count := request.wanted.num_likeliest) is not None:
+            request.scores = request.first_scores = token_scores(logits_V[None], emitted, count)
+        self._begin(request, root, hidden_1D)
+        return [(request, emitted)]
+
+    def _slot_for(
+        self, request: Request, free: Sequence[int], later: Sequence[Request]
+    ) -> tuple[int, int]:
+        """(where to put a request, tokens of its prompt that are cached there)."""
+        start = Start(min(free), 0)
+        with FailAlone(request):
+            if self._reuse:
+                prompts = [one.prompt_ids for one in later]
+                start = self.prefixes.start(
+                    request.prompt_ids, free, self._texts(), prompts, self.cache.usable
+                )
+            if start.source is not None:
+                self.cache.copy_first(start.source, start.slot, start.length)
+            else:
+                self.cache.keep_first(start.slot, start.length)
+            if start.common >= start.length + WORTH_A_COPY:
+                self.cache.mark(start.slot, start.common)
+            request.num_cached = start.length
+            return start.slot, start.length
+        self.cache.forget(start.slot)  # it may hold a part of what was copied
+        return start.slot, 0
+
+    def _texts(self) -> dict[int, list[int]]:
+        """What the cache holds, between steps, in slots of requests that run or are being read."""
+        running = [request for group in self._groups.values() for request in group.requests]
+        texts = {self._schedule.slot_of(request): request.text for request in running}
+        for slot, request in self._schedule.slots_read_into().items():
+            texts[slot] = request.prompt_ids[: self.cache.lengths[slot]]
+        return texts
+
+    def _begin(self, request: Request, root: int, hidden_1D: Tensor) -> None:
+        self._schedule.begin(request)
+        if request.finish_reason is not None:  # its first token was its last
+            return
+        request.text, request.root, request.hidden_1D = list(request.prompt_ids), root, hidden_1D
+        if read := request.prompt_parts:
+            parts = [without_watched(one_TW, self.verifier.watched_size) for one_TW in read]
+            if all(hidden_TD.shape[1] for hidden_TD, _ in parts):  # C++ gives the layers alone
+                request.prompt_hidden = torch.cat([hidden_TD for hidden_TD, _ in parts])
+            if layers := [layers_TX for _, layers_TX in parts if layers_TX is not None]:
+                request.prompt_layers = torch.cat(layers)
+        drafter = self._drafters[request]
+        group = self._groups.setdefault(id(drafter), Group(drafter))
+        with FailAlone(request, *group.requests):
+            group.add(request)
+        request.prompt_parts, request.prompt_hidden, request.prompt_layers = [], None, None
+
+    def _verify_trees(self) -> Emitted:
+        running = [
+            self._schedule.slot_of(request)
+            for one in self._groups.values()
+            for request in one.requests
+        ]
+        laps, unread = Laps(self._clock), self.cache.num_unread(running)
+        drafted = [
+            (group, self.verifier.fitted(draft))
+            for group, draft in drafts_of(list(self._groups.values()), self.cost, unread)
+        ]
+        drafting = laps.lap()
+        requests = [request for group, _ in drafted for request in group.requests]
+        slots = [self._schedule.slot_of(request) for request in requests]
+        emitted: Emitted = []
+        with FailAlone(*requests):
+            scored = self._score([draft for _, draft in drafted], requests, slots)
+            if len(scored) < len(requests):  # some failed; the others propose anew in the next step
+                return []
+            forward = laps.lap()
+            kept, steps, first = list[list[int]](), list(), 0
+            for group, draft in drafted:
+                own = scored[first : first + len(group.requests)]
+                first += len(own)
+                step = group.accept(draft, own, self._last_position)
+                kept += [[0, *path] for path in step.paths]
+                steps.append((group, step, own))
+            self.cache.commit(kept, slots)
+            counts = [len(one.tokens) for one in scored]
+            for request in requests:
+                request.steps_run_by = self.verifier.steps_run_by
+            for request, padding in zip(requests, self.verifier.num_padding(counts), strict=True):
+                request.num_padding += padding
+            accept, num_nodes = laps.lap(), self.num_nodes + unread
+            if self.cost is not None:
+                self.cost.record(num_nodes, forward + accept)
+            for group, step, own in steps:
+                with FailAlone(*group.requests):
+                    emitted += group.go_on(step, own, len(requests))
+            self.timing = StepTiming(
+                drafting, forward, accept, laps.lap(), num_nodes, len(requests)
+            )
+            for request in requests:
+                request.timing = self.timing
+        return emitted
+
+    def _score(
+        self, drafts: Sequence[Draft], requests: Sequence[Request], slots: Sequence[int]
+    ) -> list[ScoredTree]:
+        """Of the requests for which it did not fail."""
+        if not requests:
+            return []
+        nodes = flat_nodes(drafts)
+        self.num_steps, self.num_nodes = self.num_steps + 1, sum(nodes.counts)
+
+        ranks = max(self._drafters[request].num_ranks for request in requests)
+
+        def score(first: int, last: int) -> list[ScoredTree]:
+            some = nodes.of_rows(first, last)
+            scores = self._with_room(
+                lambda: self.verifier.score(self.cache, some, slots[first:last])
+            )
+            watched = self.verifier.watched_size
+            return by_request(some, scores, requests[first:last], ranks, watched)
+
+        return [one for one in together_or_alone(score, requests) if one is not None]
+
+    @property
+    def _last_position(self) -> int:
+        return self.verifier.base.info.context_length - 1
+
+
+def _reads_prompts(drafter: Drafter) -> bool:
+    return drafter.reads_prompts or bool(drafter.watches)

@@ -1,0 +1,249 @@
+"""From tokens to text as they come: whole characters only, and stop strings.
+
+By hand, since `tokenizers.decoders.DecodeStream` has no way to ask for what is still waiting at the
+end, shows text of byte-fallback tokenizers that later bytes change (or raises), and takes fast
+tokenizers only.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from medusa_kit.errors import ConfigError
+from medusa_kit.infer.decode.text.byte_search import ByteSearch
+from medusa_kit.infer.decode.text.token_bytes import UNFINISHED, decoded, token_bytes
+
+FEW = 4  # tokens that a character takes at most
+
+
+def text_of(tokenizer: Any, ids: Sequence[int], keep_special: bool = False) -> str:
+    """The text of an answer's tokens, without special tokens unless these are kept. A base without
+    tokenizer has none."""
+    return "" if tokenizer is None else decoded(tokenizer, ids, keep_special)
+
+
+class Detokenizer:
+    """Turns tokens into text one at a time.
+
+    Text that further tokens could change waits for them: bytes of an unfinished character, and
+    runs of byte-fallback tokens, which are decoded as a whole. All pieces together are `text_of`
+    all tokens. The time it takes is linear in their number. `amid_text`: the first token is read as
+    if text went before it.
+    """
+
+    def __init__(self, tokenizer: Any, keep_special: bool = False, amid_text: bool = False) -> None:
+        self._tokenizer, self._keep_special = tokenizer, keep_special
+        self._bytes = None if tokenizer is None else token_bytes(tokenizer)
+        # Decoding starts a little before the new tokens, since some tokenizers print a token
+        # differently at the start of a text.
+        self._ids: list[int] = []  # that little, then those whose text waits
+        self._shown = 0  # how many of them are that little
+        self._before: str | None = ""  # its text, once it is needed
+        self._amid_text = amid_text
+        self.num_waiting = 0  # tokens pushed whose text has not been returned
+
+    def push(self, token: int) -> str:
+        """The text that this token completes, often one word, sometimes none."""
+        if self._bytes is None:
+            return ""
+        if self._is_left_out(token):
+            self.num_waiting += self.num_waiting > 0
+            return ""
+        if self._amid_text and not self._ids:
+            self._ids, self._shown, self._before = [token], 1, None
+        self._ids.append(token)
+        self.num_waiting += 1
+        return "" if self._is_amid(token) else self._advance(final=False)
+
+    def finish(self) -> str:
+        """What is still waiting, unfinished characters included."""
+        return self._advance(final=True)
+
+    def _is_left_out(self, token: int) -> bool:
+        """Whether decoding passes over it: it does not even end a run of byte tokens."""
+        assert self._bytes is not None
+        if token in self._bytes.special:
+            return not self._keep_special
+        in_run = bool(self._ids) and self._ids[-1] in self._bytes.fallback
+        return in_run and self._bytes.spelled(token) is None
+
+    def _is_amid(self, token: int) -> bool:
+        """Whether it can be told from the last tokens alone that the text has to wait."""
+        assert self._bytes is not None
+        if token in self._bytes.fallback:
+            return True
+        if len(self._ids) - self._shown <= FEW:
+            return False
+        end = self._text(self._ids[-FEW:])
+        return not end or end.endswith(UNFINISHED)
+
+    def _advance(self, final: bool) -> str:
+        if self._before is None:
+            self._before = self._text(self._ids[: self._shown])
+        before, after = self._before, self._text(self._ids)
+        waits = len(after) <= len(before) or after.endswith(UNFINISHED)
+        if waits and not final:
+            return ""
+        self._go_on()
+        return after[len(before) :]
+
+    def _go_on(self) -> None:
+        """With new tokens, behind those that have been returned."""
+        apart = self._bytes is None or self._bytes.apart
+        self._ids = [] if apart else self._ids[self._shown :]
+        self._shown, self._before = len(self._ids), None if self._ids else ""
+        self.num_waiting = 0
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return text_of(self._tokenizer, ids, self._keep_special)
+
+
+class Place(NamedTuple):
+    """Where the first stop string begins: after `num_tokens` tokens, less `cut`, the end of what
+    the last of them adds."""
+
+    num_tokens: int
+    cut: bytes = b""
+
+
+class StopStrings:
+    """Watches an answer for stop strings, token by token. Whoever shows the answer cuts it at
+    `place`.
+
+    A stop string is found at the token that completes it, as by transformers' `stop_strings`,
+    whatever the display still waits for. The text watched has special tokens in it, whether or not
+    the text shown has.
+    """
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
+        if tokenizer is None:
+            raise ConfigError(
+                f"the stop string {stops[0]!r} needs a tokenizer, and this base model has none",
+                hint="leave it out",
+            )
+        known = token_bytes(tokenizer)
+        self._bytes_of: Callable[[int], bytes] = known.of
+        self._exact = known.exact and not any(UNFINISHED in stop for stop in stops)
+        if not self._exact:
+            detokenizer = Detokenizer(tokenizer, keep_special=True, amid_text=not known.exact)
+            self._bytes_of = lambda token: detokenizer.push(token).encode()
+        self._search = ByteSearch([stop.encode() for stop in stops])
+        self._added: list[bytes] = []  # by each token
+        self._begins: list[int] = []  # where that begins
+        self.place: Place | None = None
+
+    def push(self, token: int) -> bool:
+        """Whether a stop string is complete with this token, or was before."""
+        if self.place is None:
+            self._begins.append(self._search.size)
+            self._added.append(self._bytes_of(token))
+            start = self._search.push(self._added[-1])
+            self.place = None if start is None else self._place_of(start)
+        return self.place is not None
+
+    @property
+    def num_free(self) -> int:
+        """How many tokens end before the place where a stop string may have begun."""
+        begun = self._search.begun
+        return self._token_at(self._search.size - begun) if begun else len(self._added)
+
+    def _token_at(self, byte: int) -> int:
+        return bisect_right(self._begins, byte) - 1
+
+    def _place_of(self, start: int) -> Place:
+        token = self._token_at(start)
+        cut = self._added[token][start - self._begins[token] :]
+        whole = self._exact and cut == self._added[token]
+        return Place(token) if whole else Place(token + 1, cut)
+
+
+def text_before(
+    tokenizer: Any, ids: Sequence[int], place: Place | None, keep_special: bool = False
+) -> str:
+    """The text of an answer's tokens, up to where a stop string was found."""
+    if place is None:
+        return text_of(tokenizer, ids, keep_special)
+    ids = ids[: place.num_tokens]
+    text = text_of(tokenizer, ids, keep_special)
+    if place.cut and (keep_special or ids[-1] not in token_bytes(tokenizer).special):
+        text = _without(text, place.cut)
+    return text
+
+
+def _without(text: str, end: bytes) -> str:
+    return text[: max(0, len(text) - len(end.decode(errors="replace")))]
+
+
+class Settled(NamedTuple):
+    """Tokens of an answer and their text, which no further token changes. `cut`: the end of what
+    the last of them adds, which belongs to a stop string and not to the text."""
+
+    tokens: list[int]
+    text: str
+    cut: bytes = b""
+
+
+class TextStream:
+    """Text for a reader as it comes, up to the first stop string. Tokens in which a stop string may
+    have begun are held back."""
+
+    def __init__(
+        self, tokenizer: Any, stops: Sequence[str] = (), keep_special: bool = False
+    ) -> None:
+        self._tokenizer, self._keep_special = tokenizer, keep_special
+        self._detokenizer = Detokenizer(tokenizer, keep_special)
+        self._stops = StopStrings(tokenizer, stops) if stops else None
+        self._held: list[int] = []
+        self._released = 0  # tokens that are held no more
+        self._waiting: list[int] = []  # of these, those whose text waits
+        self._closed = False
+
+    def push(self, tokens: Sequence[int]) -> str:
+        return "".join(settled.text for settled in self.settle(tokens))
+
+    def finish(self) -> str:
+        return "".join(settled.text for settled in self.settle_rest())
+
+    def settle(self, tokens: Sequence[int]) -> list[Settled]:
+        """What these tokens settle, in order."""
+        if self._closed:
+            return []
+        for token in tokens:
+            self._held.append(token)
+            if self._stops is not None and self._stops.push(token):
+                return self.settle_rest()
+        held_from = None if self._stops is None else self._stops.num_free
+        return self._release(held_from)
+
+    def settle_rest(self) -> list[Settled]:
+        """What is left at the end of the answer."""
+        if self._closed:
+            return []
+        self._closed = True
+        place = None if self._stops is None else self._stops.place
+        found = self._release(None if place is None else place.num_tokens)
+        if self._waiting:
+            found.append(Settled(self._waiting, self._detokenizer.finish()))
+        if place is not None and place.cut:
+            found[-1] = self._cut(found[-1], place.cut)
+        return found
+
+    def _release(self, end: int | None) -> list[Settled]:
+        """Up to before token number `end`."""
+        count = len(self._held) if end is None else end - self._released
+        found = []
+        for token in self._held[:count]:
+            self._waiting.append(token)
+            text = self._detokenizer.push(token)
+            if not self._detokenizer.num_waiting:
+                found.append(Settled(self._waiting, text))
+                self._waiting = []
+        del self._held[:count]
+        self._released += count
+        return found
+
+    def _cut(self, last: Settled, cut: bytes) -> Settled:
+        special = token_bytes(self._tokenizer).special
+        if last.tokens[-1] in special and not self._keep_special:
+            return Settled(last.tokens[:-1], last.text)
+        return Settled(last.tokens, _without(last.text, cut), cut)

@@ -1,0 +1,190 @@
+"""Requests that draft together, by one drafter, and where they stand.
+
+Shapes: N nodes of all requests, V vocabulary, W hidden and watched numbers, R likeliest
+tokens.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from torch import Tensor
+
+from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
+from medusa_kit.infer.decode.node_choice.choice import Chances, choose_nodes
+from medusa_kit.infer.decode.node_choice.cost import StepCost
+from medusa_kit.infer.decode.read_back import read_back
+from medusa_kit.infer.decode.request import Emitted, FailAlone, Request
+from medusa_kit.infer.details import VerifiedTree, token_scores
+from medusa_kit.infer.draft import Draft, Drafter, State, StepResult
+from medusa_kit.infer.tree_step import Nodes, NodeScores
+from medusa_kit.transfer import to_device
+
+T = TypeVar("T")
+
+
+class Group:
+    """Requests of a batch with the same drafter."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self._chosen = False
+        self.requests: list[Request] = []
+
+    @property
+    def state(self) -> State:
+        return State(self.requests)
+
+    def add(self, request: Request) -> None:
+        """Let a request join whose prompt has been read."""
+        self.drafter.begin(request)
+        self.requests.append(request)
+
+    def remove_finished(self) -> None:
+        """Go on without the requests that have finished."""
+        self.requests = [request for request in self.requests if request.finish_reason is None]
+
+    def candidates(self, cost: StepCost, num_others: int) -> Sequence[Chances] | None:
+        """Chances of each request's candidates, of which the batch says how many are verified;
+        None: the drafter says it."""
+        self._chosen = self.drafter.has_candidates
+        return self.drafter.candidates(self.state, cost, num_others) if self._chosen else None
+
+    def propose(self) -> Draft:
+        return self.drafter.propose(self.state)
+
+    def select(self, counts: Sequence[int]) -> Draft:
+        """So many of the candidates for each request."""
+        return self.drafter.select(counts)
+
+    def accept(self, draft: Draft, scored: Sequence[ScoredTree], last_position: int) -> StepResult:
+        """What each request keeps of its tree, and its next root."""
+        paths, next_roots = [], []
+        for index, (request, one) in enumerate(zip(self.requests, scored, strict=True)):
+            parents = draft.topologies[index].used_parents
+            path, root = list[int](), request.root
+            with FailAlone(request):
+                path, root = one.accept(parents, last_position - len(request.text))
+            paths.append(path)
+            next_roots.append(root)
+        return StepResult(
+            draft,
+            paths,
+            next_roots,
+            [one.hidden_ND for one in scored],
+            [one.logits_NV for one in scored],
+            _all_or_none([one.likeliest for one in scored]),
+            _all_or_none([one.ranked_NR for one in scored]),
+            [one.tokens for one in scored],
+            [one.layers_NX for one in scored if one.layers_NX is not None],
+            list(self.requests),
+        )
+
+    def go_on(self, step: StepResult, scored: Sequence[ScoredTree], num_rows: int) -> Emitted:
+        """Tell the drafter, emit what was accepted, and move on to the next roots. `num_rows`: of
+        all groups in the step."""
+        self.drafter.observe(step)
+        credits = self.drafter.credits
+        emitted: Emitted = []
+        for index, (request, path) in enumerate(zip(self.requests, step.paths, strict=True)):
+            accepted, last = [scored[index].tokens[node] for node in path], path[-1] if path else 0
+            request.text += [request.root, *accepted]
+            request.root, request.hidden_1D = (
+                step.next_roots[index],
+                step.hidden[index][last : last + 1],
+            )
+            if request.finish_reason is not None:  # it failed
+                continue
+            with FailAlone(request):
+                kept = request.take([*accepted, step.next_roots[index]])
+                num_nodes = len(scored[index].tokens)
+                request.count_step(len(kept), len(path), num_nodes, num_rows if self._chosen else 0)
+                request.credits = credits[index] if credits else None
+                self._report(request, step, index, kept)
+                if (near := scored[index].near_ties) is not None and request.counts_near_ties:
+                    request.near_ties += sum(near[node] for node in [0, *path])
+                emitted.append((request, kept))
+        return emitted
+
+    @staticmethod
+    def _report(request: Request, step: StepResult, index: int, kept: Sequence[int]) -> None:
+        """What the request wants to know of the step."""
+        path = step.paths[index]
+        if (count := request.wanted.num_likeliest) is not None:
+            logits_NV = step.logits[index]
+            at = to_device([0, *path], logits_NV.device)
+            request.scores = token_scores(logits_NV[at], kept, count)
+        if request.wanted.tree:
+            parents = step.draft.topologies[index].used_parents
+            tokens = list(step.tokens(index)[: len(parents)])
+            request.tree = VerifiedTree(list(parents), tokens, list(path[: len(kept)]))
+
+
+def drafts_of(
+    groups: Sequence[Group], cost: StepCost | None, num_others: int = 0
+) -> list[tuple[Group, Draft]]:
+    """The next step's draft of each group whose drafter did not fail. `cost`: of steps, by which
+    the guesses are chosen that pay; None: drafters choose. `num_others`: tokens that the step reads
+    in any case."""
+    num_rows = sum(len(group.requests) for group in groups)
+    candidates, drafts = dict[Group, Sequence[Chances]](), dict[Group, Draft]()
+    for group in groups:
+        with FailAlone(*group.requests):
+            others = num_others + num_rows - len(group.requests)
+            found = None if cost is None else group.candidates(cost, others)
+            if found is None:
+                drafts[group] = group.propose()
+            else:
+                candidates[group] = found
+    if cost is not None:
+        fixed = num_others + sum(
+            topology.num_used for one in drafts.values() for topology in one.topologies
+        )
+        every = [chances for found in candidates.values() for chances in found]
+        counts = iter(choose_nodes(every, fixed, cost).counts)
+        for group, found in candidates.items():
+            chosen = [next(counts) for _ in found]
+            with FailAlone(*group.requests):
+                drafts[group] = group.select(chosen)
+    return [(group, drafts[group]) for group in groups if group in drafts]
+
+
+def _all_or_none(values: Sequence[T | None]) -> list[T] | None:
+    known = [value for value in values if value is not None]
+    return known or None
+
+
+def by_request(
+    nodes: Nodes, scores: NodeScores, requests: Sequence[Request], ranks: int = 0, watched: int = 0
+) -> list[ScoredTree]:
+    """The scores of each request. `ranks`: how many of the likeliest tokens drafters read.
+    `watched`: numbers of watched layers behind each hidden state."""
+    hidden_ND, layers_NX = without_watched(scores.hidden_ND, watched)
+    read, alone = read_back(nodes, scores, requests, ranks), len(requests) == 1
+    result, first = [], 0
+    for request, count, drawn in zip(requests, nodes.counts, read.drawn, strict=True):
+        own = slice(first, first + count)
+        first += count
+        likeliest = None if read.likeliest is None else read.likeliest[own]
+        result.append(
+            ScoredTree(
+                request.sampler,
+                request.text,
+                read.tokens[own],
+                hidden_ND if alone else hidden_ND[own],
+                scores.logits_NV if alone else scores.logits_NV[own],
+                None if read.ranked_NR is None else read.ranked_NR[own],
+                likeliest,
+                None if read.near_ties is None else read.near_ties[own],
+                likeliest if request.sampler.takes_argmax else drawn,
+                layers_NX if alone or layers_NX is None else layers_NX[own],
+            )
+        )
+    return result
+
+
+def without_watched(hidden_NW: Tensor, watched: int) -> tuple[Tensor, Tensor | None]:
+    """(hidden states, outputs of watched layers behind them), which are `watched` wide."""
+    if not watched:  # an operation takes longer than none
+        return hidden_NW, None
+    width = hidden_NW.shape[1] - watched
+    return hidden_NW[:, :width], hidden_NW[:, width:]

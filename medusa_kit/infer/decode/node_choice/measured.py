@@ -1,0 +1,164 @@
+"""Times a base model's steps by their nodes, once per machine and model, and keeps the figures.
+
+A file in the cache folder holds them, named by all that they depend on.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from medusa_kit import console
+from medusa_kit.base.processor import processor_name
+from medusa_kit.base.remembered.checks import code_digest
+from medusa_kit.infer.decode.node_choice.cost import SIZES, StepCost
+from medusa_kit.infer.decode.repeated_steps import IN_A_ROW, SETTLED, RepeatedSteps
+from medusa_kit.infer.decode.timing import Clock
+from medusa_kit.infer.draft import Draft, Drafter, State, Topology
+from medusa_kit.infer.verifier import Verifier
+from medusa_kit.locks import SharedLock
+from medusa_kit.store.records import Record, short_digest
+from medusa_kit.transfer import to_device
+from medusa_kit.version import __version__
+
+PREFIX = 32  # tokens before the measured nodes
+REPEATS = 8  # turns: where another program computes beside, few of them see the machine alone
+LONGEST = 0.5  # seconds of one step from which on no larger ones are measured
+MIN_GROWTH = 0.05  # by which a step of the most nodes takes longer than one of a single node
+# Of the steps of a size, so many are as fast as the fastest where the machine is alone, within this
+# factor. Else another program computed beside, and the figures are good for no other process.
+AS_FAST, NEAR = 0.2, 1.15
+POSSIBLE = (1e-7, 1e4)  # seconds that a step may have taken; a file with others is damaged
+
+
+class MeasuredSteps:
+    """The cost of a verifier's steps, measured when it is first asked for. Engines around the same
+    verifier share it."""
+
+    def __init__(self, verifier: Verifier, clock: Clock = time.perf_counter) -> None:
+        self._verifier, self._clock = verifier, clock
+        self._cost: StepCost | None = None
+        self._lock = SharedLock()
+
+    @property
+    def cost(self) -> StepCost:
+        with self._lock:
+            if self._cost is None:
+                kept = self._kept()
+                seconds, alone = self._measured_and_kept() if kept is None else (kept, True)
+                self._cost = StepCost(measured=seconds, undisturbed=alone)
+            return self._cost
+
+    @property
+    def _record(self) -> Record:
+        name = short_digest(json.dumps(self._depends_on))
+        return Record("step_times", name, self._depends_on)
+
+    @property
+    def _depends_on(self) -> dict[str, Any]:
+        info = self._verifier.base.info
+        return {
+            "version": __version__,
+            "code": code_digest(),  # other kernels take other times
+            "model": info.fingerprint,
+            "dtype": info.dtype,
+            "weights": info.weights,
+            "cache": str(self._verifier.cache_dtype or info.dtype),
+            "steps_run_by": self._verifier.steps_run_by,
+            "attention": self._verifier.attention.name,
+            "machine": processor_name(self._verifier.base.device),
+            "threads": torch.get_num_threads(),
+        }
+
+    def _kept(self) -> dict[int, float] | None:
+        """Seconds by nodes as measured earlier; None where there are none that can be read."""
+        try:
+            found = self._record.read() or {}
+            seconds = {int(size): float(taken) for size, taken in found["seconds"].items()}
+            alone = found.get("alone", True) is True
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            return None
+        least, most = POSSIBLE
+        possible = all(least <= taken <= most for taken in seconds.values())
+        sizes = {1} < seconds.keys() <= set(SIZES)
+        if not (alone and possible and sizes) or (self._in_cpp and _is_flat(seconds)):
+            return None
+        return seconds
+
+    @property
+    def _in_cpp(self) -> bool:
+        return self._verifier.steps_run_by.startswith("C++")
+
+    def _measured_and_kept(self) -> tuple[dict[int, float], bool]:
+        """Seconds by nodes, and whether the machine computed nothing else meanwhile."""
+        console.stage("timing steps on this machine")
+        times = measured(self._verifier, self._clock)
+        seconds = {size: min(taken) for size, taken in times.items()}
+        alone = _was_alone(times)
+        if not alone:
+            console.detail(
+                "other programs use this machine: steps are timed again at the next start"
+            )
+        self._record.write(seconds=seconds, alone=alone)
+        return seconds, alone
+
+
+def _is_flat(seconds: Mapping[int, float]) -> bool:
+    """Whether no step takes longer than another, or those of the most nodes hardly do: on a CPU
+    that computes one node after another, something else was timed. Few nodes may cost as much as
+    one, while weights are read."""
+    most = max(seconds)
+    flat = most == SIZES[-1] and seconds[most] < (1 + MIN_GROWTH) * seconds[1]
+    return flat or len(set(seconds.values())) == 1
+
+
+def _was_alone(times: Mapping[int, Sequence[float]]) -> bool:
+    """Whether enough steps of each size took about as long as the fastest one of it."""
+
+    def fast(taken: Sequence[float]) -> float:
+        return sum(one <= NEAR * min(taken) for one in taken) / len(taken)
+
+    return all(fast(taken) >= AS_FAST for taken in times.values())
+
+
+class _Chains(Drafter):
+    """Drafts a chain of one token, whatever the text is."""
+
+    name = "chains"
+
+    def __init__(self, num_nodes: int, device: torch.device) -> None:
+        self.num_nodes, self._device = num_nodes, device
+        self._topology = Topology.from_parents(range(-1, num_nodes - 1), device)
+
+    def propose(self, state: State) -> Draft:
+        tokens = [[root, *[0] * (self.num_nodes - 1)] for root in state.roots_B]
+        return Draft(to_device(tokens, self._device), [self._topology] * len(tokens))
+
+
+def measured(verifier: Verifier, clock: Clock) -> dict[int, list[float]]:
+    """The seconds that steps took by their nodes, without drafting, up to the largest size that the
+    context holds and that is not too slow. Sizes take turns, so that all see the same machine; the
+    least of several is what it takes where nothing else runs. Sizes fall, and have several steps in
+    a row, since a small step takes longer behind a large one."""
+    context = verifier.base.info.context_length
+    prefix = min(PREFIX, context // 2)
+    sizes = [size for size in SIZES if prefix + size < context]
+    steps = RepeatedSteps(verifier, [[0] * prefix], clock)
+    drafters = {size: _Chains(size, verifier.base.device) for size in sizes}
+    times: dict[int, list[float]] = {}
+    for size in sizes:  # warms up
+        first = next(steps.timings(drafters[size], 1))
+        if first.verifying > LONGEST and size > 1:
+            sizes = sizes[: sizes.index(size) + 1]
+            break
+    for _ in range(REPEATS):
+        for size in reversed(sizes):
+            taken = list[float]()
+            for timing in steps.timings(drafters[size], IN_A_ROW):
+                taken.append(timing.verifying)
+                if sum(taken[:-1]) > SETTLED:
+                    break
+            times.setdefault(size, []).extend(taken)
+    return times

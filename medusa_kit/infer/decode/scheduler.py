@@ -1,0 +1,255 @@
+"""All requests of one base model: in which batch each is decoded, and what batches keep for others.
+
+A batch (batch.py) is what shares a forward and a KV cache. A thread that has requests of its own
+decodes them by `run`, in a batch that it has to itself. A thread that takes requests from others
+(threaded/) calls `add` and `step`. A forward has one adapter, so there requests of one adapter form
+a batch of their own; each step is that of the batch that has waited longest.
+
+Between two runs batches are idle, with what they have read: prefixes are read once. What is kept is
+bounded in bytes, and the batch that was used longest ago goes first. What a model read is of no use
+once it is another one (a hook, an adapter, weights written to), so the two are compared
+(prefix_cache/model_state.py). Where that cannot be done nothing is kept, and prefixes are shared
+within a run alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from medusa_kit.infer.cpu.mkl_linear import forget_packs
+from medusa_kit.infer.decode.batch import Batch
+from medusa_kit.infer.decode.node_choice.cost import LearnedSteps
+from medusa_kit.infer.decode.node_choice.measured import MeasuredSteps
+from medusa_kit.infer.decode.prefix_cache.model_state import State, state_of
+from medusa_kit.infer.decode.request import Emitted, Request
+from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.memory import cache_bytes_per_token, explain_oom
+from medusa_kit.infer.verifier import Verifier
+from medusa_kit.locks import SharedLock
+from medusa_kit.no_gradients import no_gradients
+
+KEPT_BYTES = 1 << 29
+KEPT_SHARE = 0.25  # of a device's memory: an 8B model's conversation of 64k tokens takes 8 GB
+GROWTH = 1.25  # more room than asked for, since a conversation will soon ask for more
+WORTH_KEEPING = 8  # tokens that a batch must hold of the prompts; fewer are read as fast
+MAX_SLOTS = 2  # times the requests at once, in a batch whose slots are made longer
+
+
+@dataclass(frozen=True)
+class BatchStats:
+    """How requests stood after the last step."""
+
+    running: int = 0
+    reading: int = 0  # their prompts are being read
+    waiting: int = 0  # without a slot
+    steps: int = 0  # forwards over trees so far
+    nodes: int = 0  # in the last of them
+    held_prefixes: int = 0  # slots of no request that keep the text of an earlier one
+    cached_tokens: int = 0  # in them
+
+
+class Scheduler:
+    """The requests of one base model.
+
+    `verifier`: for requests that name none. `max_rows`: requests of each batch that `step` decodes
+    at once; 0: requests come by `run` alone. `max_pause`: as in Batch, between two of these steps.
+    `reuse_prefixes`: off, batches are kept for the forwards captured over their caches alone.
+    `kept_bytes`: of keys and values in idle batches; 0: a run's batch is its own. `steps`: their
+    cost; draft tokens that do not gain are not verified then.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        max_rows: int = 0,
+        max_pause: float | None = None,
+        *,
+        reuse_prefixes: bool = False,
+        kept_bytes: int = 0,
+        steps: MeasuredSteps | LearnedSteps | None = None,
+    ) -> None:
+        self.verifier, self.max_rows, self._max_pause = verifier, max_rows, max_pause
+        self.reuse_prefixes, self.kept_bytes, self.steps = reuse_prefixes, kept_bytes, steps
+        self._idle: list[tuple[Batch, State]] = []  # the one used last comes last
+        self._lock = SharedLock()  # for those
+        # Of the thread that steps. The one that has waited longest comes first.
+        self._stepped: dict[Verifier, Batch] = {}
+        self._finished: list[Request] = []
+        self._num_steps = self._num_nodes = 0
+        if max_rows:  # stays while it has no requests
+            self._stepped[verifier] = self._batch_to_step(verifier)
+
+    @no_gradients
+    def run(
+        self, requests: Sequence[Request], drafter: Drafter, max_rows: int | None = None
+    ) -> Iterator[Emitted]:
+        """Decode requests of one verifier, at most `max_rows` of them together; yields what each
+        step emitted. Several threads may do so at once.
+
+        Raises DeviceMemoryError where memory is too small; a smaller request works. Raises what a
+        request failed of.
+        """
+        verifier = self._verifier_for(requests[0], drafter)
+        max_rows = min(max_rows or len(requests), len(requests))
+        tree = verifier.positions_of_tree(drafter.num_nodes)
+        num_positions = max(request.num_positions for request in requests) + tree - 1
+        with explain_oom(verifier.base, max_rows, drafter.num_nodes, num_positions):
+            state = state_of(verifier) if self.kept_bytes else None
+            prompts = [request.prompt_ids for request in requests]
+            batch = self._idle_batch(verifier, state, prompts, max_rows, num_positions) or Batch(
+                verifier, max_rows, num_positions, reuse_prefixes=self.reuse_prefixes
+            )
+            batch.use(max_rows)
+            batch.cost = (
+                self.steps.cost if self.steps is not None and drafter.has_candidates else None
+            )
+            try:
+                for request in requests:
+                    batch.add(request, drafter)
+                while batch.num_requests:
+                    if emitted := batch.step():
+                        yield emitted
+                    batch.raise_error()
+            except GeneratorExit:  # not read to its end; that is between two steps
+                self._keep(batch, state)
+                raise
+            except torch.OutOfMemoryError:
+                verifier.make_room()
+                with self._lock:
+                    self._idle.clear()
+                raise
+            self._keep(batch, state)
+
+    def add(self, request: Request, drafter: Drafter) -> None:
+        """Let a request in, which `step` decodes from now on. Raises what `Batch.add` does."""
+        verifier = self._verifier_for(request, drafter)
+        if verifier not in self._stepped:
+            self._stepped[verifier] = self._batch_to_step(verifier)
+        self._stepped[verifier].add(request, drafter)
+
+    @no_gradients
+    def step(self) -> Emitted:
+        """What one step of one batch emitted."""
+        self._remove_finished()
+        batch = next((one for one in self._stepped.values() if one.num_requests), None)
+        if batch is None:
+            return []
+        self._stepped[batch.verifier] = self._stepped.pop(batch.verifier)
+        before = batch.num_steps
+        emitted = batch.step()
+        self._num_steps += batch.num_steps - before
+        self._num_nodes = batch.num_nodes
+        return emitted
+
+    def fail(self, error: Exception) -> None:
+        """End all requests that were added: `error` was none of a request's or a drafter's."""
+        for batch in self._stepped.values():
+            batch.fail(error)
+
+    def take_finished(self) -> list[Request]:
+        """Requests that were added and have left since the last call."""
+        self._remove_finished()
+        finished, self._finished = self._finished, []
+        return finished
+
+    @property
+    def stats(self) -> BatchStats:
+        """Of requests that were added, those that wait left out."""
+        batches = self._stepped.values()
+        cached = [count for batch in batches for count in batch.cached_tokens]
+        return BatchStats(
+            sum(batch.num_running for batch in batches),
+            sum(batch.num_reading for batch in batches),
+            steps=self._num_steps,
+            nodes=self._num_nodes,
+            held_prefixes=len(cached),
+            cached_tokens=sum(cached),
+        )
+
+    def _verifier_for(self, request: Request, drafter: Drafter) -> Verifier:
+        """The one that the request was made for. It watches what ours does, which costs little,
+        where the drafter wants nothing else."""
+        verifier = request.verifier or self.verifier
+        return verifier.with_watched(drafter.watches or self.verifier.watched)
+
+    def _batch_to_step(self, verifier: Verifier) -> Batch:
+        rows, reuse = self.max_rows, self.reuse_prefixes
+        batch = Batch(verifier, rows, verifier.positions_for(rows), self._max_pause, reuse)
+        verifier.prepare(batch.cache, rows)
+        batch.cost = None if self.steps is None else self.steps.cost
+        return batch
+
+    def _remove_finished(self) -> None:
+        for verifier, batch in list(self._stepped.items()):
+            self._finished += batch.take_finished()
+            if verifier is not self.verifier and not batch.num_requests:
+                del self._stepped[verifier]
+
+    def _idle_batch(
+        self,
+        verifier: Verifier,
+        state: State,
+        prompts: Sequence[Sequence[int]],
+        max_rows: int,
+        num_positions: int,
+    ) -> Batch | None:
+        """The idle batch that caches most of the prompts, if that is worth having and making room
+        in it for these requests takes little."""
+        # Forwards captured over a batch's cache are worth keeping whatever it caches.
+        least = 0 if verifier.captures else WORTH_KEEPING
+
+        def fits(batch: Batch) -> bool:
+            rows = max(max_rows, len(batch.cache.lengths))
+            return num_positions <= batch.cache.num_positions or rows <= MAX_SLOTS * max_rows
+
+        with self._lock:
+            current = [
+                one for one in self._idle if one[0].verifier is not verifier or one[1] == state
+            ]
+            if len(current) < len(self._idle):
+                forget_packs(verifier.base.model)  # of weights that have changed, perhaps
+            self._idle = current
+            worth = [
+                (shared, batch)
+                for batch, _ in self._idle
+                if batch.verifier is verifier
+                and (shared := batch.prefixes.num_shared(prompts)) >= least
+                and fits(batch)
+            ]
+            if not worth:
+                return None
+            best = max(worth, key=lambda one: one[0])[1]
+            self._idle = [one for one in self._idle if one[0] is not best]
+        self._make_room(best, max_rows, num_positions)
+        return best
+
+    def _make_room(self, batch: Batch, max_rows: int, num_positions: int) -> None:
+        positions, slots = batch.cache.num_positions, max(max_rows, len(batch.cache.lengths))
+        if num_positions > positions:
+            per_token = cache_bytes_per_token(batch.verifier.base, batch.verifier.num_layers)
+            most = self.kept_bytes // max(per_token * slots, 1)
+            positions = max(num_positions, min(int(GROWTH * num_positions), most))
+        if (positions, slots) != (batch.cache.num_positions, len(batch.cache.lengths)):
+            batch.grow(positions, slots)
+
+    def _keep(self, batch: Batch, state: State) -> None:
+        """Keep a batch for other runs, without its requests. `state`: the model's when this one
+        began."""
+        batch.clear()
+        # Where Python found the run out of reach, what its cache refers to may be gone.
+        if state is None or not batch.cache.is_known or batch.cache.num_bytes > self.kept_bytes:
+            return
+        if state_of(batch.verifier) != state:  # changed meanwhile
+            return
+        with self._lock:
+            self._idle.append((batch, state))
+            while sum(one.cache.num_bytes for one, _ in self._idle) > self.kept_bytes:
+                self._idle.pop(0)
+
+
+def most_kept(device: torch.device) -> int:
+    """Bytes that idle batches may hold."""
+    if device.type != "cuda":
+        return KEPT_BYTES
+    return int(KEPT_SHARE * torch.cuda.get_device_properties(device).total_memory)

@@ -1,0 +1,180 @@
+"""One forward of fixed shapes: its inputs in one copy, its outputs, its graph.
+
+Nodes of all rows go through the model one after another; attention alone sees them row by row,
+padded. What is left over of T repeats the first node, and is not read. The only row of a cache, or
+rows of a model that needs them padded, go through it as they are.
+
+Shapes: B rows of the cache, T nodes with those left over, N nodes of a row at most, W words of
+ancestors (64 nodes each), X all numbers sent, V vocabulary, D hidden.
+"""
+
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medusa_kit.base.model import BaseModel
+from medusa_kit.infer.attention.choice import AttentionChoice
+from medusa_kit.infer.device.cache import FixedCache, Target
+from medusa_kit.infer.device.step import FixedStep
+from medusa_kit.infer.host_tree import WORD, Numbers
+from medusa_kit.infer.tree_cache import TreeCache
+from medusa_kit.infer.tree_step import Nodes, NodeScores, TreeStep
+from medusa_kit.infer.verifier import Forward
+from medusa_kit.transfer import to_device
+
+MAX_NODES = 512  # of all rows in one captured forward
+ROW_GROWTH = 4  # a row's places are 1, 4, 16, 64, ...: attention alone is padded to them
+
+
+class Shape(NamedTuple):
+    """What a forward is captured for: T nodes in all, N of a row at most, slots in sight."""
+
+    num_nodes: int
+    row_nodes: int
+    in_sight: int
+
+
+def fitting(counts: Sequence[int], num_rows: int = 2) -> tuple[int, int]:
+    """(T, N) for rows of so many nodes in a cache of so many: few of each, so that there are few
+    shapes."""
+    num_nodes, row_nodes = power_of_two(sum(counts)), 1
+    if num_rows == 1:
+        return num_nodes, num_nodes
+    while row_nodes < max(counts):
+        row_nodes *= ROW_GROWTH
+    return num_nodes, row_nodes
+
+
+def power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+class Model(Protocol):
+    """What runs forwards (`CapturedVerifier`)."""
+
+    base: BaseModel
+    attention: AttentionChoice
+
+    @property
+    def pads(self) -> bool: ...
+
+    def run_step(
+        self, forward: Forward, cache: TreeCache, step: TreeStep, tokens_BN: Tensor
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+def fills_rows(model: Model, cache: TreeCache) -> bool:
+    """Whether all rows go through the model padded, since it needs that or there is only one: then
+    attention, too, gets them as they are, two or three operations fewer in each layer."""
+    return model.pads or len(cache.lengths) == 1
+
+
+class CapturedForward:
+    """The forward of one shape over one cache. `forward`: the model's, or a compiled one."""
+
+    def __init__(self, model: Model, cache: FixedCache, shape: Shape, forward: Forward) -> None:
+        self._model, self.shape, self._forward = model, shape, forward
+        self._of = weakref.ref(cache)  # which owns this forward
+        self._pads = fills_rows(model, cache)
+        T, N, _ = shape
+        device = model.base.device
+        self._tokens_T = torch.zeros(T, dtype=torch.int64, device=device)
+        B, W = len(cache.lengths), -(-N // WORD)
+        self._sent_X = torch.zeros(B + T * (2 + W), dtype=torch.int64, device=device)
+        self._lengths_B, places, depths, words = self._sent_X.split([B, T, T, T * W])
+        self._places_T, self._depths_T, self._words_TW = places, depths, words.view(T, W)
+        self._nodes_N = torch.arange(N, device=device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self._outputs: tuple[Tensor, Tensor, Tensor] | None = None  # of the captured forward
+
+    @property
+    def _cache(self) -> FixedCache:
+        cache = self._of()
+        assert cache is not None, "a forward over a cache that is gone"
+        return cache
+
+    def send(self, nodes: Nodes, rows: Sequence[int]) -> None:
+        """Let the next run be over these nodes; the host does not wait."""
+        count = len(nodes.tokens_N)
+        self._tokens_T[:count].copy_(nodes.tokens_N)
+        self._tokens_T[count:].copy_(nodes.tokens_N[:1].expand(self.shape.num_nodes - count))
+        numbers = self._numbers(nodes, rows)
+        self._sent_X.copy_(to_device(torch.from_numpy(numbers), self._sent_X.device))
+
+    def run(self) -> None:
+        """All that is captured. Nothing in it is read on the host."""
+        hidden_TD, logits_TV = self.scores(self._forward)
+        self._outputs = hidden_TD, logits_TV, logits_TV.argmax(-1)
+
+    def scores(self, forward: Forward) -> tuple[Tensor, Tensor]:
+        """(hidden_TD, logits_TV) of the nodes that were sent, by this forward."""
+        if self._pads:
+            hidden, logits = self._padded(forward)
+            return hidden.flatten(0, 1)[self._places_T], logits.flatten(0, 1)[self._places_T]
+        N, in_sight = self.shape.row_nodes, self.shape.in_sight
+        step, rows_T = self._step(), self._places_T // N
+        step.at_N, slots_T = self._places_T, self._lengths_B[rows_T] + self._places_T % N
+        target = Target(rows_T, slots_T, in_sight)
+        with self._cache.writing(target):
+            hidden, logits = self._model.run_step(forward, self._cache, step, self._tokens_T[None])
+        return hidden[0], logits[0]
+
+    def _padded(self, forward: Forward) -> tuple[Tensor, Tensor]:
+        """The same where all rows of the cache go through the model, [B, N, ...]."""
+        B, N = len(self._cache.lengths), self.shape.row_nodes
+        tokens_X = self._nodes_N.new_zeros(B * N)
+        tokens_X[self._places_T] = self._tokens_T
+        rows_X = torch.arange(B, device=tokens_X.device).repeat_interleave(N)
+        slots_X = (self._lengths_B[:, None] + self._nodes_N).flatten()
+        with self._cache.writing(Target(rows_X, slots_X, self.shape.in_sight)):
+            return self._model.run_step(forward, self._cache, self._step(), tokens_X.view(B, N))
+
+    def _step(self) -> FixedStep:
+        """The trees of all rows, from what was sent."""
+        B, N = len(self._cache.lengths), self.shape.row_nodes
+        words_TN = self._words_TW[:, self._nodes_N // WORD]
+        sees_XN = torch.eye(N, dtype=torch.bool, device=self._nodes_N.device).repeat(B, 1)
+        sees_XN[self._places_T] = (words_TN >> (self._nodes_N % WORD)) & 1 == 1
+        depths_X = self._nodes_N.new_zeros(B * N)
+        depths_X[self._places_T] = self._depths_T
+        return FixedStep(
+            self._lengths_B,
+            depths_X.view(B, N),
+            sees_XN.view(B, N, N),
+            self.shape.in_sight,
+            self._model.attention.attend,
+        )
+
+    def replay(self, num_nodes: int) -> NodeScores:
+        """Scores of the first `num_nodes` nodes. They are copies: the next replay of any forward
+        overwrites what this one has computed."""
+        if self.graph is None:
+            self.run()
+        else:
+            self.graph.replay()
+        assert self._outputs is not None
+        hidden, logits, likeliest = (part[:num_nodes].clone() for part in self._outputs)
+        return NodeScores(hidden, logits, likeliest_N=likeliest)
+
+    def _numbers(self, nodes: Nodes, rows: Sequence[int]) -> Numbers:
+        """What the device is told: lengths, then each node's place, depth and ancestors."""
+        (T, N, _), cache = self.shape, self._cache
+        lengths = np.zeros(len(cache.lengths), np.int64)
+        if self._pads:  # all rows write, behind what they hold
+            lengths[:] = cache.lengths
+        places, depths = np.empty(T, np.int64), np.empty(T, np.int64)
+        words, first = np.zeros((T, -(-N // WORD)), np.int64), 0
+        for row, count, tree in zip(rows, nodes.counts, nodes.trees, strict=True):
+            lengths[row] = cache.lengths[row]
+            end, own = first + count, tree.on_host
+            places[first:end] = np.arange(row * N, row * N + count)
+            depths[first:end] = own.depths_N
+            words[first:end, : own.words_NW.shape[1]] = own.words_NW
+            first = end
+        for numbers in (places, depths, words):
+            numbers[first:] = numbers[0]
+        return np.concatenate([lengths, places, depths, words.ravel()])

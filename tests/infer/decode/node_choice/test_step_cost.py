@@ -1,0 +1,249 @@
+"""t(n): measured once, kept, refined."""
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from support.small_engines import build_engine
+from support.tiny_models import tiny_base
+
+from medusa_kit import console
+from medusa_kit.base.remembered.checks import code_digest
+from medusa_kit.infer.decode.node_choice import measured
+from medusa_kit.infer.decode.node_choice.cost import SIZES, StepCost
+from medusa_kit.infer.decode.node_choice.measured import MeasuredSteps
+
+
+def test_what_was_measured_is_told_between_sizes_and_beyond() -> None:
+    cost = StepCost(measured={1: 0.010, 2: 0.012, 4: 0.020, 8: 0.028})
+    assert [cost.seconds(n) for n in (1, 2, 3, 4, 6, 8, 10)] == pytest.approx(
+        [0.010, 0.012, 0.016, 0.020, 0.024, 0.028, 0.032]
+    )
+    assert cost.up_to(4) == pytest.approx([0.010, 0.010, 0.012, 0.016, 0.020])
+
+
+def test_a_slower_machine_changes_all_sizes_alike() -> None:
+    cost = StepCost(measured={1: 0.010, 2: 0.012, 4: 0.020, 8: 0.028})
+    for _ in range(60):
+        cost.record(2, 0.024)  # twice as slow, seen at one size
+    assert cost.seconds(8) / cost.seconds(1) == pytest.approx(2.8, rel=0.1)
+    assert cost.seconds(8) == pytest.approx(0.056, rel=0.1)
+
+
+def test_a_wrong_first_figure_is_mended_while_running() -> None:
+    true = {1: 0.010, 2: 0.012, 4: 0.020, 8: 0.028}
+    cost, draw = StepCost(measured={**true, 4: 0.050}), random.Random(3)
+    for _ in range(3000):
+        size = draw.choice([1, 2, 4, 8])
+        cost.record(size, true[size] * draw.uniform(0.95, 1.05))
+    for size, seconds in true.items():
+        assert cost.seconds(size) == pytest.approx(seconds, rel=0.15)
+
+
+@pytest.mark.parametrize("cost", [StepCost(), StepCost(measured={1: 0.010, 2: 0.012})])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_a_clock_that_stands_still_or_goes_back_says_nothing(
+    cost: StepCost, seconds: float
+) -> None:
+    before = cost.up_to(8)
+    cost.record(1, seconds)
+    assert cost.up_to(8) == before
+    assert 0 < cost.least_chance(1) < 1
+
+
+def nodes_worth(cost: StepCost, chances: list[float]) -> int:
+    times, tokens = cost.up_to(len(chances) + 1), [1.0]
+    for chance in sorted(chances, reverse=True):
+        tokens.append(tokens[-1] + chance)
+    return max(range(1, len(tokens) + 1), key=lambda n: tokens[n - 1] / times[n])
+
+
+@pytest.mark.parametrize("slope", [0.1, 0.3, 0.6])
+def test_figures_of_a_disturbed_machine_are_mended_within_an_answer(slope: float) -> None:
+    """Each more node seemed to take 0.58 of the first. Steps verify what seems worth it, so a size
+    that seems too expensive is hardly ever tried."""
+    disturbed = {n: 0.010 * (1 + 0.58 * (n - 1)) for n in SIZES}
+    cost, draw = StepCost(measured=disturbed, undisturbed=False), random.Random(3)
+    for _ in range(300):
+        clear = draw.random()
+        chances = [clear * draw.random() ** 0.5 * 0.8**place for place in range(8)]
+        nodes = 1 if draw.random() < 0.1 else nodes_worth(cost, chances)
+        cost.record(nodes, 0.004 * (1 + slope * (nodes - 1)) * draw.uniform(0.9, 1.1))
+    assert cost.least_chance(1) == pytest.approx(slope, rel=0.35)
+
+
+def test_equal_steps_say_nothing_of_how_sizes_compare() -> None:
+    """Three nodes at every step, on a machine that becomes four times as fast, or as slow."""
+    for change in (4.0, 0.25):
+        cost, draw = StepCost(measured={1: 0.010, 2: 0.012, 4: 0.020}), random.Random(5)
+        for step in range(5000):
+            cost.record(3, 0.016 * change ** (step / 5000) * draw.uniform(0.95, 1.05))
+        assert cost.seconds(1) / cost.seconds(3) == pytest.approx(10 / 16, rel=0.01)
+        assert cost.seconds(4) / cost.seconds(3) == pytest.approx(20 / 16, rel=0.01)
+
+
+def test_a_step_of_another_size_tells_how_it_compares() -> None:
+    """One node, which takes 10 ms and not 15, once in twenty steps."""
+    cost = StepCost(measured={1: 0.015, 2: 0.016, 4: 0.020})
+    for step in range(4000):
+        cost.record(*((1, 0.010) if step % 20 == 0 else (4, 0.020)))
+    assert cost.seconds(1) / cost.seconds(4) == pytest.approx(0.5, rel=0.1)
+
+
+def test_more_nodes_never_cost_less() -> None:
+    cost = StepCost(measured={1: 0.010, 2: 0.009, 4: 0.020})
+    times = cost.up_to(12)
+    assert all(after >= before for before, after in pairwise(times))
+
+
+@pytest.fixture
+def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MeasuredSteps:
+    monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path))
+    return MeasuredSteps(build_engine(tiny_base("llama")).verifier)
+
+
+def test_steps_are_timed_once_and_read_from_the_file_afterwards(
+    steps: MeasuredSteps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        measured, "_was_alone", lambda times: True
+    )  # the test's machine may be busy
+    first = steps.cost
+    (file,) = (tmp_path / "step_times").iterdir()
+    kept = json.loads(file.read_text())
+    assert first.seconds(1) == kept["seconds"]["1"] > 0
+    assert steps.cost is first
+
+    def again(*_: object) -> dict[int, list[float]]:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(measured, "measured", again)
+    later = MeasuredSteps(steps._verifier)
+    assert later.cost.up_to(9) == first.up_to(9)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_times_of_a_busy_machine_are_taken_anew_at_the_next_start(
+    steps: MeasuredSteps,
+    busy: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One step of two nodes saw the machine alone and nine did not, or five of ten."""
+    two = [0.011, *[0.020] * 9] if busy else [0.012] * 5 + [0.020] * 5
+    monkeypatch.setattr(measured, "measured", lambda *_: {1: [0.010] * 10, 2: two})
+    with console.details(True):
+        assert steps.cost.seconds(2) == (0.011 if busy else 0.012)  # the best that is known
+    assert ("timed again at the next start" in capsys.readouterr().err) == busy
+    monkeypatch.setattr(measured, "measured", lambda *_: {1: [0.010], 2: [0.0115]})
+    assert MeasuredSteps(steps._verifier).cost.seconds(2) == (0.0115 if busy else 0.012)
+
+
+def test_what_a_busy_machine_makes_expensive_is_not_believed(
+    steps: MeasuredSteps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = [0.016, *[0.020] * 9]
+    monkeypatch.setattr(measured, "measured", lambda *_: {1: [0.010] * 10, 2: two})
+    assert steps.cost.least_chance(1) < 0.2
+
+
+def test_small_steps_are_not_timed_behind_large_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that takes half as long again for 8 ms after a step of more nodes."""
+    monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path))
+    verifier = build_engine(tiny_base("llama")).verifier
+    now, large_until, last, compute = 0.0, 0.0, 0, verifier.score
+
+    def step(cache, trees, rows):
+        nonlocal now, large_until, last
+        size = trees.counts[0]
+        large_until = now + 0.008 if size < last else large_until
+        now += (0.002 + 0.001 * size) * (1.5 if now < large_until else 1.0)
+        last = size
+        return compute(cache, trees, rows)
+
+    monkeypatch.setattr(verifier, "score", step)
+    cost = MeasuredSteps(verifier, lambda: now).cost
+    assert [cost.seconds(n) for n in SIZES] == pytest.approx([0.002 + 0.001 * n for n in SIZES])
+
+
+def test_other_kernels_are_timed_anew(
+    steps: MeasuredSteps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = tmp_path / "package" / "infer" / "cpu"
+    kernels.mkdir(parents=True)
+    digests = []
+    for number, source in enumerate(["// slow", "// fast"], start=1):
+        (kernels / "matmul.h").write_text(source)
+        digests.append(code_digest.__wrapped__(tmp_path / "package"))
+        monkeypatch.setattr(measured, "code_digest", lambda: digests[-1], raising=False)
+        times = {1: [0.5 / number], 2: [0.7 / number]}
+        monkeypatch.setattr(measured, "measured", lambda *_, times=times: times)
+        assert MeasuredSteps(steps._verifier).cost.seconds(1) == times[1][0]
+    assert len(set(digests)) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        '{"seconds": 7}',
+        '{"seconds": {"1": -1, "2": 3}}',
+        '{"seconds": {"1": 0.01, "2": NaN}}',
+        '{"seconds": {"1": 5e-324, "2": 5e-324}}',
+        '{"seconds": {"1": 1e308, "2": 1.7e308}}',
+        '{"seconds": {"1": 0.01, "1000000000000000000000": 0.02}}',
+        '{"seconds": {"2": 0.01, "4": 0.02}}',
+        '{"seconds": {"1": 1' + 400 * "0" + ', "2": 1}}',
+    ],
+)
+def test_a_damaged_file_is_measured_anew(steps: MeasuredSteps, tmp_path: Path, text: str) -> None:
+    """Also where it says the right things of machine, model and code."""
+    record = steps._record
+    record.write()
+    if text.startswith("{") and text != "{}":
+        own = json.loads(record.path.read_text())
+        text = json.dumps(own)[:-1] + f", {text[1:]}"
+    record.path.write_text(text)
+    assert steps.cost.seconds(1) > 0
+    assert record.path.read_text() != text
+    assert json.loads(record.path.read_text())["seconds"]["1"] == steps.cost.seconds(1)
+
+
+@pytest.mark.parametrize("run_by", ["C++ (plain)", "torch"])
+@pytest.mark.parametrize(
+    ("seconds", "believed"),
+    [
+        (dict.fromkeys(SIZES, 0.01), False),
+        ({1: 0.01, 2: 0.01}, False),
+        ({size: 0.01 + size * 1e-6 for size in SIZES}, False),
+        ({1: 0.01, 2: 0.0101}, True),
+        ({size: 0.01 + size * 1e-3 for size in SIZES}, True),
+    ],
+    ids=["equal", "two equal", "hardly more", "two", "more"],
+)
+def test_times_that_do_not_grow_with_the_nodes_are_not_believed_in_cpp(
+    steps: MeasuredSteps,
+    seconds: dict[int, float],
+    believed: bool,
+    run_by: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(steps._verifier, "steps_run_by", run_by)
+    steps._record.write(seconds=seconds, alone=True)
+    monkeypatch.setattr(measured, "measured", lambda *_: {1: [0.5], 2: [0.7]})
+    assert steps.cost.seconds(1) == (seconds[1] if believed or run_by == "torch" else 0.5)
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path / "file"))
+    steps = MeasuredSteps(build_engine(tiny_base("llama")).verifier)
+    assert steps.cost.seconds(2) > 0
+    assert "cannot be written, so the next start will find out again" in capsys.readouterr().err

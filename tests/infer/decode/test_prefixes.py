@@ -1,0 +1,370 @@
+"""What an earlier request has read is not read again, and changes no token."""
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.batches import drafters, row_for
+from support.callers import all_at_once
+from support.small_engines import (
+    build_engine,
+    engine_with_heads,
+    lively_chat_base,
+    random_prompt,
+    reusing,
+)
+from support.tiny_models import tiny_base
+from transformers.pytorch_utils import Conv1D
+
+from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.cpu import kernels
+from medusa_kit.infer.decode.batch import Batch
+from medusa_kit.infer.decode.prefix_cache.prefixes import PrefixCache, Start, common_length
+from medusa_kit.infer.decode.scheduler import Scheduler
+from medusa_kit.infer.tree_step import NodeScores
+
+in_cpp = pytest.mark.skipif(
+    kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
+)
+FAMILIES = ["llama-tied", "gemma3", "gpt2", "gemma2"]  # the first two in C++, where it can be built
+
+
+def plain(engine: Engine, prompt: list[int], tokens: int) -> list[int]:
+    with torch.no_grad():
+        out_1T = engine.base.model.generate(
+            torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False,
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        )  # fmt: skip
+    return out_1T[0, len(prompt) :].tolist()
+
+
+def engine_for(family: str) -> Engine:
+    engine = engine_with_heads(tiny_base(family))
+    engine.base.model.generation_config.eos_token_id = None
+    return engine
+
+
+@pytest.mark.parametrize("drafter", ["none", "medusa", "auto"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_conversation_is_read_once(family: str, drafter: str) -> None:
+    engine, text, before = engine_for(family), random_prompt(20, 1), list[int]()
+    for turn in range(3):
+        result = engine.generate(text, max_new_tokens=9, drafter=drafter)
+        assert result.token_ids == plain(engine, text, 9)
+        # The last token of the turn before has been read only where it was the middle of a path.
+        kept = len(before)
+        assert result.stats.cached_tokens in (kept, max(kept - 1, 0))
+        before = [*text, *result.token_ids]
+        text = [*before, *random_prompt(5, turn)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_end_is_read_from_where_texts_part(family: str) -> None:
+    engine, shared = engine_for(family), random_prompt(15, 2)
+    engine.generate([*shared, 3, 4, 5], max_new_tokens=8)
+    result = engine.generate([*shared, 6, 7], max_new_tokens=8)
+    assert result.stats.cached_tokens == 15
+    assert result.token_ids == plain(engine, [*shared, 6, 7], 8)
+    again = engine.generate([*shared, 6, 7], max_new_tokens=8)
+    assert again.stats.cached_tokens == 16  # the last token of a prompt is always read
+    assert again.token_ids == result.token_ids
+
+
+def test_a_prefix_in_use_is_copied() -> None:
+    """Rows of one call that begin alike: all but the first take what it has read."""
+    engine, shared = engine_for("llama-tied"), random_prompt(30, 3)
+    prompts = [[*shared, *random_prompt(4, seed)] for seed in range(4)]
+    results = engine.generate(prompts, max_new_tokens=7, batch_size=2)
+    assert [result.token_ids for result in results] == [plain(engine, p, 7) for p in prompts]
+    assert results[0].stats.cached_tokens == 0
+    assert min(result.stats.cached_tokens for result in results[2:]) >= 30
+
+
+def test_off_reads_everything() -> None:
+    engine = engine_for("llama-tied")
+    engine.scheduler = Scheduler(engine.verifier)
+    for _ in range(2):
+        assert engine.generate(random_prompt(9, 1), max_new_tokens=5).stats.cached_tokens == 0
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "in place": lambda layer: layer.weight.mul_(-1.5),
+    "by data": lambda layer: layer.weight.data.mul_(-1.5),
+    "replaced": lambda layer: setattr(
+        layer, "weight", torch.nn.Parameter(layer.weight.detach() * -1.5, requires_grad=False)
+    ),
+    "storage": lambda layer: setattr(layer.weight, "data", layer.weight.data * -1.5),
+    "buffer": lambda layer: layer.register_buffer("unused", torch.ones(3)),
+    "hook": lambda layer: layer.register_forward_hook(lambda module, inputs, out: out * 0.5),
+    "forward": lambda layer: setattr(layer, "forward", lambda x: type(layer).forward(layer, -x)),
+    "class": lambda layer: setattr(layer, "__class__", Negative),
+}
+
+
+class Negative(Conv1D):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return -super().forward(x)
+
+
+@pytest.mark.parametrize("fixed_shapes", ["never", "always"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_torch_runs_may_change_between_calls(change: str, fixed_shapes: Any) -> None:
+    base = tiny_base("gpt2")
+    base.model.generation_config.eos_token_id = None
+    engine, prompt = build_engine(base, fixed_shapes=fixed_shapes), random_prompt(40, 4)
+    for cached in (0, 39):
+        assert engine.generate(prompt, max_new_tokens=6).stats.cached_tokens == cached
+    with torch.no_grad():
+        CHANGES[change](engine.base.model.transformer.h[0].attn.c_attn)
+    result = engine.generate(prompt, max_new_tokens=8)
+    assert result.stats.cached_tokens == 0
+    assert result.token_ids == plain(engine, prompt, 8)
+
+
+def test_a_setting_that_changes_makes_it_another_model() -> None:
+    engine, prompt = engine_for("gpt2"), random_prompt(40, 4)
+    engine.generate(prompt, max_new_tokens=6)
+    engine.base.model.transformer.ln_f.eps = 0.5
+    result = engine.generate(prompt, max_new_tokens=8)
+    assert result.stats.cached_tokens == 0
+    assert result.token_ids == plain(engine, prompt, 8)
+
+
+def test_a_change_while_an_answer_streams_leaves_nothing_behind() -> None:
+    engine = build_engine(lively_chat_base(), fixed_shapes="always")
+    prompt = engine.encode("Tell me about rivers.")
+    stream = engine.stream(prompt, max_new_tokens=40)
+    next(stream)
+    with torch.no_grad():
+        engine.base.model.model.layers[0].mlp.up_proj.weight.data.mul_(-1.5)
+    stream.close()
+    assert engine.generate(prompt, max_new_tokens=4).stats.cached_tokens == 0
+
+
+def test_layers_of_an_adapter_library_are_never_trusted() -> None:
+    """They can be switched without a mark."""
+    engine, prompt = engine_for("gpt2"), random_prompt(40, 4)
+    adapter = type("LoraLinear", (torch.nn.Linear,), {"__module__": "peft.tuners.lora"})
+    engine.base.model.transformer.adapter = adapter(2, 2)
+    for _ in range(2):
+        assert engine.generate(prompt, max_new_tokens=4).stats.cached_tokens == 0
+
+
+def test_weights_written_to_make_what_was_read_worthless_in_cpp() -> None:
+    engine, prompt = engine_for("llama-tied"), random_prompt(12, 4)
+    engine.generate(prompt, max_new_tokens=6)
+    with torch.no_grad():
+        engine.base.model.model.embed_tokens.weight.mul_(1.5)
+    assert engine.generate(prompt, max_new_tokens=6).stats.cached_tokens == 0
+
+
+@in_cpp
+def test_conversations_that_alternate_keep_their_prefixes() -> None:
+    """All of them begin with the same system prompt."""
+    system = random_prompt(12, 9)
+    engine = engine_for("llama-tied")
+    texts = [[*system, *random_prompt(28, seed)] for seed in (1, 2)]
+    for text in texts:
+        engine.generate(text, max_new_tokens=4)
+    lists = [[*system, *random_prompt(9, seed)] for seed in range(3, 7)]
+    engine.generate(lists, max_new_tokens=4)
+    for text in texts:
+        assert engine.generate(text, max_new_tokens=4).stats.cached_tokens == 39
+
+
+@in_cpp
+def test_a_request_above_the_bound_leaves_what_is_kept() -> None:
+    engine, text = engine_for("llama-tied"), random_prompt(40, 1)
+    engine.generate(text, max_new_tokens=4)
+    engine.scheduler.kept_bytes = 2 * engine.scheduler._idle[0][0].cache.num_bytes
+    engine.generate(
+        [random_prompt(20, seed) for seed in range(12)], max_new_tokens=4, batch_size=12
+    )
+    assert engine.generate(text, max_new_tokens=4).stats.cached_tokens == 39
+
+
+@in_cpp
+def test_one_long_prompt_after_a_list_does_not_make_the_whole_list_longer() -> None:
+    engine = engine_for("llama-tied")
+    engine.generate([random_prompt(12, seed) for seed in range(8)], max_new_tokens=4, batch_size=8)
+    engine.generate([*random_prompt(12, 0), *random_prompt(60, 9)], max_new_tokens=4)
+    assert max(batch.cache.num_positions for batch, _ in engine.scheduler._idle
+               if len(batch.cache.lengths) == 8) < 40  # fmt: skip
+
+
+@in_cpp
+def test_a_stream_that_is_dropped_leaves_what_it_has_read() -> None:
+    engine = engine_with_heads(lively_chat_base())
+    prompt = engine.encode("Tell me about rivers.")
+    stream = engine.stream(prompt, max_new_tokens=40)
+    next(stream)
+    next(stream)
+    stream.close()
+    assert engine.generate(prompt, max_new_tokens=4).stats.cached_tokens == len(prompt) - 1
+
+
+def test_threads_take_batches_of_their_own() -> None:
+    engine = engine_for("llama-tied")
+    prompts = [random_prompt(10 + seed, seed) for seed in range(4)]
+    expected = [plain(engine, prompt, 12) for prompt in prompts]
+    wrong: list[int] = []
+
+    def ask(index: int) -> None:
+        for _ in range(5):
+            if engine.generate(prompts[index], max_new_tokens=12).token_ids != expected[index]:
+                wrong.append(index)
+
+    all_at_once(ask, 4)
+    assert not wrong
+
+
+@in_cpp
+def test_what_is_kept_is_bounded() -> None:
+    engine = engine_for("llama-tied")
+    engine.generate(random_prompt(9, 1), max_new_tokens=5)
+    ((batch, _),) = engine.scheduler._idle
+    engine.scheduler = reusing(engine.verifier, batch.cache.num_bytes - 1)
+    for _ in range(2):
+        assert engine.generate(random_prompt(9, 1), max_new_tokens=5).stats.cached_tokens == 0
+    assert not engine.scheduler._idle
+
+
+@in_cpp
+def test_a_batch_serves_more_rows_and_longer_ones_later() -> None:
+    engine = engine_for("llama-tied")
+    prompts = [random_prompt(n, n) for n in (6, 30, 11)]
+    for some in ([prompts[0]], prompts, [prompts[1]]):
+        results = engine.generate(some, max_new_tokens=10, batch_size=3)
+        assert [r.token_ids for r in results] == [plain(engine, p, 10) for p in some]
+    assert results[0].stats.cached_tokens == 29
+
+
+@in_cpp
+def test_near_ties_are_counted_where_a_prefix_was_reused() -> None:
+    engine, prompt = engine_for("llama-tied"), random_prompt(12, 5)
+    assert engine.generate(prompt, max_new_tokens=8).stats.near_ties == 0
+    assert engine.generate(prompt, max_new_tokens=8).stats.near_ties == 0
+    object.__setattr__(engine.check, "rounding_tolerance", 1e9)  # every margin is below this
+    assert engine.generate(prompt, max_new_tokens=8).stats.near_ties == 8
+    assert engine.generate(prompt, max_new_tokens=8, temperature=1.0).stats.near_ties is None
+    penalised = engine.generate(prompt, max_new_tokens=8, repetition_penalty=1.2)
+    assert penalised.stats.near_ties is None
+
+
+def test_the_slot_that_holds_most_of_a_prompt_else_the_oldest() -> None:
+    held = PrefixCache(3)
+    assert held.start([1, 2, 3], [0, 1, 2], {}) == Start(0, 0)
+    held.leave(0, [1, 2, 3, 4], 4)
+    held.leave(1, [1, 2, 9], 3)
+    assert held.start([1, 2, 3, 5], [0, 1, 2], {}) == Start(0, 3)
+    assert held.start([1, 2, 3], [0, 1, 2], {}) == Start(0, 2)  # one is left to read
+    assert held.start([1, 8], [0, 1, 2], {}) == Start(2, 0)  # others hold more than they share
+    assert held.start([7, 7], [0, 1, 2], {}) == Start(2, 0)  # never used
+    assert held.start([7, 7], [0, 1], {}) == Start(0, 0)  # used longest ago
+    long = list(range(40))
+    assert held.start([*long, 1], [1, 2], {0: long}) == Start(2, 40, 0)
+    assert held.start([*long[:9], 1], [1, 2], {0: long[:9]}) == Start(2, 0)  # as fast to read
+    held.leave(2, [*long, *long, *long], 90)
+    assert held.start([*long, 1], [0, 1, 2], {}) == Start(0, 40, 2)  # copied, since more follows
+    assert held.start([*long, 1], [2], {}) == Start(2, 40)  # there is no other slot
+
+
+def test_only_the_end_of_an_answer_is_overwritten_for_its_question() -> None:
+    held, long = PrefixCache(2), list(range(20))
+    held.leave(0, [*long, *range(90)], 20)
+    held.leave(1, [7] * 9, 9)
+    assert held.start(long, [0, 1], {}) == Start(0, 19)
+    held.leave(0, [*long, *range(90)], 40)  # the conversation has gone on
+    assert held.start(long, [0, 1], {}) == Start(1, 19, 0)
+
+
+def test_a_slot_that_a_later_prompt_needs_is_not_the_oldest() -> None:
+    held = PrefixCache(2)
+    held.leave(0, [1, 2, 3, 9, 9], 3)
+    held.leave(1, [4, 5, 6, 9, 9], 3)
+    assert held.start([7, 7], [0, 1], {}) == Start(0, 0)
+    assert held.start([7, 7], [0, 1], {}, [[1, 2, 8]]) == Start(1, 0)
+    assert held.start([7, 7], [0, 1], {}, [[1, 2, 3], [4, 5, 6]]) == Start(0, 0)
+    assert held.start([7, 7], [0, 1], {}, [[1], [1, 3, 3], [1, 2, 3, 8, 1]]) == Start(0, 0)
+
+
+def cached(engine: Engine, prompts: list[list[int]], tokens: int) -> list[int]:
+    results = engine.generate(prompts, max_new_tokens=tokens, batch_size=4)
+    assert [result.token_ids for result in results] == [plain(engine, p, tokens) for p in prompts]
+    return [result.stats.cached_tokens for result in results]
+
+
+@in_cpp
+@pytest.mark.parametrize("tokens", [4, 40])
+def test_questions_asked_again_find_their_slots(tokens: int) -> None:
+    """Whatever the length of their answers, as many questions as there are slots."""
+    engine = engine_for("llama-tied")
+    prompts = [random_prompt(20 + seed, seed) for seed in range(4)]
+    cached(engine, prompts, tokens)
+    for _ in range(2):
+        assert cached(engine, prompts, tokens) == [19, 20, 21, 22]
+
+
+def test_rows_of_one_batch_find_their_slots_again() -> None:
+    engine = engine_for("llama-tied")
+    batch, drafter = Batch(engine.verifier, 4), drafters(engine)["heads"]
+    for count in (0, 19, 19):
+        rows = [row_for(engine, 20 + seed, 30) for seed in range(4)]
+        for row in rows:
+            batch.add(row, drafter)
+        while batch.num_requests:
+            batch.step()
+        assert [row.num_cached for row in rows] == [count and count + seed for seed in range(4)]
+
+
+@in_cpp
+def test_the_same_question_from_all_at_once_is_copied() -> None:
+    engine, prompt = engine_for("llama-tied"), random_prompt(20, 1)
+    cached(engine, [prompt], 4)
+    assert cached(engine, [prompt] * 4, 4) == [19] * 4
+
+
+@in_cpp
+def test_a_new_question_leaves_the_slots_of_those_behind_it() -> None:
+    engine = engine_for("llama-tied")
+    prompts = [random_prompt(20, seed) for seed in range(4)]
+    cached(engine, prompts, 4)
+    assert cached(engine, [random_prompt(20, 9), *prompts[:3]], 4) == [0, 19, 19, 19]
+
+
+def test_common_length() -> None:
+    assert common_length([], [1]) == 0
+    assert common_length([1, 2, 3], [1, 2]) == 2
+    assert common_length([1, 2, 3, 4], [1, 2, 4, 4]) == 2
+
+
+def test_near_ties_of_ranked_tokens_are_those_of_all_logits() -> None:
+    torch.manual_seed(0)
+    logits_NV = torch.randn(64, 40)
+    logits_NV[3, 7] = logits_NV[3].max()  # two equal ones
+    scores = NodeScores(logits_NV, logits_NV, logits_NV.topk(8).indices)
+    whole = NodeScores(logits_NV, logits_NV)
+    for tolerance in (1e-6, 0.3, 10.0):
+        expected = whole.near_ties(tolerance).tolist()
+        assert scores.ranked_near_ties(tolerance) == expected
+    assert scores.ranked_near_ties(1e-6)[3] == 1
+    assert 1 < sum(scores.ranked_near_ties(0.3)) < 64
+    assert scores.ranked_near_ties(None) is None
+
+
+@in_cpp  # where no weak reference tells whether the model is the same
+def test_a_batch_that_python_finds_out_of_reach_is_not_kept() -> None:
+    """Its user is ended by the search for garbage, when its cache's weak references are dead."""
+    engine = engine_for("llama-tied")
+    scheduler, drafter = reusing(engine.verifier), drafters(engine)["none"]
+    circle: list[Any] = [scheduler.run([row_for(engine, 20, 20)], drafter)]
+    next(circle[0])
+    circle.append(circle)
+    del circle
+    gc.collect()
+    assert all(batch.cache.is_known for batch, _ in scheduler._idle)
+    for _ in scheduler.run([row_for(engine, 20, 20)], drafter):
+        pass
+    assert all(batch.cache.is_known for batch, _ in scheduler._idle)

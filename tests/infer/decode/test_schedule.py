@@ -1,0 +1,175 @@
+"""The order of work in a batch, by itself: no model, and a clock that counts tokens and nodes."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from medusa_kit.infer.decode.schedule import MIN_TOKENS, ReadingSpeed, Schedule
+
+MAX_AT_ONCE = 24  # tokens of prompts in one forward
+FORWARD, TOKEN = 0.25, 1.0  # what reading costs by the clock: in each forward, and for each token
+
+
+class Run:
+    """Requests of a schedule as a batch serves them: each step reads what is due, then counts a
+    token for each that runs. `arrivals`: by step, the (prompt, answer) lengths of new ones."""
+
+    def __init__(
+        self, max_rows: int, max_pause: float | None, arrivals: Sequence[Sequence[tuple[int, int]]]
+    ) -> None:
+        self.now = 0.0
+        self.schedule: Schedule[int] = Schedule(max_rows, max_pause, lambda: self.now)
+        self.arrivals, self.max_rows = arrivals, max_rows
+        self.lengths: list[tuple[int, int]] = []
+        self.read: dict[int, int] = {}
+        self.said: dict[int, int] = {}
+        self.slots: dict[int, int] = {}
+        self.first_tokens: list[int] = []  # requests in the order in which their prompts were read
+        self.most_between = (
+            0.0  # seconds for which prompts were read between two tokens of a request
+        )
+        self.forwards = 0  # in which they were, at most
+
+    def step(self, number: int) -> None:
+        for prompt, answer in self.arrivals[number] if number < len(self.arrivals) else ():
+            self.schedule.add(len(self.lengths), prompt)
+            self.lengths.append((prompt, answer))
+        for key, slot in self.schedule.admit(lambda key, free, later: (min(free), 0)):
+            assert slot not in self.slots.values(), "two requests in one slot"
+            self.slots[key] = slot
+            self.read[key] = 0
+        assert len(self.slots) <= self.max_rows
+        running, before, forwards = list(self.said), self.now, 0
+        for pieces in self.schedule.reading(MAX_AT_ONCE):
+            size = sum(piece.end - piece.start for piece in pieces)
+            assert 0 < size <= MAX_AT_ONCE
+            self.now += FORWARD + TOKEN * size
+            forwards += 1
+            for piece in pieces:
+                assert piece.start == self.read[piece.key], "a piece was left out"
+                assert piece.slot == self.slots[piece.key]
+                self.read[piece.key] = piece.end
+                assert piece.is_last == (piece.end == self.lengths[piece.key][0])
+                if piece.is_last:
+                    self.schedule.begin(piece.key)
+                    self.said[piece.key] = 0
+                    self.first_tokens.append(piece.key)
+        if running:
+            self.most_between = max(self.most_between, self.now - before)
+            self.forwards = max(self.forwards, forwards)
+        for key in list(self.said):
+            self.said[key] += 1
+            if self.said[key] == self.lengths[key][1]:
+                self.leave(key)
+
+    def leave(self, key: int) -> None:
+        self.schedule.leave(key)
+        self.said.pop(key, None)
+        self.slots.pop(key, None)
+
+
+ROWS = st.lists(
+    st.lists(st.tuples(st.integers(1, 90), st.integers(1, 9)), max_size=4), min_size=1, max_size=8
+)
+
+
+@given(max_rows=st.integers(1, 5), pause=st.none() | st.floats(0.1, 90.0), arrivals=ROWS)
+def test_every_row_is_served_in_order_within_the_pause(
+    max_rows: int, pause: float | None, arrivals: list[list[tuple[int, int]]]
+) -> None:
+    run, steps = Run(max_rows, pause, arrivals), 0
+    while steps < len(arrivals) or run.schedule.num_requests:
+        run.step(steps)
+        steps += 1
+        assert steps < 2000, "somebody starves"
+    assert run.first_tokens == list(range(len(run.lengths)))  # first come, first served
+    assert not run.slots
+    if pause is not None:  # beyond it there is a forward that had begun, or the least of tokens
+        most = max(pause, FORWARD + TOKEN * MIN_TOKENS)
+        assert run.most_between <= most + run.forwards * FORWARD
+    assert sorted(run.schedule._free) == list(range(max_rows))  # no slot is lost
+
+
+@given(
+    arrivals=ROWS,
+    gone=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 20)), max_size=8),
+)
+def test_rows_may_leave_from_anywhere(
+    arrivals: list[list[tuple[int, int]]], gone: list[tuple[int, int]]
+) -> None:
+    run, steps = Run(2, 3.0, arrivals), 0
+    while steps < len(arrivals) or run.schedule.num_requests:
+        run.step(steps)
+        for step, key in gone:
+            if step == steps and key < len(run.lengths):
+                run.leave(key)
+        steps += 1
+        assert steps < 2000, "somebody starves"
+    assert sorted(run.schedule._free) == [0, 1]
+
+
+def test_rows_that_run_wait_for_a_pause_at_most() -> None:
+    run = Run(2, 20.0, [[(3, 50)], [(141, 1)]])
+    for step in range(12):
+        run.step(step)
+    assert 16.0 < run.most_between <= 20.0
+    assert run.first_tokens == [0, 1]
+
+
+def test_without_a_bound_prompts_are_read_at_once() -> None:
+    run = Run(2, None, [[(3, 50)], [(141, 1)]])
+    for step in range(2):
+        run.step(step)
+    assert run.first_tokens == [0, 1]
+    assert run.most_between == 141 * TOKEN + 6 * FORWARD
+
+
+def test_where_nobody_runs_a_step_reads_a_whole_forward() -> None:
+    run = Run(1, 1e-9, [[(100, 1)]])
+    for step in range(5):
+        run.step(step)
+    assert run.first_tokens == [0]
+
+
+@given(
+    forward=st.floats(0.0, 20.0), token=st.floats(0.01, 3.0), first=st.integers(1, 600),
+    later=st.floats(0.3, 3.0),
+)  # fmt: skip
+def test_the_speed_is_learned_and_followed(
+    forward: float, token: float, first: int, later: float
+) -> None:
+    """A first prompt of any length, then pieces as long as may be; then the machine changes."""
+    pause = 40.0
+    speed = ReadingSpeed(pause)
+    assert speed.num_tokens == MIN_TOKENS
+    speed.record(first, forward + token * first)
+    for factor in (1.0, later):
+        for _ in range(200):
+            tokens = speed.num_tokens
+            speed.record(tokens, factor * (forward + token * tokens))
+        seconds = factor * (forward + token * speed.num_tokens)
+        if speed.num_tokens > MIN_TOKENS:
+            assert seconds <= 1.05 * pause
+        one_more = factor * (forward + token * (speed.num_tokens + 2))
+        assert one_more >= 0.95 * pause
+
+
+def test_places_are_chosen_by_whom_they_are_for() -> None:
+    schedule: Schedule[str] = Schedule(3)
+    for name in "abcd":
+        schedule.add(name, 1)
+    told: list[tuple[str, list[str]]] = []
+
+    def least(key: str, free: Sequence[int], later: Sequence[str]) -> tuple[int, int]:
+        told.append((key, list(later)))
+        return min(free), 0
+
+    assert schedule.admit(least) == [("a", 0), ("b", 1), ("c", 2)]
+    assert told == [("a", ["b", "c"]), ("b", ["c"]), ("c", [])]  # d waits for another slot
+    assert schedule.slots_read_into() == {0: "a", 1: "b", 2: "c"}
+    assert [schedule.leave(name) for name in "bc"] == [1, 2]
+    assert schedule.admit(lambda key, free, later: (max(free), 0)) == [("d", 2)]
+    with pytest.raises(KeyError):
+        schedule.slot_of("d")  # its prompt has not been read
