@@ -312,7 +312,7 @@ class Engine:
         return self.drafter or self.usual_drafter or default, self.drafter_options
 
     def _result(self, row: Request, drafter: str, notes: Sequence[str]) -> GenerationResult:
-        text = text_before(self.base.tokenizer, row.text_ids(row.token_ids), row.stop_place)
+        text = text_before(self.base.tokenizer, row.text_ids(row.token_ids), row.stop_position)
         deepest = max(row.depth_counts, default=0)
         at_least = [
             sum(n for depth, n in row.depth_counts.items() if depth >= d)

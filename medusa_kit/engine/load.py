@@ -37,7 +37,7 @@ from medusa_kit.infer.cpu.packed.base import base_for_decoding
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.decode.accept.logits_processing import check_own_values
 from medusa_kit.infer.decode.node_choice.measured import MeasuredSteps
-from medusa_kit.infer.decode.scheduler import Scheduler, most_kept
+from medusa_kit.infer.decode.scheduler import Scheduler, max_kept_bytes
 from medusa_kit.settings.engine import (
     Activations,
     Attention,
@@ -178,7 +178,7 @@ def build_engine(
     scheduler = Scheduler(
         verifier,
         reuse_prefixes=reuse,
-        kept_bytes=most_kept(base.device) if reuse or verifier.captures else 0,
+        kept_bytes=max_kept_bytes(base.device) if reuse or verifier.captures else 0,
         steps=MeasuredSteps(verifier) if options.guesses == "paying" else None,
     )
     plain = Engine(

@@ -161,7 +161,7 @@ class SharedBatch:
         answer has ended, whatever the caller does with its own hold on them.
         `on_tokens` is called in the batch's thread with the tokens of each step, and at the end
         with none: it should only pass them on, as by `loop.call_soon_threadsafe`.
-        `wanted`: what is told of each step besides (`Submission.take`).
+        `wanted`: what is reported of each step besides (`Submission.take`).
         Raises what `Engine.stream` does, QueueFullError where too many wait, ClosedError after
         `close`.
         """
@@ -174,7 +174,7 @@ class SharedBatch:
         except RuntimeError as error:
             self._thread.check_device(error)
             raise
-        row.wanted = wanted
+        row.output_options = wanted
         if heads is None:
             submission = self._thread.submit(row, self._drafter(name, options), on_tokens)
         else:

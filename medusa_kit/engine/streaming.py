@@ -111,7 +111,7 @@ class Streaming:
     def keep_tree(self) -> None:
         """Have `tree` filled, before the first piece is read. On CUDA the steps then run one kernel
         after another, not as graphs."""
-        self._row.wanted = self._row.wanted._replace(tree=True)
+        self._row.output_options = self._row.output_options._replace(tree=True)
 
     @property
     def tokens_per_second(self) -> float:

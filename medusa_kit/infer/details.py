@@ -1,4 +1,4 @@
-"""What a request may ask to be told of its steps besides their tokens.
+"""What a request may have reported of its steps besides their tokens.
 
 Shapes: K emitted tokens, V vocabulary, R likeliest tokens.
 """
@@ -11,19 +11,19 @@ from torch import Tensor
 
 
 class OutputOptions(NamedTuple):
-    """`num_likeliest`: log-probabilities of each token and of so many others; None: of none.
-    `tree`: the trees that were verified."""
+    """What is reported of each step. `num_top_tokens`: log-probabilities of each token and of so
+    many others; None: of none. `tree`: the trees that were verified."""
 
-    num_likeliest: int | None = None
+    num_top_tokens: int | None = None
     tree: bool = False
 
 
 class TokenScore(NamedTuple):
     """The base model's own log-probability of a token, before any processing, and the likeliest
-    tokens at its place with theirs."""
+    tokens at its position with theirs."""
 
     log_prob: float
-    likeliest: list[tuple[int, float]]
+    top_tokens: list[tuple[int, float]]
 
 
 class VerifiedTree(NamedTuple):
@@ -37,12 +37,12 @@ class VerifiedTree(NamedTuple):
 NOTHING = OutputOptions()
 
 
-def token_scores(logits_KV: Tensor, tokens: Sequence[int], num_likeliest: int) -> list[TokenScore]:
-    """Of tokens that were chosen where the base model gave these logits."""
+def token_scores(logits_KV: Tensor, tokens: Sequence[int], num_top_tokens: int) -> list[TokenScore]:
+    """The scores of tokens that were chosen where the base model gave these logits."""
     log_KV = logits_KV[: len(tokens)].float().log_softmax(-1)
     chosen_K1 = torch.tensor(tokens, device=log_KV.device)[:, None]
-    own_K = log_KV.gather(1, chosen_K1)[:, 0].tolist()
-    best_KR = log_KV.topk(min(num_likeliest, log_KV.shape[1]))
+    log_probs_K = log_KV.gather(1, chosen_K1)[:, 0].tolist()
+    best_KR = log_KV.topk(min(num_top_tokens, log_KV.shape[1]))
     pairs = zip(best_KR.indices.tolist(), best_KR.values.tolist(), strict=True)
-    likeliest = [list(zip(ids, scores, strict=True)) for ids, scores in pairs]
-    return [TokenScore(*one) for one in zip(own_K, likeliest, strict=True)]
+    top_tokens = [list(zip(ids, scores, strict=True)) for ids, scores in pairs]
+    return [TokenScore(*score) for score in zip(log_probs_K, top_tokens, strict=True)]

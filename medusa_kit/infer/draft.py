@@ -1,6 +1,6 @@
-"""The drafter's interface: it proposes a tree of tokens for each row and may observe the outcome.
+"""The drafter's interface: it proposes a tree of tokens for each request and may see the result.
 
-Topology is data: a list of parents for each row of the batch. Node 0 is the root, the base model's
+Topology is data: a list of parents for each request. Node 0 is the root, the base model's
 own next token. A parent comes before its children. UNUSED marks a slot that holds no node.
 
 Shapes: B batch, N nodes with root, D hidden, V vocabulary.
@@ -26,7 +26,7 @@ from medusa_kit.transfer import to_device
 
 T = TypeVar("T")
 ROOT, UNUSED = -1, -2
-PerRow = Sequence[Tensor] | Tensor  # a tensor for each row; as one where rows are alike
+PerRequest = Sequence[Tensor] | Tensor  # a tensor for each request; one where all have one shape
 COUNTS = "tokens a step: "  # how a note begins that counts an answer's steps
 NODES = "nodes: "  # and one that counts their nodes
 # Notes of figures, which are others after each answer, begin so; the rest are reasons.
@@ -53,7 +53,7 @@ class Topology:
 
     @cached_property
     def on_host(self) -> HostTree:
-        """The used nodes as a captured forward is told of them."""
+        """The used nodes in the form that a captured forward takes."""
         return host_tree(self.used_parents)
 
     @cached_property
@@ -89,14 +89,15 @@ def path_to(node: int, parents: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Draft:
-    """tokens_BN, and the topology of each row (the same object where rows share one)."""
+    """The trees of all requests: tokens_BN, and each one's topology (the same object where requests
+    share one)."""
 
     tokens_BN: Tensor
     topologies: Sequence[Topology]
 
     @property
     def flat_tokens(self) -> Tensor:
-        """Tokens of the used nodes, row after row."""
+        """Tokens of the used nodes, request after request."""
         counts = [topology.num_used for topology in self.topologies]
         if min(counts) == self.tokens_BN.shape[1]:
             return self.tokens_BN.flatten()
@@ -113,9 +114,9 @@ class RequestText:
     hidden_1D: Tensor | None = None  # at the last committed token, whose next token is the root
     sampler: Sampler | None = None  # None: by argmax
     # While it begins, for a drafter that `reads_prompts`: hidden_TD at the last T tokens of its
-    # prompt, which are all but those that a cache held, where torch has read them.
+    # prompt, which are all but those that were cached, where torch has read them.
     prompt_hidden: Tensor | None = None
-    prompt_layers: Tensor | None = None  # the same of the layers that a drafter watches
+    prompt_layers: Tensor | None = None  # likewise, of the layers that a drafter watches
     kept: dict[Any, Any] = field(default_factory=dict, repr=False)  # by the drafter that keeps it
     token_ids: list[int] = field(default_factory=list)  # of the answer, as far as it was emitted
     finish_reason: str | None = None  # stop | length | cancelled | error
@@ -126,11 +127,11 @@ class RequestText:
         return self.finish_reason in ("stop", "length")
 
     def own(self, drafter: Any, make: Callable[[], T]) -> T:
-        """What a drafter keeps of this request, made now if there is nothing yet."""
+        """What a drafter keeps for this request, made now if there is nothing yet."""
         if drafter not in self.kept:
             self.kept[drafter] = make()
-        found: T = self.kept[drafter]
-        return found
+        kept: T = self.kept[drafter]
+        return kept
 
 
 class State:
@@ -138,31 +139,31 @@ class State:
 
     def __init__(self, requests: Sequence[RequestText]) -> None:
         self.requests = requests
-        self.tokens = [one.text for one in requests]
-        self.roots_B = [one.root for one in requests]
-        self.samplers = [one.sampler for one in requests]
+        self.tokens = [request.text for request in requests]
+        self.roots_B = [request.root for request in requests]
+        self.samplers = [request.sampler for request in requests]
 
     @cached_property
     def hidden_BD(self) -> Tensor:
         """At the last committed token of each request, whose next token is the root."""
-        parts = [one.hidden_1D for one in self.requests if one.hidden_1D is not None]
+        parts = [request.hidden_1D for request in self.requests if request.hidden_1D is not None]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def draws(self) -> list[RowDraws | None] | None:
         """How the tokens after each request's root will be drawn; None where no request's are."""
-        found = [
+        draws = [
             None if sampler is None else sampler.draws_after(len(tokens))
             for sampler, tokens in zip(self.samplers, self.tokens, strict=True)
         ]
-        return found if any(found) else None
+        return draws if any(draws) else None
 
-    def of_rows(self, rows: Sequence[int]) -> "State":
+    def of_requests(self, indices: Sequence[int]) -> "State":
         """The state of these requests alone."""
-        return State([self.requests[row] for row in rows])
+        return State([self.requests[index] for index in indices])
 
 
 def unread(tokens: list[int], root: int, num_read: int) -> list[int]:
-    """The tokens of a row's text, root last, after the first `num_read`."""
+    """The tokens of a request's text, root last, after the first `num_read`."""
     return [*tokens[num_read:], root] if num_read <= len(tokens) else []
 
 
@@ -171,35 +172,35 @@ class StepResult:
     """The outcome of verifying a draft, for drafters that learn from it."""
 
     draft: Draft
-    paths: Sequence[Sequence[int]]  # accepted nodes of each row, root not included
-    next_roots: Sequence[int]  # the token after each row's last accepted node
-    hidden: PerRow  # (N, D)
-    logits: PerRow  # (N, V)
-    likeliest_BN: Sequence[Sequence[int]] | None = None  # where the loop has them anyway
-    ranked: PerRow | None = None  # (N, R): the likeliest tokens, where they are known
-    # Tokens of each row's used nodes, where they have been read from the device.
+    paths: Sequence[Sequence[int]]  # accepted nodes of each request, root not included
+    next_roots: Sequence[int]  # the token after each request's last accepted node
+    hidden: PerRequest  # (N, D)
+    logits: PerRequest  # (N, V)
+    argmax_BN: Sequence[Sequence[int]] | None = None  # where the loop has them anyway
+    ranked: PerRequest | None = None  # (N, R): the likeliest tokens, where they are known
+    # Tokens of each request's used nodes, where they have been read from the device.
     tokens_read: Sequence[Sequence[int]] | None = None
-    layers: PerRow = ()  # (N, X): outputs of the layers that a drafter watches, one after another
+    layers: PerRequest = ()  # (N, X): outputs of watched layers, one after another
     requests: Sequence[RequestText] = ()  # whose draft it was
 
-    def tokens(self, row: int) -> Sequence[int]:
-        """Of the row's nodes, the used ones at least."""
+    def tokens(self, index: int) -> Sequence[int]:
+        """Tokens of a request's nodes, of the used ones at least."""
         if self.tokens_read is not None:
-            return self.tokens_read[row]
-        tokens: list[int] = self.draft.tokens_BN[row].tolist()
+            return self.tokens_read[index]
+        tokens: list[int] = self.draft.tokens_BN[index].tolist()
         return tokens
 
-    def likeliest(self, row: int, nodes: Sequence[int]) -> list[int]:
-        """The base model's likeliest token after each of these nodes, without processing."""
-        if self.likeliest_BN is not None:
-            return [self.likeliest_BN[row][node] for node in nodes]
-        logits_NV = self.logits[row]
-        at = to_device(nodes, logits_NV.device)
-        return logits_NV[at].argmax(-1).tolist()
+    def argmax(self, index: int, nodes: Sequence[int]) -> list[int]:
+        """The argmax of the base model's logits after each of these nodes, without processing."""
+        if self.argmax_BN is not None:
+            return [self.argmax_BN[index][node] for node in nodes]
+        logits_NV = self.logits[index]
+        nodes_M = to_device(nodes, logits_NV.device)
+        return logits_NV[nodes_M].argmax(-1).tolist()
 
 
 def root_draft(roots_B: Sequence[int], device: torch.device) -> Draft:
-    """The root alone for each row: a plain step."""
+    """The draft of a plain step: each request's root alone."""
     return Draft(
         to_device(roots_B, device)[:, None], [shared_topology((ROOT,), device)] * len(roots_B)
     )
@@ -208,25 +209,25 @@ def root_draft(roots_B: Sequence[int], device: torch.device) -> Draft:
 def padded_draft(
     tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], device: torch.device
 ) -> Draft:
-    """The draft with these nodes for each row; smaller rows are padded with unused ones."""
-    N = max(len(row) for row in tokens)
-    filled = [[*row, *[row[0]] * (N - len(row))] for row in tokens]
-    shapes = [shared_topology((*row, *[UNUSED] * (N - len(row))), device) for row in parents]
-    return Draft(to_device(filled, device), shapes)
+    """The draft with these nodes for each request; smaller trees are padded with unused ones."""
+    N = max(len(tree) for tree in tokens)
+    filled = [[*tree, *[tree[0]] * (N - len(tree))] for tree in tokens]
+    topologies = [shared_topology((*tree, *[UNUSED] * (N - len(tree))), device) for tree in parents]
+    return Draft(to_device(filled, device), topologies)
 
 
 @lru_cache(maxsize=1024)
 def shared_topology(parents: tuple[int, ...], device: torch.device) -> Topology:
-    """The same object for the same parents: trees of few shapes come again and again."""
+    """The topology of these parents, the same object each time: trees of few shapes recur."""
     return Topology.from_parents(parents, device)
 
 
 def flat_nodes(drafts: Sequence[Draft]) -> Nodes:
-    """The used nodes of all drafts, row after row, to be verified in one forward."""
+    """The used nodes of all drafts, request after request, to be verified in one forward."""
     topologies = [topology for draft in drafts for topology in draft.topologies]
     if len(topologies) == 1:
-        (one,), (draft,) = topologies, drafts
-        return Nodes(draft.flat_tokens, one.used_depths, one.used_sees, [one.num_used], [one])
+        (tree,), (draft,) = topologies, drafts
+        return Nodes(draft.flat_tokens, tree.used_depths, tree.used_sees, [tree.num_used], [tree])
     return Nodes(
         torch.cat([draft.flat_tokens for draft in drafts]),
         torch.cat([topology.used_depths for topology in topologies]),
@@ -270,8 +271,8 @@ class Drafter(ABC):
         """A request begins: its text is the prompt, its root the first token of the answer."""
 
     def observe(self, step: StepResult) -> None:  # noqa: B027
-        """What became of the draft, which may be another's. Text and root of `step.requests` are
-        still those that it was made from."""
+        """Learn what became of the draft, which may be another drafter's. Text and root of
+        `step.requests` are still those that it was made from."""
 
     def finish(self, requests: Sequence[RequestText]) -> None:  # noqa: B027
         """These requests have ended, or were cancelled before they began."""

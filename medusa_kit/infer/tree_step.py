@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Chunk:
-    """In a window's place: a layer sees the positions of the chunk that a node is in, of so many
-    each."""
+    """Instead of a window: a layer sees the positions of the chunk that a node is in, each of
+    `size` positions."""
 
     size: int
 
@@ -99,7 +99,7 @@ class TreeStep:
         )
 
     def additive_mask(self, window: Window, repeats: int, dtype: torch.dtype) -> Tensor:
-        """The same as numbers to add to scores, 0 and -inf, built once for all layers."""
+        """The mask as numbers to add to scores, 0 and -inf, built once for all layers."""
         effective = window if self.window_applies(window) else None
         mask = self.mask(window, repeats)
 
@@ -178,14 +178,14 @@ class Nodes:
             [Chain(count) for count in counts],
         )
 
-    def of_rows(self, first: int, last: int) -> "Nodes":
-        """Those of the rows from `first` to before `last`."""
+    def of_trees(self, first: int, last: int) -> "Nodes":
+        """The nodes of the trees from `first` to before `last`."""
         if last - first == len(self.counts):
             return self
         counts = self.counts[first:last]
-        at, squares = sum(self.counts[:first]), sum(count**2 for count in self.counts[:first])
-        end, square_end = at + sum(counts), squares + sum(count**2 for count in counts)
-        tokens_N, depths_N = self.tokens_N[at:end], self.depths_N[at:end]
+        start, squares = sum(self.counts[:first]), sum(count**2 for count in self.counts[:first])
+        end, square_end = start + sum(counts), squares + sum(count**2 for count in counts)
+        tokens_N, depths_N = self.tokens_N[start:end], self.depths_N[start:end]
         sees, trees = self.sees[squares:square_end], self.trees[first:last]
         return Nodes(tokens_N, depths_N, sees, counts, trees)
 
@@ -229,12 +229,12 @@ class NodeScores:
     hidden_ND: Tensor
     logits_NV: Tensor
     ranked_NR: Tensor | None = None
-    likeliest_N: Tensor | None = None  # where the forward found them
+    argmax_N: Tensor | None = None  # where the forward found them
 
-    def likeliest(self) -> Tensor:
-        """The likeliest token after each node [N]."""
-        if self.likeliest_N is not None:
-            return self.likeliest_N
+    def argmax(self) -> Tensor:
+        """The token of the highest score after each node [N]."""
+        if self.argmax_N is not None:
+            return self.argmax_N
         return self.logits_NV.argmax(-1) if self.ranked_NR is None else self.ranked_NR[:, 0]
 
     def near_ties(self, tolerance: float) -> Tensor:
@@ -246,8 +246,8 @@ class NodeScores:
         return (best_N2[:, 0] - best_N2[:, 1] < tolerance).long()
 
     def ranked_near_ties(self, tolerance: float | None) -> list[int] | None:
-        """The same of `ranked_NR` in the host's memory, read number by number; None for no
-        tolerance."""
+        """Near ties, as `near_ties`, by `ranked_NR` in the host's memory, read number by number;
+        None for no tolerance."""
         if tolerance is None:
             return None
         assert self.ranked_NR is not None
@@ -263,17 +263,17 @@ class StepHolder:
     """
 
     def __init__(self, mask_form: str | None = None) -> None:
-        self._here = threading.local()
+        self._local = threading.local()
         self.mask_form = mask_form  # sdpa or eager: the class keeps its own attention
         self.pads = False  # rows with fewer nodes are padded in the whole model
 
     @property
     def step(self) -> TreeStep | None:
-        return getattr(self._here, "step", None)
+        return getattr(self._local, "step", None)
 
     @step.setter
     def step(self, step: TreeStep | None) -> None:
-        self._here.step = step
+        self._local.step = step
 
     def __reduce__(self) -> tuple[Any, ...]:  # for copies of the model
         return StepHolder, (self.mask_form,)

@@ -28,13 +28,13 @@ ManyIds = Annotated[list[TokenIds], Few(max_length=MAX_PROMPTS)]
 
 
 def texts(whole: Any) -> Iterator[str]:
-    """All in a JSON value; most of a long list are numbers."""
-    left = [whole]
-    while left:
-        one = left.pop()
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, dict):
-            left += [*one, *one.values()]
-        elif isinstance(one, list):
-            left += [part for part in one if isinstance(part, str | list | dict)]
+    """All texts in a JSON value; most of a long list are numbers."""
+    remaining = [whole]
+    while remaining:
+        value = remaining.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            remaining += [*value, *value.values()]
+        elif isinstance(value, list):
+            remaining += [part for part in value if isinstance(part, str | list | dict)]

@@ -23,8 +23,8 @@ router = APIRouter(route_class=BodyRoute)
 class ChatReply(Reply):
     whole_name, chunk_name, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def __init__(self, service: Service, asked: ChatRequest, constraint: Constraint) -> None:
-        super().__init__(service, asked, constraint)
+    def __init__(self, service: Service, request: ChatRequest, constraint: Constraint) -> None:
+        super().__init__(service, request, constraint)
         self._readers: dict[int, AnswerReader] = {}  # of streamed answers
 
     def choice(self, index: int, piece: Piece, reason: str) -> dict[str, Any]:
@@ -56,30 +56,30 @@ class ChatReply(Reply):
         return self._choice(index, {"delta": delta}, piece, reason)
 
     def _choice(
-        self, index: int, said: dict[str, Any], piece: Piece, reason: str | None
+        self, index: int, content: dict[str, Any], piece: Piece, reason: str | None
     ) -> dict[str, Any]:
         scores = None
-        if self.asked.num_likeliest is not None:
+        if self.request.num_top_tokens is not None:
             scores = {"content": token_logprobs(piece.scored), "refusal": None}
-        told = {"index": index, **said, "logprobs": scores, "finish_reason": reason}
-        return told | self.extras(piece)
+        choice = {"index": index, **content, "logprobs": scores, "finish_reason": reason}
+        return choice | self.extras(piece)
 
 
 @router.post("/v1/chat/completions")
-async def chat_completions(asked: ChatRequest, request: Request) -> Response:
+async def chat_completions(request: ChatRequest, http: Request) -> Response:
     """Answer a conversation."""
-    service = service_of(request)
-    messages = [message.as_dict() for message in asked.messages]
-    shown = None if asked.tool_choice == "none" else asked.tools
+    service = service_of(http)
+    messages = [message.as_dict() for message in request.messages]
+    shown = None if request.tool_choice == "none" else request.tools
     check_size(service.engine.base.info.context_length, messages, shown or [])
     deadline = service.deadline()
     constraint = await deadline.wait(
         service.constraints.of(
-            asked.response_format, asked.tools, asked.tool_choice, asked.parallel_tool_calls
+            request.response_format, request.tools, request.tool_choice, request.parallel_tool_calls
         )
     )
     template = chat_template(service.engine.base.tokenizer) or ""
-    variables = template_variables(asked.chat_template_kwargs, asked.reasoning_effort, template)
+    variables = template_variables(request.chat_template_kwargs, request.reasoning_effort, template)
     constraint = replace(constraint, variables=variables)
-    request.state.notes = list(constraint.notes)  # for the log
-    return await respond(ChatReply(service, asked, constraint), [messages], request, deadline)
+    http.state.notes = list(constraint.notes)  # for the log
+    return await respond(ChatReply(service, request, constraint), [messages], http, deadline)

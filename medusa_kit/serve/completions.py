@@ -24,13 +24,13 @@ class CompletionReply(Reply):
 
     def delta(self, index: int, piece: Piece, reason: str | None) -> dict[str, Any]:
         scores = None
-        if self.asked.num_likeliest is not None:
+        if self.request.num_top_tokens is not None:
             scores = completion_logprobs(piece.scored)
-        told = {"index": index, "text": piece.text, "logprobs": scores, "finish_reason": reason}
-        return told | self.extras(piece)
+        choice = {"index": index, "text": piece.text, "logprobs": scores, "finish_reason": reason}
+        return choice | self.extras(piece)
 
 
 @router.post("/v1/completions")
-async def completions(asked: CompletionRequest, request: Request) -> Response:
+async def completions(request: CompletionRequest, http: Request) -> Response:
     """Go on with one text or several."""
-    return await respond(CompletionReply(service_of(request), asked), asked.prompts, request)
+    return await respond(CompletionReply(service_of(http), request), request.prompts, http)

@@ -25,8 +25,8 @@ from medusa_kit.serve.tools import Constraint, encode_shown
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A chat's prompt, and what its answer is kept under."""
+class ChatPrompt:
+    """A chat's prompt, and the key under which its answer is kept (`context`)."""
 
     prompt: Prompt
     context: str
@@ -41,17 +41,17 @@ class Conversations:
 
     def prompt(
         self, messages: Sequence[Message], constraint: Constraint, owner: str, room: int
-    ) -> Asked:
-        """`owner`: whose turns may be gone on from. `room`: tokens of the model's context. Raises
-        what `Constraint.encode` does, ContextLengthError for what is far too long, and RequestError
-        for a name that the chat template leaves out."""
+    ) -> ChatPrompt:
+        """The prompt of a chat. `owner`: whose earlier turns it may continue. `room`: tokens of the
+        model's context. Raises what `Constraint.encode` raises, ContextLengthError for what is far
+        too long, and RequestError for a name that the chat template leaves out."""
         tokenizer = self._tokenizer
         _check_names(tokenizer, messages, constraint)
         shown, tools = constraint.shown(tokenizer, messages)
         template = chat_template(tokenizer)
         variables = constraint.variables
-        asked = [owner, template, None if tools is None else list(tools), dict(variables)]
-        given = json.dumps(asked, sort_keys=True)
+        rendered_with = [owner, template, None if tools is None else list(tools), dict(variables)]
+        given = json.dumps(rendered_with, sort_keys=True)
         context = hashlib.sha256(given.encode()).hexdigest()
         before = None if self._turns is None else self._turns.before(context, shown)
         whole = partial(encode_shown, tokenizer, tools=tools, variables=variables)
@@ -59,35 +59,40 @@ class Conversations:
         fits = partial(check_fits, tokenizer, room)
         prompt = next_prompt(tokenizer, shown, before, encode, tools, variables, fits)
         reasoning = reasoning_of(tokenizer, prompt.text)
-        return Asked(prompt, context, Reading(constraint.calls, reasoning))
+        return ChatPrompt(prompt, context, Reading(constraint.calls, reasoning))
 
-    def keep(self, asked: Asked, text: str, ids: Sequence[int]) -> None:
-        """`text`: of the answer; `ids`: its own, without the stop token."""
-        if self._turns is None or not asked.prompt.marks:
+    def keep(self, chat: ChatPrompt, text: str, ids: Sequence[int]) -> None:
+        """Keep an answer for the next turn. `text`: of the answer; `ids`: its own, without the stop
+        token."""
+        if self._turns is None or not chat.prompt.marks:
             return
-        read = read_answer(text, "stop", AnswerReader(asked.reading))
+        read = read_answer(text, "stop", AnswerReader(chat.reading))
         # Calls stay as the model wrote them, for templates that are given them as text.
-        said = asked.reading.aloud(text) if read.tool_calls else read.content or ""
-        message: Message = {"role": "assistant", "content": said}
-        tagged = said != text or asked.reading.keeps_special(self._tokenizer)
-        self._turns.keep(asked.context, Answered(asked.prompt, message, list(ids), tagged))
+        content = chat.reading.aloud(text) if read.tool_calls else read.content or ""
+        message: Message = {"role": "assistant", "content": content}
+        tagged = content != text or chat.reading.keeps_special(self._tokenizer)
+        self._turns.keep(chat.context, Answered(chat.prompt, message, list(ids), tagged))
 
 
 def _check_names(tokenizer: Any, messages: Sequence[Message], constraint: Constraint) -> None:
     """Raises RequestError. A result's name is that of its call, whoever reads it."""
-    given = {place for place, one in enumerate(messages) if "name" in one and one["role"] != "tool"}
+    given = {
+        index
+        for index, message in enumerate(messages)
+        if "name" in message and message["role"] != "tool"
+    }
     if not given or not chat_template(tokenizer):
         return
     marked = [
-        {**one, "name": f"participant-{place}-"} if place in given else one
-        for place, one in enumerate(messages)
+        {**message, "name": f"participant-{index}-"} if index in given else message
+        for index, message in enumerate(messages)
     ]
     text = render_text(tokenizer, *constraint.shown(tokenizer, marked), constraint.variables)
-    told = {int(place) for place in re.findall(r"participant-(\d+)-", text)}
-    if given - told:
-        place = min(given - told)
+    rendered = {int(index) for index in re.findall(r"participant-(\d+)-", text)}
+    if given - rendered:
+        index = min(given - rendered)
         raise RequestError(
-            f"the field 'messages.{place}.name' is not supported by this model: its "
+            f"the field 'messages.{index}.name' is not supported by this model: its "
             "chat template has no names; leave it out",
-            param=f"messages.{place}.name",
+            param=f"messages.{index}.name",
         )

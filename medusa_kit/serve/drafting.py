@@ -10,9 +10,9 @@ FORBIDDEN = ("store", "draft_model")  # options that name files and models of th
 MOST = 64  # nodes, tokens and the like of a drafter, since its neighbours share the step
 
 
-def check_drafting(asked: KitFields) -> None:
+def check_drafting(fields: KitFields) -> None:
     """Raises RequestError for options of a drafter that a request must not set."""
-    _check_options(asked.drafter_options or {})
+    _check_options(fields.drafter_options or {})
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ from medusa_kit.errors import (
     UsageError,
     did_you_mean,
 )
-from medusa_kit.serve.hints import said_to_client
+from medusa_kit.serve.hints import message_for_client
 from medusa_kit.serve.schema import ChatRequest, CompletionRequest
 
 RETRY_SECONDS = 1
@@ -81,21 +81,21 @@ def described(error: BaseException) -> tuple[int, dict[str, Any]]:
     if isinstance(error, RequestError):
         kind = TYPES.get(error.status, "server_error")
         return error.status, body(str(error), kind, error.param, error.code)
-    for one, status, kind, code in TABLE:
-        if isinstance(error, one):
-            return status, body(_said(error), kind, field_of(error), code)
+    for error_class, status, kind, code in TABLE:
+        if isinstance(error, error_class):
+            return status, body(_message_of(error), kind, field_of(error), code)
     console.warn(f"a request failed: {type(error).__name__}: {error}")
     return 500, body("the server failed; see its log", "server_error", None, None)
 
 
-def _said(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     if isinstance(error, ClosedError):  # whose own words may be of what ended the batch
         return "the server takes no more requests"
     if not isinstance(error, MedusaKitError):
         return NESTED
     # Clients know it by these words: langchain, litellm and others look for "prompt is too long".
     longer = "the prompt is too long: " if isinstance(error, ContextLengthError) else ""
-    return longer + said_to_client(error)
+    return longer + message_for_client(error)
 
 
 class ErrorDetails(BaseModel):
@@ -127,7 +127,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
-    """Of a message that names a value, the client knows the rest of that."""
+    """The body of an error. A long message is cut in the middle: a client knows the value that it
+    names."""
     if len(message) > MAX_OF_A_MESSAGE:
         message = f"{message[: MAX_OF_A_MESSAGE // 2]} … {message[-MAX_OF_A_MESSAGE // 2 :]}"
     param = param and param[:MAX_OF_A_NAME]
@@ -135,13 +136,13 @@ def body(message: str, kind: str, param: str | None, code: str | None) -> dict[s
 
 
 def response(status: int, content: dict[str, Any]) -> JSONResponse:
-    """What is worth another try says when."""
+    """The response with an error. One that is worth another try says when."""
     headers = {"Retry-After": str(RETRY_SECONDS)} if status in (429, 503) else None
     return JSONResponse(content, status, headers)
 
 
 def field_of(error: Exception) -> str | None:
-    """Messages about a value begin with its name."""
+    """The request's field that is to blame: messages about a value begin with its name."""
     if isinstance(error, DataError):
         return "messages"  # that the chat template refuses
     if isinstance(error, UnknownModelError):
@@ -157,7 +158,7 @@ def field_of(error: Exception) -> str | None:
 
 def explain_invalid(error: RequestValidationError) -> tuple[str, str | None]:
     """(message, field) of the first thing that is wrong with a request's body."""
-    item = _most_telling(error.errors())
+    item = _most_specific(error.errors())
     path = _path(item)
     name = ".".join(str(part) for part in path)
     if item["type"] == "json_invalid":
@@ -171,21 +172,21 @@ def explain_invalid(error: RequestValidationError) -> tuple[str, str | None]:
         cause = item["ctx"]["error"]
         blamed = getattr(cause, "param", None)
         return str(cause), ".".join(filter(None, (name, blamed))) or None
-    said = item["msg"].replace("Input should be", "expected")
-    return f"{name or 'body'}: {said}", name or None
+    problem = item["msg"].replace("Input should be", "expected")
+    return f"{name or 'body'}: {problem}", name or None
 
 
-def _most_telling(items: Sequence[Any]) -> Any:
-    """The first; where it is one of several kinds that a value may have, the kind that fits best
-    fails deepest inside."""
-    place = items[0]["loc"][:-1]
-    alike = [item for item in items if item["loc"][: len(place)] == place]
+def _most_specific(items: Sequence[Any]) -> Any:
+    """The fault to report: the first; where a value may have one of several kinds, that of the kind
+    that fits best, which fails deepest inside."""
+    location = items[0]["loc"][:-1]
+    alike = [item for item in items if item["loc"][: len(location)] == location]
     several = any(_is_kind(part) for part in items[0]["loc"])
     return max(alike, key=lambda item: len(item["loc"])) if several else items[0]
 
 
 def _path(item: Any) -> list[Any]:
-    """Of the value in the body, without the kinds that pydantic has tried."""
+    """The path of the value in the body, without the kinds that pydantic has tried."""
     return [part for part in item["loc"] if part != "body" and not _is_kind(part)]
 
 
@@ -197,8 +198,8 @@ def _wrong_kind(content_type: str) -> tuple[int, str, None]:
     """(status, message, field) for a body that was not read, since it is not sent as JSON."""
     if not content_type:
         return 400, "the header Content-Type is missing; expected application/json", None
-    said = f"the header Content-Type is {reprlib.repr(content_type)}; expected application/json"
-    return 415, said, None
+    message = f"the header Content-Type is {reprlib.repr(content_type)}; expected application/json"
+    return 415, message, None
 
 
 def _unread(cause: BaseException | None) -> str | None:
@@ -221,8 +222,8 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
         kind = TYPES.get(error.status_code, "invalid_request_error")
-        said = _unread(error.__cause__) or str(error.detail)
-        answer = response(error.status_code, body(said, kind, None, None))
+        message = _unread(error.__cause__) or str(error.detail)
+        answer = response(error.status_code, body(message, kind, None, None))
         answer.headers.update(error.headers or {})
         return answer
 

@@ -1,4 +1,4 @@
-"""What a client is told of an error: hints for who runs the server, or for Python, are left out.
+"""What a client gets of an error: hints for who runs the server, or for Python, are left out.
 
 Errors come from everywhere below the server, where hints name options and files. So a hint passes
 that is known to speak of the request; any other is replaced by what holds for its kind of error.
@@ -59,13 +59,13 @@ CLOSE = re.compile(re.escape(DID_YOU_MEAN).replace(r"\{\}", r"\S+"))
 
 
 def hint_for_client(error: MedusaKitError) -> str | None:
-    """One that a client can follow, or None."""
+    """A hint that a client can follow, or None."""
     hint = error.hint
     if hint is not None and (hint in OF_REQUESTS or CLOSE.fullmatch(hint)):
         return hint
-    return next((said for kind, said in OF_KINDS.items() if isinstance(error, kind)), None)
+    return next((usual for kind, usual in OF_KINDS.items() if isinstance(error, kind)), None)
 
 
-def said_to_client(error: MedusaKitError) -> str:
-    """The message, with such a hint."""
+def message_for_client(error: MedusaKitError) -> str:
+    """An error's message, with the hint that a client can follow."""
     return str(MedusaKitError(error.message, hint=hint_for_client(error)))

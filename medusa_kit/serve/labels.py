@@ -35,8 +35,8 @@ class CacheBreakpoint(Fields):
 def _pairs(value: Any) -> Any:
     fits = isinstance(value, Mapping) and len(value) <= MAX_PAIRS
     if not fits or not all(
-        isinstance(said, str) and len(key) <= MAX_KEY and len(said) <= MAX_VALUE
-        for key, said in value.items()
+        isinstance(text, str) and len(key) <= MAX_KEY and len(text) <= MAX_VALUE
+        for key, text in value.items()
     ):
         raise ValueError(
             f"metadata: expected up to {MAX_PAIRS} pairs of text, with keys of up to {MAX_KEY} "

@@ -1,7 +1,7 @@
 """Log-probabilities of tokens in the two forms that OpenAI's API has for them.
 
-What is said of each token is what it adds to the answer at its place, so joined bytes are those of
-the text. A special token adds none.
+The bytes of each token are those that it adds to the answer where it stands, so that joined bytes
+are those of the text. A special token adds none.
 """
 
 from codecs import getincrementaldecoder
@@ -17,7 +17,7 @@ LEAST = -9999.0  # OpenAI's number for what cannot come; JSON has no -inf
 
 
 class Named(NamedTuple):
-    """A token at its place. Bytes of a part of a character are UNFINISHED in its name."""
+    """A token where it stands. Bytes of a part of a character are UNFINISHED in its name."""
 
     token: int
     name: str
@@ -26,10 +26,10 @@ class Named(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """A token of an answer, and the likeliest ones at its place, each with a name of its own."""
+    """A token of an answer, and the likeliest ones in its stead, each with a name of its own."""
 
     chosen: Named
-    likeliest: list[Named]
+    top_tokens: list[Named]
     offset: int  # of the character that it begins in
 
 
@@ -46,12 +46,12 @@ class ScoredText:
         self._size = 0  # characters so far
 
     def read(self, settled: Settled, scores: Sequence[TokenScore]) -> list[Scored]:
-        places, alternatives = [], []
+        added_alone, alternatives = [], []
         for token, score in zip(settled.tokens, scores, strict=True):
-            places.append(self._added(token))
-            alternatives.append([(*one, self._added(one[0])) for one in score.likeliest])
-            self._go_on(token, places[-1])
-        added = self._agreed(settled, places)
+            added_alone.append(self._added(token))
+            alternatives.append([(*one, self._added(one[0])) for one in score.top_tokens])
+            self._go_on(token, added_alone[-1])
+        added = self._agreed(settled, added_alone)
         offsets = self._offsets(settled, added)
         return [
             Scored(*self._named(token, score.log_prob, data, others), offset)
@@ -61,7 +61,8 @@ class ScoredText:
         ]
 
     def _added(self, token: int) -> bytes:
-        """What it adds next. Some tokenizers drop the space at the start of a text."""
+        """The bytes that a token adds next. Some tokenizers drop the space at the start of a
+        text."""
         if self._bytes is None or token in self._hidden:
             return b""
         added = self._bytes.of(token)
@@ -76,9 +77,9 @@ class ScoredText:
         elif self._before is not None and token not in self._hidden:
             self._before += [token] if self._bytes.of(token) else []
 
-    def _agreed(self, settled: Settled, places: Sequence[bytes]) -> list[bytes]:
+    def _agreed(self, settled: Settled, added_alone: Sequence[bytes]) -> list[bytes]:
         """What each token adds, as the text has it."""
-        added = list(places)
+        added = list(added_alone)
         if settled.cut:
             added[-1] = added[-1].removesuffix(settled.cut)
         if UNFINISHED in settled.text or b"".join(added) == settled.text.encode():
@@ -99,17 +100,18 @@ class ScoredText:
         self, token: int, log_prob: float, added: bytes, others: Sequence[tuple[int, float, bytes]]
     ) -> tuple[Named, list[Named]]:
         chosen = Named(token, self._name(token, added), added, log_prob)
-        taken, likeliest = {chosen.name: token}, []
+        taken, top_tokens = {chosen.name: token}, []
         for other, its_log_prob, its_added in others:
             if other == token:
-                likeliest.append(chosen._replace(log_prob=its_log_prob))
+                top_tokens.append(chosen._replace(log_prob=its_log_prob))
                 continue
-            name = self._own_name(other, its_added, taken)
-            likeliest.append(Named(other, name, its_added, its_log_prob))
-        return chosen, likeliest
+            name = self._unique_name(other, its_added, taken)
+            top_tokens.append(Named(other, name, its_added, its_log_prob))
+        return chosen, top_tokens
 
-    def _own_name(self, token: int, added: bytes, taken: dict[str, int]) -> str:
-        """By the vocabulary's word where its text is no character, or is another's too."""
+    def _unique_name(self, token: int, added: bytes, taken: dict[str, int]) -> str:
+        """A name that no other token has: the vocabulary's word where its text is no character, or
+        is another's too."""
         text = self._name(token, added)
         word = text if self._bytes is None else str(self._bytes.spelled(token))
         names = [word] if UNFINISHED in text else [text, word]
@@ -134,22 +136,22 @@ def _beginnings(added: Sequence[bytes]) -> Iterator[int]:
 
 
 def token_logprobs(scored: Sequence[Scored]) -> list[dict[str, Any]]:
-    """A chat's: an object for each token."""
+    """Log-probabilities of a chat: an object for each token."""
     return [
-        {**_entry(one.chosen), "top_logprobs": [_entry(other) for other in one.likeliest]}
-        for one in scored
+        {**_entry(token.chosen), "top_logprobs": [_entry(other) for other in token.top_tokens]}
+        for token in scored
     ]
 
 
 def completion_logprobs(scored: Sequence[Scored]) -> dict[str, Any]:
-    """A completion's: a list for each property."""
+    """Log-probabilities of a completion: a list for each property."""
     return {
-        "tokens": [one.chosen.name for one in scored],
-        "token_logprobs": [_finite(one.chosen.log_prob) for one in scored],
+        "tokens": [token.chosen.name for token in scored],
+        "token_logprobs": [_finite(token.chosen.log_prob) for token in scored],
         "top_logprobs": [
-            {other.name: _finite(other.log_prob) for other in one.likeliest} for one in scored
+            {other.name: _finite(other.log_prob) for other in token.top_tokens} for token in scored
         ],
-        "text_offset": [one.offset for one in scored],
+        "text_offset": [token.offset for token in scored],
     }
 
 
@@ -157,8 +159,8 @@ def text_of_token(tokenizer: Any, token: int) -> str:
     return str(token) if tokenizer is None else str(tokenizer.decode([token]))
 
 
-def _entry(one: Named) -> dict[str, Any]:
-    return {"token": one.name, "logprob": _finite(one.log_prob), "bytes": list(one.added)}
+def _entry(token: Named) -> dict[str, Any]:
+    return {"token": token.name, "logprob": _finite(token.log_prob), "bytes": list(token.added)}
 
 
 def _finite(log_prob: float) -> float:

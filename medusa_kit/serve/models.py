@@ -23,14 +23,15 @@ OWNER = "medusa-kit"
 
 
 def base_name(info: BaseModelInfo) -> str:
-    """What clients call a base: of one in a folder or a file, its name without the way there."""
+    """The name of a base for clients: of one in a folder or a file, without the path to it."""
     if info.source in ("hub", "embedded", "debug", "memory"):
         return info.name
     return _last_part(Path(info.name)) or info.source
 
 
 def heads_name(source: str) -> str:
-    """The same for the server's own heads. Those of the Hub lie in its cache, under their id."""
+    """The name of the server's own heads for clients. Those of the Hub are in its cache, under
+    their id."""
     folder = Path(source).absolute()
     cached = folder.parent.parent.name
     if folder.parent.name == "snapshots" and cached.startswith("models--"):
@@ -39,13 +40,14 @@ def heads_name(source: str) -> str:
 
 
 def _last_part(path: Path) -> str:
-    """Of `.` and `..` what they stand for."""
+    """The last part of a path; of `.` and `..` the name of the folder that they stand for."""
     return (path if path.name not in ("", "..") else path.expanduser().resolve()).name
 
 
 @dataclass(frozen=True)
-class AskedModel:
-    """`name`: as an answer repeats it. `heads`: for `HeadsStore.load`; None: the server's own."""
+class RequestedModel:
+    """The model that a request names. `name`: as an answer repeats it. `heads`: for
+    `HeadsStore.load`; None: the server's own."""
 
     name: str
     heads: str | None = None
@@ -59,17 +61,17 @@ class ModelNames(Protocol):
         ...
 
     def entry(self, model: str) -> dict[str, Any]:
-        """One of them. Raises UnknownModelError."""
+        """The entry of one model. Raises UnknownModelError."""
         ...
 
-    def asked(self, model: str, adapter_id: str | None, source: str | None) -> AskedModel:
-        """Raises UnknownModelError, ConfigError."""
+    def requested(self, model: str, adapter_id: str | None, source: str | None) -> RequestedModel:
+        """The model that these fields of a request name. Raises UnknownModelError, ConfigError."""
         ...
 
     async def ready(
         self, model: str, adapter_id: str | None, source: str | None
     ) -> Mapping[str, Any]:
-        """Keywords of `SharedBatch.submit`, once heads have been loaded. Raises what `asked` and
+        """Keywords of `SharedBatch.submit`, once heads are loaded. Raises what `requested` and
         `HeadsStore.load` do."""
         ...
 
@@ -86,12 +88,12 @@ class ServedModels:
         chosen, _ = with_defaults({}, engine.base.generation_config)
         self._temperature = chosen["temperature"]  # of a request that gives none
 
-    def asked(
+    def requested(
         self,
         model: str | None,
         adapter_id: str | None = None,
         adapter_source: str | None = None,
-    ) -> AskedModel:
+    ) -> RequestedModel:
         """What a request asks for. Without a model it is the base, as for LoRAX. Whether there are
         such heads is told by the store.
 
@@ -108,13 +110,13 @@ class ServedModels:
                 )
             heads = adapter_id
         if heads is None:
-            return AskedModel(base)
+            return RequestedModel(base)
         if self._store is None:
             raise UnknownModelError(
                 f"there are no heads {reprlib.repr(heads)} here: requests may name none",
                 hint="GET /v1/models lists all",
             )
-        return AskedModel(f"{base}:{heads}", heads)
+        return RequestedModel(f"{base}:{heads}", heads)
 
     def options(
         self,
@@ -123,8 +125,8 @@ class ServedModels:
         adapter_source: str | None = None,
     ) -> dict[str, Any]:
         """Keywords of `SharedBatch.submit` for such a request, which hold its heads while they are
-        kept. Waits until heads have been loaded. Raises what `asked` and `HeadsStore.load` do."""
-        heads = self.asked(model, adapter_id, adapter_source).heads
+        kept. Waits until heads are loaded. Raises what `requested` and `HeadsStore.load` do."""
+        heads = self.requested(model, adapter_id, adapter_source).heads
         return {} if heads is None or self._store is None else {"heads": self._store.get(heads)}
 
     async def ready(
@@ -133,41 +135,42 @@ class ServedModels:
         adapter_id: str | None = None,
         adapter_source: str | None = None,
     ) -> dict[str, Any]:
-        """The same for async callers, whose loop goes on meanwhile."""
-        heads = self.asked(model, adapter_id, adapter_source).heads
+        """Keywords of `SharedBatch.submit`, as `options` gives them, for async callers, whose loop
+        goes on meanwhile."""
+        heads = self.requested(model, adapter_id, adapter_source).heads
         if heads is None or self._store is None:
             return {}
-        found = in_background(self._store.load, heads)
-        loading = await asyncio.wrap_future(found)
+        queued = in_background(self._store.load, heads)
+        loading = await asyncio.wrap_future(queued)
         return {"heads": await asyncio.wrap_future(loading)}
 
     def listed(self) -> list[str]:
         """The names of `entries`."""
-        return [str(one["id"]) for one in self.entries()]
+        return [str(entry["id"]) for entry in self.entries()]
 
     def entries(self) -> list[dict[str, Any]]:
         """The models of GET /v1/models: the base, then the base with each of the named heads."""
-        own, base = self._engine.heads, self.names[0]
-        told = {
+        heads, base = self._engine.heads, self.names[0]
+        details = {
             "state": "loaded",
             "heads": None if (source := self._engine.heads_source) is None else heads_name(source),
-            "kind": None if own is None else own.config.kind,
-            "num_heads": None if own is None else own.num_heads,
-            "bytes": 0 if own is None else own.num_bytes,
+            "kind": None if heads is None else heads.config.kind,
+            "num_heads": None if heads is None else heads.num_heads,
+            "bytes": 0 if heads is None else heads.num_bytes,
             "in_use": True,
             "temperature": self._temperature,
         }
         statuses = [] if self._store is None else self._store.statuses()
-        named = [self._entry(f"{base}:{one.name}", _told(one)) for one in statuses]
-        return [self._entry(base, told), *named]
+        named = [self._entry(f"{base}:{status.name}", _details_of(status)) for status in statuses]
+        return [self._entry(base, details), *named]
 
     def entry(self, model: str) -> dict[str, Any]:
         """The model of GET /v1/models/MODEL. Raises UnknownModelError."""
         _, heads = self._split(model)
         name = self.names[0] if heads is None else f"{self.names[0]}:{heads}"
-        for one in self.entries():
-            if one["id"] == name:
-                return one
+        for entry in self.entries():
+            if entry["id"] == name:
+                return entry
         raise self._unknown(model)
 
     def _split(self, model: str) -> tuple[str, str | None]:
@@ -200,17 +203,17 @@ class ServedModels:
             hint=did_you_mean(model, self.names, "GET /v1/models lists all"),
         )
 
-    def _entry(self, name: str, told: dict[str, Any]) -> dict[str, Any]:
+    def _entry(self, name: str, details: dict[str, Any]) -> dict[str, Any]:
         return {
             "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": OWNER,
-            "medusa_kit": told,
+            "medusa_kit": details,
         }
 
 
-def _told(status: HeadsStatus) -> dict[str, Any]:
+def _details_of(status: HeadsStatus) -> dict[str, Any]:
     return {
         "state": status.state,
         "heads": status.name,

@@ -9,7 +9,7 @@ from medusa_kit.base.tokenizer.ids import check_token_ids
 from medusa_kit.data.text_size import check_fits, check_size
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
-from medusa_kit.serve.conversations import Asked, Conversations
+from medusa_kit.serve.conversations import ChatPrompt, Conversations
 from medusa_kit.serve.errors import RequestError
 from medusa_kit.serve.hints import hint_for_client
 from medusa_kit.serve.tools import Constraint
@@ -21,7 +21,7 @@ def encode_prompts(
     prompts: Sequence[Any],
     constraint: Constraint,
     owner: str,
-) -> tuple[list[list[int]], Asked | None]:
+) -> tuple[list[list[int]], ChatPrompt | None]:
     """(ids of each, the chat if it is one). Chats go through the template, a completion's text does
     not.
 
@@ -29,7 +29,7 @@ def encode_prompts(
     one without tokens or with an id that the model has no row for; what
     `Conversations.prompt` raises.
     """
-    base, found, chat = engine.base, list[list[int]](), None
+    base, encoded, chat = engine.base, list[list[int]](), None
     context = base.info.context_length
     for number, prompt in enumerate(prompts, start=1):
         which = f"prompt {number} of {len(prompts)}" if len(prompts) > 1 else "prompt"
@@ -52,5 +52,5 @@ def encode_prompts(
             field = "prompt" if chat is None else "messages"
             message, hint = f"{which}: {error.message}", hint_for_client(error)
             raise RequestError(message, param=field, hint=hint) from error
-        found.append(ids)
-    return found, chat
+        encoded.append(ids)
+    return encoded, chat

@@ -78,8 +78,8 @@ class ToolCall(Fields):
     index: int | None = None  # sent back from a stream
 
     def as_dict(self) -> dict[str, Any]:
-        said = {"name": self.function.name, "arguments": self.function.arguments}
-        return {"id": self.id, "type": self.type, "function": said}
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"id": self.id, "type": self.type, "function": function}
 
 
 class Message(Fields):
@@ -115,21 +115,22 @@ class Message(Fields):
         return self
 
     def as_dict(self) -> dict[str, Any]:
-        """As chat templates take it: text, and OpenAI's newer word for system as the older one."""
+        """The message as chat templates take it: text, and OpenAI's newer word for system as the
+        older one."""
         content = self.content or ""
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
         role = "system" if self.role == "developer" else self.role
-        said: dict[str, Any] = {"role": role, "content": content}
+        message: dict[str, Any] = {"role": role, "content": content}
         if self.name is not None:
-            said["name"] = self.name
+            message["name"] = self.name
         if self.reasoning_content:
-            said["reasoning_content"] = self.reasoning_content
+            message["reasoning_content"] = self.reasoning_content
         if self.tool_calls:
-            said["tool_calls"] = [one.as_dict() for one in self.tool_calls]
+            message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
         if self.tool_call_id is not None:
-            said["tool_call_id"] = self.tool_call_id
-        return said
+            message["tool_call_id"] = self.tool_call_id
+        return message
 
 
 class StreamOptions(Fields):
@@ -211,8 +212,9 @@ class Request(Labels):
         return not self.model_fields_set.isdisjoint({"max_tokens", "max_completion_tokens"})
 
     @property
-    def num_likeliest(self) -> int | None:
-        """Of the tokens' log-probabilities; None: none are wanted."""
+    def num_top_tokens(self) -> int | None:
+        """How many tokens are returned with log-probabilities besides each of the answer; None: no
+        log-probabilities are."""
         return None
 
     @property
@@ -311,31 +313,31 @@ class ChatRequest(Request):
         return self.max_completion_tokens or self.max_tokens
 
     @property
-    def num_likeliest(self) -> int | None:
+    def num_top_tokens(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
 def _check_results(messages: Sequence[Message]) -> None:
     """Results answer a call that the assistant made before; their `name` is the function's."""
     called: dict[str | None, str] = {}
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         called |= {call.id: call.function.name for call in message.tool_calls or ()}
         if message.role != "tool":
             continue
         if message.tool_call_id not in called:
             raise UnsupportedFieldError(
-                f"messages.{place}.tool_call_id",
+                f"messages.{index}.tool_call_id",
                 f"tool_call_id {message.tool_call_id!r} is that of no earlier call",
             )
         if message.name not in (None, name := called[message.tool_call_id]):
             raise UnsupportedFieldError(
-                f"messages.{place}.name",
+                f"messages.{index}.name",
                 f"name {message.name!r} is not that of the function that was called, {name!r}",
             )
 
 
 def _one_kind(value: Any) -> Any:
-    if isinstance(value, list) and {type(one) for one in value} not in ({str}, {int}, {list}):
+    if isinstance(value, list) and {type(item) for item in value} not in ({str}, {int}, {list}):
         raise ValueError("prompt: expected text, token ids, or a list of either that is not empty")
     return value
 
@@ -350,7 +352,7 @@ class CompletionRequest(Request):
     best_of: int | None = None
 
     @model_validator(mode="after")
-    def _all_are_told(self) -> "CompletionRequest":
+    def _returns_all(self) -> "CompletionRequest":
         if self.best_of not in (None, self.n):
             raise UnsupportedFieldError(
                 "best_of",
@@ -365,7 +367,7 @@ class CompletionRequest(Request):
         return self.max_tokens or 16  # OpenAI's own default
 
     @property
-    def num_likeliest(self) -> int | None:
+    def num_top_tokens(self) -> int | None:
         return self.logprobs
 
     @property

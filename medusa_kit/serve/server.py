@@ -23,8 +23,8 @@ TELLING = 2.0  # seconds for which /health says that the server has failed, befo
 def bind(host: str, port: int) -> socket.socket:
     """A socket for this address. Raises ConfigError where it cannot be had."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = addresses[0]
         bound = socket.socket(family, kind, protocol)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -87,8 +87,8 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().set_exception_handler(QuietAboutFiles())
         await super().startup(sockets)
         if self.started:
-            for one in sockets or ():
-                one.listen(MAX_WAITING)
+            for bound in sockets or ():
+                bound.listen(MAX_WAITING)
             self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

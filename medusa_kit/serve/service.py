@@ -37,11 +37,11 @@ from medusa_kit.infer.details import OutputOptions
 from medusa_kit.serve.bounded.constraints import Constraints
 from medusa_kit.serve.bounded.deadline import Deadline, Threads
 from medusa_kit.serve.calls.call_grammar import behind_reasoning
-from medusa_kit.serve.conversations import Asked, Conversations
+from medusa_kit.serve.conversations import ChatPrompt, Conversations
 from medusa_kit.serve.drafting import check_drafting
 from medusa_kit.serve.errors import NoSuchModelError, RequestError, ServerClosingError, field_of
 from medusa_kit.serve.hints import hint_for_client
-from medusa_kit.serve.models import AskedModel, ModelNames, ServedModels, base_name
+from medusa_kit.serve.models import ModelNames, RequestedModel, ServedModels, base_name
 from medusa_kit.serve.operations.imports import import_all
 from medusa_kit.serve.operations.metrics import AnswerClock, Metrics
 from medusa_kit.serve.prompts import encode_prompts
@@ -80,27 +80,27 @@ class Answers:
         named. `grammar_field`: which asks for a grammar."""
         self._service, self._stream = service, stream
         self.heads, self._grammar_field, self.owner = heads, grammar_field, owner
-        self.chat: Asked | None = None  # unless it is no chat
+        self.chat: ChatPrompt | None = None  # unless it is no chat
         self._changed = asyncio.Event()
         self.answers: list[Answer] = []
         self._cancelled = False
         self._clocks: list[AnswerClock] = []
         self.deadline, self._loop = deadline, deadline.loop
 
-    def _told(self, clock: AnswerClock, tokens: list[int]) -> None:
-        """In the batch's thread."""
+    def _on_tokens(self, clock: AnswerClock, tokens: list[int]) -> None:
+        """Note a step's tokens, none at the end. Called in the batch's thread."""
         clock.stamp(len(tokens))
         self._service.count(len(tokens))
         if self._cancelled and not tokens:  # its last step came after `cancel`
-            self._count_rest()
+            self._count_unread()
         if self._stream or not tokens:
             self._loop.call_soon_threadsafe(self._changed.set)
 
     def submit(self, **options: Any) -> None:
         clock = self._service.metrics.answer(self.deadline.began)
-        told = partial(self._told, clock)
+        on_tokens = partial(self._on_tokens, clock)
         try:
-            answer = self._service.batch.submit(on_tokens=told, **options)
+            answer = self._service.batch.submit(on_tokens=on_tokens, **options)
         except ConfigError as error:
             raise self._explained(error) from error
         self.answers.append(answer)
@@ -109,7 +109,8 @@ class Answers:
             self.cancel()
 
     async def steps(self) -> AsyncIterator[Step]:
-        """As they come, of all answers. Raises what an answer failed of, RequestTimeoutError."""
+        """The steps of all answers as they come. Raises what an answer failed of,
+        RequestTimeoutError."""
         open_ = dict(enumerate(self.answers))
         while open_:
             self._changed.clear()
@@ -125,9 +126,9 @@ class Answers:
                     del open_[index]
                     if (error := answer.submission.error) is not None:
                         raise self._explained(error)
-                    row, clock = answer.submission.request, self._clocks[index]
-                    clock.prompt(len(row.prompt_ids), row.num_cached)
-                    clock.end(answer.drafter, self.heads, len(row.token_ids), row.num_steps)
+                    request, clock = answer.submission.request, self._clocks[index]
+                    clock.prompt(len(request.prompt_ids), request.num_cached)
+                    clock.end(answer.drafter, self.heads, len(request.token_ids), request.num_steps)
                     yield Step(index, None)
             if open_:
                 await self.deadline.wait(self._changed.wait())
@@ -147,14 +148,14 @@ class Answers:
         return RequestError(error.message, hint=hint_for_client(error), param=self._grammar_field)
 
     def keep(self, number: int, text: str) -> None:
-        """An answer of a chat that has ended, for the turn after it."""
+        """Keep an answer of a chat that has ended, for the turn after it."""
         if self.chat is not None:
-            row = self.answers[number].submission.request
-            ids = [token for token in row.token_ids if token not in row.stop_ids]
+            request = self.answers[number].submission.request
+            ids = [token for token in request.token_ids if token not in request.stop_ids]
             self._service.conversations.keep(self.chat, text, ids)
 
-    def _count_rest(self) -> None:
-        """What nobody reads any more has been decoded all the same."""
+    def _count_unread(self) -> None:
+        """Count tokens that nobody reads any more: they have been decoded all the same."""
         for answer, clock in zip(list(self.answers), list(self._clocks), strict=False):
             for emission in answer.submission.take():
                 clock.accepted(len(emission.tokens), emission.num_guessed)
@@ -168,7 +169,7 @@ class Answers:
         self._cancelled = True
         for answer in list(self.answers):
             answer.cancel()
-        self._count_rest()
+        self._count_unread()
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._changed.set)
         self._service.leave(self)
@@ -217,7 +218,7 @@ class Service:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all answers, over the last few seconds."""
+        """Tokens a second of all answers, over the last few seconds."""
         since = time.monotonic() - WINDOW
         return sum(tokens for when, tokens in list(self._recent) if when > since) / WINDOW
 
@@ -231,11 +232,11 @@ class Service:
         in_background(prepare_grammars, base.tokenizer, base.info.vocab_size, base.stop_token_ids)
 
     def deadline(self) -> Deadline:
-        """Of a request that begins now."""
+        """The deadline of a request that begins now."""
         return Deadline(self.config.request_timeout)
 
     async def read(self, work: Callable[..., T], *args: Any) -> T:
-        """What reads the disk, in time. Raises RequestTimeoutError."""
+        """What `work`, which reads the disk, returns in time. Raises RequestTimeoutError."""
         return await self.deadline().wait(self._disk.run(work, *args))
 
     def without_path(self, message: str) -> str:
@@ -243,10 +244,10 @@ class Service:
         name = self.engine.base.info.name
         return message.replace(name, self.name) if Path(name).name else message
 
-    def asked(self, request: Request) -> AskedModel:
-        """Raises RequestError."""
+    def requested_model(self, request: Request) -> RequestedModel:
+        """The model that a request names. Raises RequestError."""
         with self._blamed(request):
-            return self.names.asked(request.model, request.adapter_id, request.adapter_source)
+            return self.names.requested(request.model, request.adapter_id, request.adapter_source)
 
     async def ask(
         self,
@@ -261,7 +262,7 @@ class Service:
         if self.closing:
             raise ServerClosingError("the server is closing", code="closing")
         self._check_number(request, prompts)
-        heads, deadline = self.asked(request).heads, deadline or self.deadline()
+        heads, deadline = self.requested_model(request).heads, deadline or self.deadline()
         answers = Answers(self, deadline, request.stream, heads, constraint.field, owner)
         self._under_way.add(answers)
         try:
@@ -273,11 +274,13 @@ class Service:
 
     def _check_number(self, request: Request, prompts: Prompts) -> None:
         """Raises RequestError for more answers than the queue can ever hold."""
-        asked, most = len(prompts) * request.n, self.config.max_rows + self.config.max_queue
-        if asked > most:
+        num_answers = len(prompts) * request.n
+        max_answers = self.config.max_rows + self.config.max_queue
+        if num_answers > max_answers:
             prompted = f"{len(prompts)} prompts with n {request.n}" if len(prompts) > 1 else "n"
             raise RequestError(
-                f"{prompted} asks for {asked} answers; this server takes {most} at most at a time",
+                f"{prompted} asks for {num_answers} answers; this server takes {max_answers} at "
+                "most at a time",
                 param="n" if len(prompts) == 1 else "prompt",
                 hint="ask for them in several requests",
             )
@@ -293,8 +296,8 @@ class Service:
         try:
             await answers.deadline.wait(submit)
         finally:
-            if (held := named.get("heads")) is not None:
-                held.close()  # the answers have holds of their own
+            if (heads := named.get("heads")) is not None:
+                heads.close()  # the answers have holds of their own
 
     @contextlib.contextmanager
     def _blamed(self, request: Request) -> Iterator[None]:
@@ -337,16 +340,19 @@ class Service:
         constraint: Constraint,
         named: Mapping[str, Any],
     ) -> None:
-        asked = request.medusa_kit
-        check_drafting(asked)
+        kit_fields = request.medusa_kit
+        check_drafting(kit_fields)
         options: dict[str, Any] = {
             "stop": request.stop,
-            "wanted": OutputOptions(request.num_likeliest, asked.tree),
+            "wanted": OutputOptions(request.num_top_tokens, kit_fields.tree),
             **request.sampling(self.engine.base.generation_config),
             **named,
         }
-        if asked.drafter is not None or asked.drafter_options is not None:
-            options |= {"drafter": asked.drafter, "drafter_options": asked.drafter_options}
+        if kit_fields.drafter is not None or kit_fields.drafter_options is not None:
+            options |= {
+                "drafter": kit_fields.drafter,
+                "drafter_options": kit_fields.drafter_options,
+            }
         seed = secrets.randbits(31) if request.seed is None else request.seed
         encoded, answers.chat = encode_prompts(
             self.engine, self.conversations, prompts, constraint, answers.owner
@@ -362,15 +368,15 @@ class Service:
         """How many tokens an answer may have. Raises ContextLengthError for more than there is room
         for; where none are asked for, the rest of the context will do."""
         context = self.engine.base.info.context_length
-        if (asked := request.longest) is None:
+        if (requested := request.longest) is None:
             return self.config.default_max_tokens
-        if request.gives_length and num_prompt + asked > context:
+        if request.gives_length and num_prompt + requested > context:
             raise ContextLengthError(
-                f"the prompt has {num_prompt} tokens and max_tokens is {asked}; the model's "
+                f"the prompt has {num_prompt} tokens and max_tokens is {requested}; the model's "
                 f"context holds {context}, answer included",
                 hint="shorten the prompt, or ask for fewer tokens",
             )
-        return asked
+        return requested
 
 
 def _heads_store(engine: Engine, config: ServeConfig) -> HeadsStore | None:

@@ -62,7 +62,7 @@ class AnswerText:
         self, answer: Answer, tokenizer: Any, reading: Reading = NO_READING, reads: bool = True
     ) -> None:
         """`reading`: what its tags are for, which may be special tokens; other such tokens are no
-        text. `reads`: else there is no text, spans and scores, and only tokens are told."""
+        text. `reads`: else there is no text, spans and scores, and only tokens are returned."""
         self._answer, self._tokenizer = answer, tokenizer
         keeps = reading.keeps_special(tokenizer)
         self._dropped = reading.dropped(tokenizer) if keeps else frozenset[int]()
@@ -74,20 +74,20 @@ class AnswerText:
 
     @property
     def text(self) -> str:
-        """So far."""
+        """The text so far."""
         return "".join(self._shown)
 
     def push(self, emission: Emission) -> Piece:
-        piece, row = Piece(tree=emission.tree), self._answer.submission.request
+        piece, request = Piece(tree=emission.tree), self._answer.submission.request
         guessers = self._answer.guessers(emission)
-        for place, token in enumerate(emission.tokens):
-            guessed = place < len(guessers)
-            self._last = (place + 1, guessers[place]) if guessed else (0, None)
-            if token in row.stop_ids:
+        for index, token in enumerate(emission.tokens):
+            guessed = index < len(guessers)
+            self._last = (index + 1, guessers[index]) if guessed else (0, None)
+            if token in request.stop_ids:
                 continue
             piece.tokens.append(token)
             if emission.scores is not None:
-                self._scores.append(emission.scores[place])
+                self._scores.append(emission.scores[index])
             if self._text is not None:
                 self._show(piece, self._text.settle([token]))
         return piece
@@ -95,16 +95,16 @@ class AnswerText:
     def finish(self) -> Piece:
         piece = Piece()
         if self._text is not None:
-            self._show(piece, self._text.settle_rest())
+            self._show(piece, self._text.settle_all())
         return piece
 
-    def _show(self, piece: Piece, found: Sequence[Settled]) -> None:
-        found = [self._without_dropped(settled) for settled in found]
-        for settled in found:
+    def _show(self, piece: Piece, settled_tokens: Sequence[Settled]) -> None:
+        settled_tokens = [self._without_dropped(settled) for settled in settled_tokens]
+        for settled in settled_tokens:
             if self._scores:
                 scores = [self._scores.popleft() for _ in settled.tokens]
                 piece.scored += self._scored.read(settled, scores)
-        if text := "".join(settled.text for settled in found):
+        if text := "".join(settled.text for settled in settled_tokens):
             depth, by = self._last
             piece.text += text
             self._shown.append(text)
@@ -125,18 +125,18 @@ class Reply(ABC):
     prefix: str
 
     def __init__(
-        self, service: Service, asked: Request, constraint: Constraint = UNCONSTRAINED
+        self, service: Service, request: Request, constraint: Constraint = UNCONSTRAINED
     ) -> None:
-        self.service, self.asked, self.constraint = service, asked, constraint
+        self.service, self.request, self.constraint = service, request, constraint
         self.tokenizer = service.engine.base.tokenizer
         self.reading = NO_READING
         self._head = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
-            "model": service.asked(asked).name,
+            "model": service.requested_model(request).name,
             "system_fingerprint": FINGERPRINT,
         }
-        if asked.service_tier is not None:
+        if request.service_tier is not None:
             self._head["service_tier"] = "default"  # there is one
 
     @abstractmethod
@@ -156,26 +156,26 @@ class Reply(ABC):
 
     def event(self, choices: Sequence[dict[str, Any]], used: Any = None) -> bytes:
         content = {**self._head, "object": self.chunk_name, "choices": list(choices)}
-        if self.asked.wants_usage:
+        if self.request.wants_usage:
             content["usage"] = used
         return sse_event(content)
 
     def extras(self, piece: Piece) -> dict[str, Any]:
-        """What the request asked to be told besides."""
+        """Further fields that the request asked for."""
         extras: dict[str, Any] = {}
-        wanted, told = self.asked.medusa_kit, dict[str, Any]()
-        if wanted.spans:
-            told["spans"] = piece.spans
-        if wanted.tree:
-            told["tree"] = None if piece.tree is None else self._tree(piece.tree)
-        if told:
-            extras["medusa_kit"] = told
-        if self.asked.return_token_ids:
+        fields, reported = self.request.medusa_kit, dict[str, Any]()
+        if fields.spans:
+            reported["spans"] = piece.spans
+        if fields.tree:
+            reported["tree"] = None if piece.tree is None else self._tree(piece.tree)
+        if reported:
+            extras["medusa_kit"] = reported
+        if self.request.return_token_ids:
             extras["token_ids"] = piece.tokens
         return extras
 
     def _tree(self, tree: VerifiedTree) -> dict[str, Any]:
-        """With the texts of its tokens, since clients have no tokenizer."""
+        """A step's tree with the texts of its tokens, since clients have no tokenizer."""
         texts = [text_of_token(self.tokenizer, token) for token in tree.tokens]
         return {**tree._asdict(), "texts": texts}
 
@@ -183,13 +183,16 @@ class Reply(ABC):
 def usage(
     results: Sequence[GenerationResult], answers_each: int, heads: str | None
 ) -> dict[str, Any]:
-    """Of all answers to a request; each prompt counts once, however many answers it got. `heads`:
-    that it named."""
+    """The `usage` of all answers to a request; each prompt counts once, however many answers it
+    got. `heads`: that it named."""
     stats = [result.stats for result in results]
     prompts = stats[::answers_each]
-    prompt = sum(one.prompt_tokens for one in prompts)
-    new, steps = sum(one.new_tokens for one in stats), sum(one.num_steps for one in stats)
-    cached = sum(one.cached_tokens for one in prompts)
+    prompt = sum(answer.prompt_tokens for answer in prompts)
+    new, steps = (
+        sum(answer.new_tokens for answer in stats),
+        sum(answer.num_steps for answer in stats),
+    )
+    cached = sum(answer.cached_tokens for answer in prompts)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": new,
@@ -207,8 +210,8 @@ def usage(
 
 def sse_event(content: dict[str, Any]) -> bytes:
     # In ASCII, since some clients take U+2028 and the like for the end of a line.
-    said = json.dumps(content, allow_nan=False, separators=(",", ":"))
-    return f"data: {said}\n\n".encode()
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    return f"data: {text}\n\n".encode()
 
 
 class EventStream(StreamingResponse):
@@ -230,13 +233,13 @@ async def respond(
 ) -> Response:
     """Answer a request, which began before the call if it has a deadline. Raises what cannot be
     answered."""
-    if reply.asked.store:
+    if reply.request.store:
         http.state.notes = [*getattr(http.state, "notes", ()), "store: true has no effect"]
     owner = http.headers.get("authorization", "")
-    answers = await reply.service.ask(reply.asked, prompts, reply.constraint, owner, deadline)
+    answers = await reply.service.ask(reply.request, prompts, reply.constraint, owner, deadline)
     if answers.chat is not None:
         reply.reading = answers.chat.reading
-    if reply.asked.stream:
+    if reply.request.stream:
         return EventStream(answers, _events(reply, answers))
     try:
         content = await unless_gone(http, _whole(reply, answers))
@@ -249,9 +252,9 @@ async def _events(reply: Reply, answers: Answers) -> AsyncIterator[bytes]:
     texts = [AnswerText(answer, reply.tokenizer, reply.reading) for answer in answers.answers]
     try:
         openings = (reply.opening(index) for index in range(len(texts)))
-        for said in openings:
-            if said is not None:
-                yield reply.event([said])
+        for opening in openings:
+            if opening is not None:
+                yield reply.event([opening])
         async for index, emission in answers.steps():
             if emission is not None:
                 piece = texts[index].push(emission)
@@ -264,18 +267,20 @@ async def _events(reply: Reply, answers: Answers) -> AsyncIterator[bytes]:
             )
             answers.keep(index, texts[index].text)  # before the client can go on from it
             yield reply.event([reply.delta(index, last, reason)])
-        if reply.asked.wants_usage:
-            yield reply.event([], usage(answers.results(), reply.asked.n, answers.heads))
+        if reply.request.wants_usage:
+            yield reply.event([], usage(answers.results(), reply.request.n, answers.heads))
         yield b"data: [DONE]\n\n"
     except Exception as error:  # the status has been sent, so the error is an event
         yield sse_event(described(error)[1])
 
 
 async def _whole(reply: Reply, answers: Answers) -> dict[str, Any]:
-    asked = reply.asked  # unless it wants more than text, that is decoded once, at the end
+    request = reply.request  # unless it wants more than text, that is decoded once, at the end
     in_tags = reply.reading.keeps_special(reply.tokenizer)
-    reads = in_tags or asked.medusa_kit.spans or asked.num_likeliest is not None
-    texts = [AnswerText(one, reply.tokenizer, reply.reading, reads) for one in answers.answers]
+    reads = in_tags or request.medusa_kit.spans or request.num_top_tokens is not None
+    texts = [
+        AnswerText(answer, reply.tokenizer, reply.reading, reads) for answer in answers.answers
+    ]
     pieces = [Piece() for _ in texts]
     async for index, emission in answers.steps():
         added = texts[index].finish() if emission is None else texts[index].push(emission)
@@ -284,19 +289,21 @@ async def _whole(reply: Reply, answers: Answers) -> dict[str, Any]:
     for index, result in enumerate(results):
         pieces[index].text = texts[index].text if in_tags else result.text
         answers.keep(index, pieces[index].text)
-    told = enumerate(zip(pieces, results, strict=True))
-    choices = [reply.choice(index, piece, result.finish_reason) for index, (piece, result) in told]
-    return reply.whole(choices, usage(results, reply.asked.n, answers.heads))
+    finished = enumerate(zip(pieces, results, strict=True))
+    choices = [
+        reply.choice(index, piece, result.finish_reason) for index, (piece, result) in finished
+    ]
+    return reply.whole(choices, usage(results, reply.request.n, answers.heads))
 
 
 async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T | None:
     """What `work` returns, or None where the client hangs up before."""
 
-    async def gone() -> None:
+    async def disconnected() -> None:
         while (await http.receive())["type"] != "http.disconnect":
             pass
 
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None

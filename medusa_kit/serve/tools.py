@@ -52,7 +52,7 @@ class Constraint:
 
     @property
     def field(self) -> str | None:
-        """Of the request, which asks for the grammar."""
+        """The request's field that asks for the grammar."""
         if self.grammar is None:
             return None
         return "tools" if self.tools else "response_format"
@@ -79,12 +79,12 @@ class Constraint:
                 hint="use a model with one, or ask without tools",
             )
         listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tools)
-        said = INSTRUCTIONS.format(tools=listed)
-        shown = with_system(given, said)
+        instructions = INSTRUCTIONS.format(tools=listed)
+        shown = with_system(given, instructions)
         try:
             render_text(tokenizer, shown, variables=self.variables)
         except DataError:  # some templates have no system messages
-            shown = with_system(given, said, role="user")
+            shown = with_system(given, instructions, role="user")
         return shown, None
 
 
@@ -113,9 +113,10 @@ def constraint_of(
     tool_choice: str | Mapping[str, Any] | None = None,
     parallel_tool_calls: bool | None = None,
 ) -> Constraint:
-    """Raises ConfigError, naming the field, for what is wrong or cannot be followed."""
-    asked = _asked_of(response_format)
-    schema, notes = (None, ()) if asked is None else asked
+    """The constraint of a request with these fields. Raises ConfigError, naming the field, for what
+    is wrong or cannot be followed."""
+    usable_schema = _format_schema(response_format)
+    schema, notes = (None, ()) if usable_schema is None else usable_schema
     without_calls = Constraint(None if schema is None else Grammar.json_schema(schema), notes=notes)
     if not tools:
         given = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
@@ -128,14 +129,15 @@ def constraint_of(
     if not names:
         return without_calls
     forced = tool_choice not in (None, "auto")
-    one = parallel_tool_calls is False or isinstance(tool_choice, Mapping)
+    at_most_one = parallel_tool_calls is False or isinstance(tool_choice, Mapping)
     called = [functions[name] for name in names]
-    grammar = calls_grammar([call.schema for call in called], schema, forced, at_most_one=one)
+    schemas = [call.schema for call in called]
+    grammar = calls_grammar(schemas, schema, forced, at_most_one=at_most_one)
     notes = (*notes, *(note for call in called for note in call.notes))
     return Constraint(grammar, list(tools), notes)
 
 
-def _asked_of(response_format: Mapping[str, Any] | None) -> Usable | None:
+def _format_schema(response_format: Mapping[str, Any] | None) -> Usable | None:
     """The schema that the answer's text has to fit; None: any text."""
     if response_format is None:
         return None
@@ -214,12 +216,12 @@ def _moved(schema: Any) -> Any:
             else _moved(value)
             for key, value in schema.items()
         }
-    return [_moved(one) for one in schema] if isinstance(schema, list) else schema
+    return [_moved(part) for part in schema] if isinstance(schema, list) else schema
 
 
 def _with(schema: Mapping[str, Any], space: str) -> dict[str, Any]:
-    """With what white space is allowed, unless the schema says so itself. oneOf is read as anyOf
-    where that has been found to be all that is possible."""
+    """The schema with an option of what white space is allowed, unless it has one. oneOf is read as
+    anyOf where that has been found to be all that is possible."""
     return {**schema, OPTIONS: {"whitespace_pattern": space, **schema.get(OPTIONS, {})}}
 
 
@@ -232,11 +234,11 @@ def _check_object(field: str, given: Any, known: set[str]) -> None:
 
 
 def _check_types(field: str, given: Mapping[str, Any]) -> None:
-    """Of what functions and schemas both may have."""
+    """Check the fields that functions and schemas both may have. Raises ConfigError."""
     if not isinstance(strict := given.get("strict"), bool | None):
         raise ConfigError(f"{field}.strict {strict!r}: expected true or false")
-    if not isinstance(said := given.get("description"), str | None):
-        raise ConfigError(f"{field}.description {said!r}: expected text")
+    if not isinstance(description := given.get("description"), str | None):
+        raise ConfigError(f"{field}.description {description!r}: expected text")
 
 
 def _allowed(choice: str | Mapping[str, Any] | None, names: list[str]) -> list[str]:

@@ -66,7 +66,7 @@ def test_guesses_are_what_the_noise_picks(heads: MedusaHeads, tree: Any) -> None
     """Every node, after its own path, in a batch with a row that is not drawn."""
     state = state_of(heads.base, WARM, SamplingParams(), SamplingParams(0.6, seed=9))
     draft = draft_with(heads, tree).propose(state)
-    greedy = draft_with(heads, tree).propose(state.of_rows([1]))
+    greedy = draft_with(heads, tree).propose(state.of_requests([1]))
     assert draft.tokens_BN[1].tolist() == greedy.tokens_BN[0].tolist()
     for row in (0, 2):
         tokens, parents = draft.tokens_BN[row].tolist(), draft.topologies[row].parents

@@ -28,7 +28,7 @@ def test_emissions_hold_the_trees_of_rows_that_ask(name: str) -> None:
     engine = engine_for("llama-tied")
     drafter = drafters(engine)[name]
     row, other = row_for(engine, 6, 14), row_for(engine, 9, 14)
-    row.wanted = OutputOptions(tree=True)
+    row.output_options = OutputOptions(tree=True)
     with threaded(engine, 2) as thread:
         asks, does_not = thread.submit(row, drafter), thread.submit(other, drafter)
         first, *steps = list(asks)
@@ -54,7 +54,7 @@ def test_a_path_that_the_answer_cuts_is_told_as_far_as_it_was_emitted() -> None:
     with threaded(engine, 1) as thread:
         for most in range(2, 15):
             row = row_for(engine, 6, most)
-            row.wanted = OutputOptions(tree=True)
+            row.output_options = OutputOptions(tree=True)
             *_, last = thread.submit(row, drafter)
             lengths.add(checked(last))
     assert len(lengths) > 1

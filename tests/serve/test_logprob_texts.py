@@ -26,7 +26,7 @@ def scored(
 ) -> tuple[str, list[Scored]]:
     """(text, what is said of its tokens), as tokens come one by one."""
     stream, reader, text, found = TextStream(tokenizer, stops), ScoredText(tokenizer), "", []
-    pieces = [piece for token in ids for piece in stream.settle([token])] + stream.settle_rest()
+    pieces = [piece for token in ids for piece in stream.settle([token])] + stream.settle_all()
     for piece in pieces:
         text += piece.text
         scores = [TokenScore(-1.0, [(other, -2.0) for other in likeliest or [token]])
@@ -98,7 +98,7 @@ def test_special_tokens_that_the_text_keeps_are_told() -> None:
     tokenizer = byte_level()
     ids = tokenizer.convert_tokens_to_ids(["h", "ðŁĺ", "<|end|>", "h"])
     stream, reader = TextStream(tokenizer, keep_special=True), ScoredText(tokenizer, frozenset())
-    pieces = [*stream.settle(ids), *stream.settle_rest()]
+    pieces = [*stream.settle(ids), *stream.settle_all()]
     score = TokenScore(-1.0, [])
     found = [one for piece in pieces for one in reader.read(piece, [score] * len(piece.tokens))]
     assert "".join(piece.text for piece in pieces) == f"h{UNFINISHED}<|end|>h"

@@ -9,7 +9,7 @@ from support.tiny_models import tiny_base
 from medusa_kit.engine.heads_store import HeadsStore
 from medusa_kit.errors import ConfigError, UnknownModelError
 from medusa_kit.heads import save_heads
-from medusa_kit.serve.models import AskedModel, ServedModels, base_name
+from medusa_kit.serve.models import RequestedModel, ServedModels, base_name
 from medusa_kit.serve.service import Service
 from medusa_kit.settings.serve import ServeConfig
 
@@ -39,10 +39,10 @@ def test_a_model_is_a_base_or_a_base_with_heads(tmp_path: Path) -> None:
             (f"base:{HUB}", f"base:{HUB}", HUB),
             (None, "base", None),
         ):
-            assert models.asked(asked) == AskedModel(name, heads)
+            assert models.requested(asked) == RequestedModel(name, heads)
         for unknown in ("", "bass", "base:", "few", ":few", "Base:few", "x" * 10_000):
             with pytest.raises(UnknownModelError, match="is not served here") as caught:
-                models.asked(unknown)
+                models.requested(unknown)
             assert len(str(caught.value)) < 300
         assert models.options("base") == {}
         assert models.options("base:few")["heads"].name == "few"
@@ -50,7 +50,7 @@ def test_a_model_is_a_base_or_a_base_with_heads(tmp_path: Path) -> None:
             with pytest.raises(UnknownModelError, match="there are no heads"):
                 models.options(unknown)
     with pytest.raises(UnknownModelError, match="requests may name none"):
-        served(None).asked("base:few")
+        served(None).requested("base:few")
 
 
 def test_the_server_has_the_names_it_is_given_and_its_own() -> None:
@@ -61,10 +61,10 @@ def test_the_server_has_the_names_it_is_given_and_its_own() -> None:
         names = service.names
         assert [one["id"] for one in names.entries()] == ["gpt-4"]
         for name in given:
-            assert names.asked(name, None, None) == AskedModel(name)
+            assert names.requested(name, None, None) == RequestedModel(name)
             assert names.entry(name)["id"] == "gpt-4"
         with pytest.raises(UnknownModelError, match="expected gpt-4"):
-            names.asked("gpt-5", None, None)
+            names.requested("gpt-5", None, None)
     finally:
         service.close(drain=False)
 
@@ -72,21 +72,21 @@ def test_the_server_has_the_names_it_is_given_and_its_own() -> None:
 def test_loraxs_fields_name_heads(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
         models = served(store)
-        few = AskedModel("base:few", "few")
-        assert models.asked("base", "few") == few
-        assert models.asked(None, "few", "local") == few
-        assert models.asked("base:few", "few") == few
-        assert models.asked("base", HUB, "hub").heads == HUB
+        few = RequestedModel("base:few", "few")
+        assert models.requested("base", "few") == few
+        assert models.requested(None, "few", "local") == few
+        assert models.requested("base:few", "few") == few
+        assert models.requested("base", HUB, "hub").heads == HUB
         for given, message in (
             (("base:few", "other"), "name different heads"),
             (("base", None, "hub"), "without an adapter_id"),
             (("base", "few", "s3"), "adapter_source 's3' is unknown"),
         ):
             with pytest.raises(ConfigError, match=message):
-                models.asked(*given)
+                models.requested(*given)
         for source, name in (("hub", "few"), ("local", HUB)):
             with pytest.raises(UnknownModelError, match=f"from {source} here"):
-                models.asked("base", name, source)
+                models.requested("base", name, source)
 
 
 def test_the_list_tells_what_is_loaded(tmp_path: Path) -> None:

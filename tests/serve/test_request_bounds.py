@@ -217,14 +217,14 @@ def test_bodies_under_way_have_a_limit_together(
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             body = json.dumps("a" * 40)
             waiting = [asyncio.create_task(http.post("/wait", content=body)) for _ in range(5)]
-            while guarded._held < 5 * len(body):
+            while guarded._body_bytes < 5 * len(body):
                 await asyncio.sleep(0)
             refused = await http.post("/", content=body)
             for one in waiting:
                 one.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
             later = await http.post("/", content=body)
-            assert guarded._held == 0
+            assert guarded._body_bytes == 0
             assert refused.headers["Retry-After"] == "1"
             return [refused.status_code, later.status_code]
 

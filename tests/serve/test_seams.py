@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from support.serving.live_server import LiveServer, live_server
 
 from medusa_kit.engine.engine import Engine
-from medusa_kit.serve.models import AskedModel, ServedModels
+from medusa_kit.serve.models import RequestedModel, ServedModels
 
 
 class Refusing:
@@ -41,10 +41,10 @@ def test_routers_and_middleware(engine: Engine) -> None:
 
 
 class TwoNames(ServedModels):
-    def asked(self, model: str | None, *fields: str | None) -> AskedModel:
+    def requested(self, model: str | None, *fields: str | None) -> RequestedModel:
         if model == f"{self.names[0]}:plain":
-            return AskedModel(model)
-        return super().asked(model, *fields)
+            return RequestedModel(model)
+        return super().requested(model, *fields)
 
     async def ready(self, model: str | None, *fields: str | None) -> Mapping[str, Any]:
         return {"drafter": "none"} if model == f"{self.names[0]}:plain" else {}
@@ -53,8 +53,8 @@ class TwoNames(ServedModels):
 def test_a_name_may_mean_options_of_the_batch(engine: Engine) -> None:
     with live_server(engine) as live, live.client() as client:
         live.service.names = TwoNames(engine, [live.model], None, 0)
-        asked = f"{live.model}:plain"
-        answer = client.completions.create(model=asked, prompt="a", max_tokens=4, temperature=0)
+        requested = f"{live.model}:plain"
+        answer = client.completions.create(model=requested, prompt="a", max_tokens=4, temperature=0)
         assert answer.usage.model_extra["medusa_kit"]["drafter"] == "none"
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="other", prompt="a")

@@ -23,7 +23,7 @@ from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.native.layer_rows import LayerCache, LayerRows
 from medusa_kit.drafters.native.mtp_layers import layers_or_error
 from medusa_kit.drafters.trie import Trie, TrieDrafter
-from medusa_kit.infer.draft import PerRow, RequestText, State, StepResult
+from medusa_kit.infer.draft import PerRequest, RequestText, State, StepResult
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.drafters import MtpOptions
 from medusa_kit.transfer import to_device
@@ -94,7 +94,7 @@ class MtpDrafter(TrieDrafter):
         assert found is not None, "the base gave no hidden state"
         return found
 
-    def _of_nodes(self, step: StepResult) -> PerRow:
+    def _of_nodes(self, step: StepResult) -> PerRequest:
         """The same at the nodes of a draft."""
         return step.hidden
 

@@ -148,7 +148,7 @@ class LookaheadDrafter(TrieDrafter):
             return  # another drafter's tree, which does not hold the window
         for index, request in enumerate(step.requests):
             row: _Row = request.kept[self]
-            for ngram in row.window.advance(step.likeliest(index, row.window.ends)):
+            for ngram in row.window.advance(step.argmax(index, row.window.ends)):
                 row.pool.add(ngram)
 
     @property

@@ -197,5 +197,5 @@ def _calls(nodes: Nodes, rows: Sequence[int]) -> Iterator[tuple[Nodes, Sequence[
         while last < len(rows) and total + nodes.counts[last] <= MAX_ROWS:
             total += nodes.counts[last]
             last += 1
-        yield nodes.of_rows(first, last), rows[first:last]
+        yield nodes.of_trees(first, last), rows[first:last]
         first = last

@@ -63,7 +63,7 @@ class Batch:
         self.prefixes = PrefixCache(max_rows)
         self._schedule: Schedule[Request] = Schedule(max_rows, max_pause)
         self.cost: StepCost | None = None  # by which draft tokens are chosen; None: all are taken
-        self._longest = self._most_nodes = 1
+        self._longest = self._max_nodes = 1
         self._drafters: dict[Request, Drafter] = {}
         self._groups: dict[int, Group] = {}  # requests that run, by their drafter
         self._finished: list[Request] = []  # that have left since `take_finished`
@@ -99,15 +99,15 @@ class Batch:
         """Let a request in as soon as a slot is free. Those with the same drafter draft together.
         Raises, with nothing changed, where there is no memory for so long a request."""
         longest = max(self._longest, request.num_positions)
-        own = self.verifier.positions_of_tree(drafter.num_nodes)
-        most_nodes = max(self._most_nodes, own)  # requests may be padded to these
-        if (needed := longest + most_nodes - 1) > self.cache.num_positions:
+        num_nodes = self.verifier.positions_of_tree(drafter.num_nodes)
+        max_nodes = max(self._max_nodes, num_nodes)  # requests may be padded to these
+        if (needed := longest + max_nodes - 1) > self.cache.num_positions:
             # Room for longer ones that follow, too: growing copies what is there.
             growth = CPU_GROWTH if self.verifier.base.device.type == "cpu" else GROWTH
-            most = self.verifier.base.info.context_length + most_nodes - 1
-            positions = max(needed, min(int(growth * self.cache.num_positions), most))
+            max_positions = self.verifier.base.info.context_length + max_nodes - 1
+            positions = max(needed, min(int(growth * self.cache.num_positions), max_positions))
             self._with_room(lambda: self.cache.grow(positions))
-        self._longest, self._most_nodes = longest, most_nodes
+        self._longest, self._max_nodes = longest, max_nodes
         self._drafters[request] = drafter
         self._schedule.add(request, len(request.prompt_ids))
 
@@ -119,7 +119,7 @@ class Batch:
         self._schedule.add_slots(new)
 
     def use(self, max_rows: int) -> None:
-        """Decode at most so many requests at once from now on."""
+        """Decode at most `max_rows` requests at once from now on."""
         self._schedule.max_rows = max_rows
 
     def clear(self) -> None:
@@ -134,7 +134,7 @@ class Batch:
             request.fail(error)
 
     def raise_error(self) -> None:
-        """Raise what a request failed of that has left since the last call."""
+        """Raise the error of a request that failed and has left since the last call."""
         for request in self.take_finished():
             error, request.error = request.error, None
             try:
@@ -158,9 +158,9 @@ class Batch:
 
     def remove_finished(self) -> None:
         """Requests that have finished leave; their drafters hear what has become of them."""
-        while gone := [request for request in self._drafters if request.finish_reason is not None]:
-            self._leave(gone)
-            self._finished += gone
+        while finished := [request for request in self._drafters if request.finish_reason]:
+            self._leave(finished)
+            self._finished += finished
 
     def take_finished(self) -> list[Request]:
         """Requests that have left since the last call."""
@@ -168,8 +168,8 @@ class Batch:
         finished, self._finished = self._finished, []
         return finished
 
-    def _leave(self, gone: Sequence[Request]) -> None:
-        for request in gone:
+    def _leave(self, finished: Sequence[Request]) -> None:
+        for request in finished:
             if (slot := self._schedule.leave(request)) is not None:
                 text = [*request.prompt_ids, *request.token_ids]
                 cached = text[: self.cache.lengths[slot]]
@@ -178,13 +178,16 @@ class Batch:
             group.remove_finished()
             if not group.requests:
                 del self._groups[key]
-        drafters = [self._drafters[request] for request in gone]
-        for drafter in {id(one): one for one in drafters}.values():
+        by_drafter = dict[int, list[Request]]()
+        for request in finished:
+            by_drafter.setdefault(id(self._drafters[request]), []).append(request)
+        for requests in by_drafter.values():
+            drafter = self._drafters[requests[0]]
             try:
-                drafter.finish([request for request in gone if self._drafters[request] is drafter])
+                drafter.finish(requests)
             except Exception as error:  # the answers are there
                 console.warn(f"drafter {drafter.name} could not keep answers: {error}")
-        for request in gone:
+        for request in finished:
             del self._drafters[request]
             request.forget()
 
@@ -208,19 +211,19 @@ class Batch:
         """(hidden_1D, logits_V) at the last token of each piece; None where it failed."""
 
         def read(first: int, last: int) -> list[tuple[Tensor, Tensor]]:
-            some = pieces[first:last]
-            slots = [piece.slot for piece in some]
-            for piece in some:
+            some_pieces = pieces[first:last]
+            slots = [piece.slot for piece in some_pieces]
+            for piece in some_pieces:
                 if self.cache.lengths[piece.slot] != piece.start:  # by a call that failed
                     self.cache.keep_first(piece.slot, piece.start)
-            texts = [piece.key.prompt_ids[piece.start : piece.end] for piece in some]
-            wanted = [one for one in some if _reads_prompts(self._drafters[one.key])]
-            seen = dict[int, Tensor]() if wanted else None
+            texts = [piece.key.prompt_ids[piece.start : piece.end] for piece in some_pieces]
+            observed = [piece for piece in some_pieces if _reads_prompts(self._drafters[piece.key])]
+            seen = dict[int, Tensor]() if observed else None
             hidden_BD, logits_BV = self._with_room(
                 lambda: self.verifier.read_prompts(self.cache, slots, texts, seen)
             )
             if seen:  # empty where C++ has read them
-                for piece in wanted:
+                for piece in observed:
                     piece.key.prompt_parts.append(seen[piece.slot])
             hidden_BD, _ = without_watched(hidden_BD, self.verifier.watched_size)
             return list(zip(hidden_BD.split(1), logits_BV, strict=True))
@@ -243,7 +246,7 @@ class Batch:
             scores = NodeScores(hidden_1D, logits_V[None])
             request.near_ties += int(scores.near_ties(request.rounding_tolerance))
         emitted = request.take([root])
-        if (count := request.wanted.num_likeliest) is not None:
+        if (count := request.output_options.num_top_tokens) is not None:
             request.scores = request.first_scores = token_scores(logits_V[None], emitted, count)
         self._begin(request, root, hidden_1D)
         return [(request, emitted)]
@@ -251,11 +254,11 @@ class Batch:
     def _slot_for(
         self, request: Request, free: Sequence[int], later: Sequence[Request]
     ) -> tuple[int, int]:
-        """(where to put a request, tokens of its prompt that are cached there)."""
+        """(slot for a request, tokens of its prompt that are cached there)."""
         start = Start(min(free), 0)
         with FailAlone(request):
             if self._reuse:
-                prompts = [one.prompt_ids for one in later]
+                prompts = [request.prompt_ids for request in later]
                 start = self.prefixes.start(
                     request.prompt_ids, free, self._texts(), prompts, self.cache.usable
                 )
@@ -284,7 +287,7 @@ class Batch:
             return
         request.text, request.root, request.hidden_1D = list(request.prompt_ids), root, hidden_1D
         if read := request.prompt_parts:
-            parts = [without_watched(one_TW, self.verifier.watched_size) for one_TW in read]
+            parts = [without_watched(part_TW, self.verifier.watched_size) for part_TW in read]
             if all(hidden_TD.shape[1] for hidden_TD, _ in parts):  # C++ gives the layers alone
                 request.prompt_hidden = torch.cat([hidden_TD for hidden_TD, _ in parts])
             if layers := [layers_TX for _, layers_TX in parts if layers_TX is not None]:
@@ -298,8 +301,8 @@ class Batch:
     def _verify_trees(self) -> Emitted:
         running = [
             self._schedule.slot_of(request)
-            for one in self._groups.values()
-            for request in one.requests
+            for group in self._groups.values()
+            for request in group.requests
         ]
         laps, unread = Laps(self._clock), self.cache.num_unread(running)
         drafted = [
@@ -317,13 +320,13 @@ class Batch:
             forward = laps.lap()
             kept, steps, first = list[list[int]](), list(), 0
             for group, draft in drafted:
-                own = scored[first : first + len(group.requests)]
-                first += len(own)
-                step = group.accept(draft, own, self._last_position)
+                trees = scored[first : first + len(group.requests)]
+                first += len(trees)
+                step = group.accept(draft, trees, self._last_position)
                 kept += [[0, *path] for path in step.paths]
-                steps.append((group, step, own))
+                steps.append((group, step, trees))
             self.cache.commit(kept, slots)
-            counts = [len(one.tokens) for one in scored]
+            counts = [len(tree.tokens) for tree in scored]
             for request in requests:
                 request.steps_run_by = self.verifier.steps_run_by
             for request, padding in zip(requests, self.verifier.num_padding(counts), strict=True):
@@ -331,9 +334,9 @@ class Batch:
             accept, num_nodes = laps.lap(), self.num_nodes + unread
             if self.cost is not None:
                 self.cost.record(num_nodes, forward + accept)
-            for group, step, own in steps:
+            for group, step, trees in steps:
                 with FailAlone(*group.requests):
-                    emitted += group.go_on(step, own, len(requests))
+                    emitted += group.go_on(step, trees, len(requests))
             self.timing = StepTiming(
                 drafting, forward, accept, laps.lap(), num_nodes, len(requests)
             )
@@ -344,7 +347,7 @@ class Batch:
     def _score(
         self, drafts: Sequence[Draft], requests: Sequence[Request], slots: Sequence[int]
     ) -> list[ScoredTree]:
-        """Of the requests for which it did not fail."""
+        """The scored trees of the requests for which scoring did not fail."""
         if not requests:
             return []
         nodes = flat_nodes(drafts)
@@ -353,14 +356,14 @@ class Batch:
         ranks = max(self._drafters[request].num_ranks for request in requests)
 
         def score(first: int, last: int) -> list[ScoredTree]:
-            some = nodes.of_rows(first, last)
+            some_nodes = nodes.of_trees(first, last)
             scores = self._with_room(
-                lambda: self.verifier.score(self.cache, some, slots[first:last])
+                lambda: self.verifier.score(self.cache, some_nodes, slots[first:last])
             )
             watched = self.verifier.watched_size
-            return by_request(some, scores, requests[first:last], ranks, watched)
+            return by_request(some_nodes, scores, requests[first:last], ranks, watched)
 
-        return [one for one in together_or_alone(score, requests) if one is not None]
+        return [tree for tree in together_or_alone(score, requests) if tree is not None]
 
     @property
     def _last_position(self) -> int:

@@ -88,7 +88,7 @@ class Detokenizer:
         return after[len(before) :]
 
     def _go_on(self) -> None:
-        """With new tokens, behind those that have been returned."""
+        """Start anew behind the tokens whose text has been returned."""
         apart = self._bytes is None or self._bytes.apart
         self._ids = [] if apart else self._ids[self._shown :]
         self._shown, self._before = len(self._ids), None if self._ids else ""
@@ -98,7 +98,7 @@ class Detokenizer:
         return text_of(self._tokenizer, ids, self._keep_special)
 
 
-class Place(NamedTuple):
+class StopPosition(NamedTuple):
     """Where the first stop string begins: after `num_tokens` tokens, less `cut`, the end of what
     the last of them adds."""
 
@@ -107,8 +107,8 @@ class Place(NamedTuple):
 
 
 class StopStrings:
-    """Watches an answer for stop strings, token by token. Whoever shows the answer cuts it at
-    `place`.
+    """Searches an answer for stop strings, token by token. Whoever shows the answer cuts it at
+    `position`.
 
     A stop string is found at the token that completes it, as by transformers' `stop_strings`,
     whatever the display still waits for. The text watched has special tokens in it, whether or not
@@ -130,43 +130,43 @@ class StopStrings:
         self._search = ByteSearch([stop.encode() for stop in stops])
         self._added: list[bytes] = []  # by each token
         self._begins: list[int] = []  # where that begins
-        self.place: Place | None = None
+        self.position: StopPosition | None = None
 
     def push(self, token: int) -> bool:
         """Whether a stop string is complete with this token, or was before."""
-        if self.place is None:
+        if self.position is None:
             self._begins.append(self._search.size)
             self._added.append(self._bytes_of(token))
             start = self._search.push(self._added[-1])
-            self.place = None if start is None else self._place_of(start)
-        return self.place is not None
+            self.position = None if start is None else self._position_of(start)
+        return self.position is not None
 
     @property
     def num_free(self) -> int:
-        """How many tokens end before the place where a stop string may have begun."""
+        """How many tokens end before the position at which a stop string may have begun."""
         begun = self._search.begun
         return self._token_at(self._search.size - begun) if begun else len(self._added)
 
     def _token_at(self, byte: int) -> int:
         return bisect_right(self._begins, byte) - 1
 
-    def _place_of(self, start: int) -> Place:
+    def _position_of(self, start: int) -> StopPosition:
         token = self._token_at(start)
         cut = self._added[token][start - self._begins[token] :]
         whole = self._exact and cut == self._added[token]
-        return Place(token) if whole else Place(token + 1, cut)
+        return StopPosition(token) if whole else StopPosition(token + 1, cut)
 
 
 def text_before(
-    tokenizer: Any, ids: Sequence[int], place: Place | None, keep_special: bool = False
+    tokenizer: Any, ids: Sequence[int], position: StopPosition | None, keep_special: bool = False
 ) -> str:
     """The text of an answer's tokens, up to where a stop string was found."""
-    if place is None:
+    if position is None:
         return text_of(tokenizer, ids, keep_special)
-    ids = ids[: place.num_tokens]
+    ids = ids[: position.num_tokens]
     text = text_of(tokenizer, ids, keep_special)
-    if place.cut and (keep_special or ids[-1] not in token_bytes(tokenizer).special):
-        text = _without(text, place.cut)
+    if position.cut and (keep_special or ids[-1] not in token_bytes(tokenizer).special):
+        text = _without(text, position.cut)
     return text
 
 
@@ -193,7 +193,7 @@ class TextStream:
         self._tokenizer, self._keep_special = tokenizer, keep_special
         self._detokenizer = Detokenizer(tokenizer, keep_special)
         self._stops = StopStrings(tokenizer, stops) if stops else None
-        self._held: list[int] = []
+        self._unreleased: list[int] = []
         self._released = 0  # tokens that are held no more
         self._waiting: list[int] = []  # of these, those whose text waits
         self._closed = False
@@ -202,45 +202,45 @@ class TextStream:
         return "".join(settled.text for settled in self.settle(tokens))
 
     def finish(self) -> str:
-        return "".join(settled.text for settled in self.settle_rest())
+        return "".join(settled.text for settled in self.settle_all())
 
     def settle(self, tokens: Sequence[int]) -> list[Settled]:
         """What these tokens settle, in order."""
         if self._closed:
             return []
         for token in tokens:
-            self._held.append(token)
+            self._unreleased.append(token)
             if self._stops is not None and self._stops.push(token):
-                return self.settle_rest()
-        held_from = None if self._stops is None else self._stops.num_free
-        return self._release(held_from)
+                return self.settle_all()
+        end = None if self._stops is None else self._stops.num_free
+        return self._release(end)
 
-    def settle_rest(self) -> list[Settled]:
-        """What is left at the end of the answer."""
+    def settle_all(self) -> list[Settled]:
+        """What remains at the end of the answer."""
         if self._closed:
             return []
         self._closed = True
-        place = None if self._stops is None else self._stops.place
-        found = self._release(None if place is None else place.num_tokens)
+        position = None if self._stops is None else self._stops.position
+        settled = self._release(None if position is None else position.num_tokens)
         if self._waiting:
-            found.append(Settled(self._waiting, self._detokenizer.finish()))
-        if place is not None and place.cut:
-            found[-1] = self._cut(found[-1], place.cut)
-        return found
+            settled.append(Settled(self._waiting, self._detokenizer.finish()))
+        if position is not None and position.cut:
+            settled[-1] = self._cut(settled[-1], position.cut)
+        return settled
 
     def _release(self, end: int | None) -> list[Settled]:
-        """Up to before token number `end`."""
-        count = len(self._held) if end is None else end - self._released
-        found = []
-        for token in self._held[:count]:
+        """Settle the tokens before number `end`, or all."""
+        count = len(self._unreleased) if end is None else end - self._released
+        settled = []
+        for token in self._unreleased[:count]:
             self._waiting.append(token)
             text = self._detokenizer.push(token)
             if not self._detokenizer.num_waiting:
-                found.append(Settled(self._waiting, text))
+                settled.append(Settled(self._waiting, text))
                 self._waiting = []
-        del self._held[:count]
+        del self._unreleased[:count]
         self._released += count
-        return found
+        return settled
 
     def _cut(self, last: Settled, cut: bytes) -> Settled:
         special = token_bytes(self._tokenizer).special

@@ -44,8 +44,8 @@ class Group:
         self.requests = [request for request in self.requests if request.finish_reason is None]
 
     def candidates(self, cost: StepCost, num_others: int) -> Sequence[Chances] | None:
-        """Chances of each request's candidates, of which the batch says how many are verified;
-        None: the drafter says it."""
+        """Chances of each request's candidates, of which the batch selects how many are verified;
+        None: the drafter chooses itself."""
         self._chosen = self.drafter.has_candidates
         return self.drafter.candidates(self.state, cost, num_others) if self._chosen else None
 
@@ -53,35 +53,35 @@ class Group:
         return self.drafter.propose(self.state)
 
     def select(self, counts: Sequence[int]) -> Draft:
-        """So many of the candidates for each request."""
+        """The draft with so many of the candidates for each request."""
         return self.drafter.select(counts)
 
     def accept(self, draft: Draft, scored: Sequence[ScoredTree], last_position: int) -> StepResult:
         """What each request keeps of its tree, and its next root."""
         paths, next_roots = [], []
-        for index, (request, one) in enumerate(zip(self.requests, scored, strict=True)):
+        for index, (request, tree) in enumerate(zip(self.requests, scored, strict=True)):
             parents = draft.topologies[index].used_parents
             path, root = list[int](), request.root
             with FailAlone(request):
-                path, root = one.accept(parents, last_position - len(request.text))
+                path, root = tree.accept(parents, last_position - len(request.text))
             paths.append(path)
             next_roots.append(root)
         return StepResult(
             draft,
             paths,
             next_roots,
-            [one.hidden_ND for one in scored],
-            [one.logits_NV for one in scored],
-            _all_or_none([one.likeliest for one in scored]),
-            _all_or_none([one.ranked_NR for one in scored]),
-            [one.tokens for one in scored],
-            [one.layers_NX for one in scored if one.layers_NX is not None],
+            [tree.hidden_ND for tree in scored],
+            [tree.logits_NV for tree in scored],
+            _all_or_none([tree.argmax for tree in scored]),
+            _all_or_none([tree.ranked_NR for tree in scored]),
+            [tree.tokens for tree in scored],
+            [tree.layers_NX for tree in scored if tree.layers_NX is not None],
             list(self.requests),
         )
 
-    def go_on(self, step: StepResult, scored: Sequence[ScoredTree], num_rows: int) -> Emitted:
-        """Tell the drafter, emit what was accepted, and move on to the next roots. `num_rows`: of
-        all groups in the step."""
+    def go_on(self, step: StepResult, scored: Sequence[ScoredTree], num_requests: int) -> Emitted:
+        """Tell the drafter, emit what was accepted, and move on to the next roots.
+        `num_requests`: of all groups in the step."""
         self.drafter.observe(step)
         credits = self.drafter.credits
         emitted: Emitted = []
@@ -97,7 +97,8 @@ class Group:
             with FailAlone(request):
                 kept = request.take([*accepted, step.next_roots[index]])
                 num_nodes = len(scored[index].tokens)
-                request.count_step(len(kept), len(path), num_nodes, num_rows if self._chosen else 0)
+                together = num_requests if self._chosen else 0
+                request.count_step(len(kept), len(path), num_nodes, together)
                 request.credits = credits[index] if credits else None
                 self._report(request, step, index, kept)
                 if (near := scored[index].near_ties) is not None and request.counts_near_ties:
@@ -107,13 +108,13 @@ class Group:
 
     @staticmethod
     def _report(request: Request, step: StepResult, index: int, kept: Sequence[int]) -> None:
-        """What the request wants to know of the step."""
+        """Give the request the scores and the tree of the step, where it asks for them."""
         path = step.paths[index]
-        if (count := request.wanted.num_likeliest) is not None:
+        if (count := request.output_options.num_top_tokens) is not None:
             logits_NV = step.logits[index]
-            at = to_device([0, *path], logits_NV.device)
-            request.scores = token_scores(logits_NV[at], kept, count)
-        if request.wanted.tree:
+            nodes = to_device([0, *path], logits_NV.device)
+            request.scores = token_scores(logits_NV[nodes], kept, count)
+        if request.output_options.tree:
             parents = step.draft.topologies[index].used_parents
             tokens = list(step.tokens(index)[: len(parents)])
             request.tree = VerifiedTree(list(parents), tokens, list(path[: len(kept)]))
@@ -122,27 +123,29 @@ class Group:
 def drafts_of(
     groups: Sequence[Group], cost: StepCost | None, num_others: int = 0
 ) -> list[tuple[Group, Draft]]:
-    """The next step's draft of each group whose drafter did not fail. `cost`: of steps, by which
-    the guesses are chosen that pay; None: drafters choose. `num_others`: tokens that the step reads
-    in any case."""
-    num_rows = sum(len(group.requests) for group in groups)
+    """The next step's draft of each group whose drafter did not fail.
+
+    `cost`: of steps, by which the draft tokens that gain are selected; None: drafters choose.
+    `num_others`: tokens that the step reads in any case.
+    """
+    num_requests = sum(len(group.requests) for group in groups)
     candidates, drafts = dict[Group, Sequence[Chances]](), dict[Group, Draft]()
     for group in groups:
         with FailAlone(*group.requests):
-            others = num_others + num_rows - len(group.requests)
-            found = None if cost is None else group.candidates(cost, others)
-            if found is None:
+            others = num_others + num_requests - len(group.requests)
+            chances = None if cost is None else group.candidates(cost, others)
+            if chances is None:
                 drafts[group] = group.propose()
             else:
-                candidates[group] = found
+                candidates[group] = chances
     if cost is not None:
         fixed = num_others + sum(
-            topology.num_used for one in drafts.values() for topology in one.topologies
+            topology.num_used for draft in drafts.values() for topology in draft.topologies
         )
-        every = [chances for found in candidates.values() for chances in found]
-        counts = iter(choose_nodes(every, fixed, cost).counts)
-        for group, found in candidates.items():
-            chosen = [next(counts) for _ in found]
+        all_chances = [chances for of_group in candidates.values() for chances in of_group]
+        counts = iter(choose_nodes(all_chances, fixed, cost).counts)
+        for group, chances in candidates.items():
+            chosen = [next(counts) for _ in chances]
             with FailAlone(*group.requests):
                 drafts[group] = group.select(chosen)
     return [(group, drafts[group]) for group in groups if group in drafts]
@@ -156,27 +159,27 @@ def _all_or_none(values: Sequence[T | None]) -> list[T] | None:
 def by_request(
     nodes: Nodes, scores: NodeScores, requests: Sequence[Request], ranks: int = 0, watched: int = 0
 ) -> list[ScoredTree]:
-    """The scores of each request. `ranks`: how many of the likeliest tokens drafters read.
+    """Each request's scored tree. `ranks`: how many of the likeliest tokens drafters read.
     `watched`: numbers of watched layers behind each hidden state."""
     hidden_ND, layers_NX = without_watched(scores.hidden_ND, watched)
     read, alone = read_back(nodes, scores, requests, ranks), len(requests) == 1
     result, first = [], 0
     for request, count, drawn in zip(requests, nodes.counts, read.drawn, strict=True):
-        own = slice(first, first + count)
+        nodes_of = slice(first, first + count)
         first += count
-        likeliest = None if read.likeliest is None else read.likeliest[own]
+        argmax = None if read.argmax is None else read.argmax[nodes_of]
         result.append(
             ScoredTree(
                 request.sampler,
                 request.text,
-                read.tokens[own],
-                hidden_ND if alone else hidden_ND[own],
-                scores.logits_NV if alone else scores.logits_NV[own],
-                None if read.ranked_NR is None else read.ranked_NR[own],
-                likeliest,
-                None if read.near_ties is None else read.near_ties[own],
-                likeliest if request.sampler.takes_argmax else drawn,
-                layers_NX if alone or layers_NX is None else layers_NX[own],
+                read.tokens[nodes_of],
+                hidden_ND if alone else hidden_ND[nodes_of],
+                scores.logits_NV if alone else scores.logits_NV[nodes_of],
+                None if read.ranked_NR is None else read.ranked_NR[nodes_of],
+                argmax,
+                None if read.near_ties is None else read.near_ties[nodes_of],
+                argmax if request.sampler.takes_argmax else drawn,
+                layers_NX if alone or layers_NX is None else layers_NX[nodes_of],
             )
         )
     return result

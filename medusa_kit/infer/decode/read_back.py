@@ -1,6 +1,6 @@
 """What the host reads of a step's scores, in one transfer, so that it waits for a device once.
 
-Shapes: N nodes of all rows, R likeliest tokens, V vocabulary.
+Shapes: N nodes of all requests, R likeliest tokens, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,34 +15,36 @@ from medusa_kit.infer.tree_step import Nodes, NodeScores
 
 @dataclass(frozen=True)
 class ReadBack:
-    """Numbers of all nodes, row after row: their tokens; the likeliest tokens after them and near
-    ties, where some row of the step needs them; the likeliest R tokens, where drafters read them.
+    """Numbers of all nodes, request after request: their tokens; the argmax after each and near
+    ties, where some request of the step needs them; the likeliest R tokens, where drafters read
+    them.
 
-    `drawn`: for each row, the tokens after its nodes as they are drawn, where one operation draws
-    them all; None where each is chosen when it is reached.
+    `drawn`: for each request, the tokens after its nodes as they are drawn, where one operation
+    draws them all; None where each is chosen when it is reached.
     """
 
     tokens: list[int]
-    likeliest: list[int] | None
+    argmax: list[int] | None
     near_ties: list[int] | None
     ranked_NR: Tensor | None
     drawn: Sequence[list[int] | None]
 
 
 def read_back(
-    nodes: Nodes, scores: NodeScores, rows: Sequence[Request], ranks: int = 0
+    nodes: Nodes, scores: NodeScores, requests: Sequence[Request], ranks: int = 0
 ) -> ReadBack:
-    """`ranks`: how many of the likeliest tokens drafters read."""
-    tolerances = [row.rounding_tolerance for row in rows if row.counts_near_ties]
+    """Read a step's scores from the device. `ranks`: how many of the likeliest tokens drafters
+    read."""
+    tolerances = [request.rounding_tolerance for request in requests if request.counts_near_ties]
     tolerance = max(tolerances, default=None)
-    takes_argmax = any(row.sampler.takes_argmax for row in rows)
+    takes_argmax = any(request.sampler.takes_argmax for request in requests)
     if scores.ranked_NR is not None:
         # The C++ kernels' tokens lie in the host's memory, where numbers are read in less time than
         # an operation on few of them takes.
-        likeliest = scores.ranked_NR[:, 0].tolist() if takes_argmax else None
+        argmax = scores.ranked_NR[:, 0].tolist() if takes_argmax else None
         near_ties = scores.ranked_near_ties(tolerance)
-        nothing = [None] * len(rows)
-        return ReadBack(nodes.tokens_N.tolist(), likeliest, near_ties, scores.ranked_NR, nothing)
+        nothing = [None] * len(requests)
+        return ReadBack(nodes.tokens_N.tolist(), argmax, near_ties, scores.ranked_NR, nothing)
     on_host = scores.logits_NV.device.type == "cpu"
     ranked_NR = None
     if ranks and not on_host:
@@ -50,31 +52,34 @@ def read_back(
     read = _read(
         [
             nodes.tokens_N,
-            scores.likeliest() if takes_argmax or not on_host else None,
+            scores.argmax() if takes_argmax or not on_host else None,
             None if tolerance is None else scores.near_ties(tolerance),
             None if ranked_NR is None else ranked_NR.flatten(),
-            *([None] * len(rows) if on_host else _draws(nodes, scores, rows)),
+            *([None] * len(requests) if on_host else _draws(nodes, scores, requests)),
         ]
     )
-    tokens, likeliest, near_ties, ranked, *drawn = read
+    tokens, argmax, near_ties, ranked, *drawn = read
     assert tokens is not None
     if ranked is not None and ranked_NR is not None:
         ranked_NR = torch.tensor(ranked).view(ranked_NR.shape)
-    return ReadBack(tokens, likeliest, near_ties, ranked_NR, drawn)
+    return ReadBack(tokens, argmax, near_ties, ranked_NR, drawn)
 
 
 def _read(parts: Sequence[Tensor | None]) -> list[list[int] | None]:
     """These numbers on the host, in one transfer."""
-    there = [part for part in parts if part is not None]
-    whole = iter(torch.cat(there).tolist())
+    known = [part for part in parts if part is not None]
+    whole = iter(torch.cat(known).tolist())
     return [None if part is None else [next(whole) for _ in range(len(part))] for part in parts]
 
 
-def _draws(nodes: Nodes, scores: NodeScores, rows: Sequence[Request]) -> Iterator[Tensor | None]:
+def _draws(
+    nodes: Nodes, scores: NodeScores, requests: Sequence[Request]
+) -> Iterator[Tensor | None]:
+    """The drawn tokens after each request's nodes, where one operation draws them all."""
     first = 0
-    for row, count, tree in zip(rows, nodes.counts, nodes.trees, strict=True):
+    for request, count, tree in zip(requests, nodes.counts, nodes.trees, strict=True):
         logits_NV = scores.logits_NV[first : first + count]
-        committed = len(row.prompt_ids) + len(row.token_ids) - 1  # the root is not
+        committed = len(request.prompt_ids) + len(request.token_ids) - 1  # the root is not
         positions = [committed + 1 + depth for depth in tree.on_host.depths_N.tolist()]
-        yield row.sampler.drawn_after(logits_NV, positions)
+        yield request.sampler.drawn_after(logits_NV, positions)
         first += count

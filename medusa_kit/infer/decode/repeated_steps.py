@@ -28,36 +28,38 @@ class RepeatedSteps:
         self._verifier, self._prompts = verifier, prompts
         self._batch = Batch(verifier, len(prompts), clock=clock)
 
-    def timings(self, drafter: Drafter, most: int, num_unread: int = 0) -> Iterator[StepTiming]:
-        """Of so many steps in a row; of fewer where the context ends. `num_unread`: tokens of the
-        prompt that each reads in front of its chain (infer/chains/)."""
+    def timings(
+        self, drafter: Drafter, max_steps: int, num_unread: int = 0
+    ) -> Iterator[StepTiming]:
+        """The timings of `max_steps` steps in a row, or of fewer where the context ends.
+        `num_unread`: tokens of the prompt that each reads in front of its chain (infer/chains/)."""
         batch = self._batch
         room = self._verifier.base.info.context_length - max(map(len, self._prompts))
-        tokens = min(1 + most * (drafter.num_nodes + num_unread), room)
+        tokens = min(1 + max_steps * (drafter.num_nodes + num_unread), room)
         for prompt in self._prompts:
-            row = make_request(self._verifier, prompt, SamplingParams(), tokens)
-            row.stop_ids = frozenset()
-            batch.add(row, drafter)
+            request = make_request(self._verifier, prompt, SamplingParams(), tokens)
+            request.stop_ids = frozenset()
+            batch.add(request, drafter)
         try:
-            while most and batch.num_requests == len(self._prompts):
+            while max_steps and batch.num_requests == len(self._prompts):
                 if isinstance(batch.cache, ChainCache) and batch.num_running:
                     batch.cache.unread = [list(prompt[:num_unread]) for prompt in self._prompts]
                 batch.step()
                 if batch.timing is not None:
-                    most -= 1
+                    max_steps -= 1
                     yield batch.timing
             batch.raise_error()
         finally:
             batch.clear()
 
     def settled(self, drafter: Drafter, count: int, num_unread: int = 0) -> list[StepTiming]:
-        """Of so many steps, behind some that do not count."""
-        found, before, seconds = list[StepTiming](), 0, 0.0
+        """The timings of `count` steps, behind some that do not count."""
+        settled, before, seconds = list[StepTiming](), 0, 0.0
         for timing in self.timings(drafter, IN_A_ROW + count, num_unread):
-            if before == IN_A_ROW or seconds > SETTLED or found:
-                found.append(timing)
+            if before == IN_A_ROW or seconds > SETTLED or settled:
+                settled.append(timing)
             else:
                 before, seconds = before + 1, seconds + timing.seconds
-            if len(found) == count:
+            if len(settled) == count:
                 break
-        return found or [timing]  # the context ends
+        return settled or [timing]  # the context ends

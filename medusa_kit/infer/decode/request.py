@@ -14,7 +14,7 @@ from medusa_kit.errors import ConfigError, ContextLengthError, check_count
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.decode.accept.grammar import grammar_mask
 from medusa_kit.infer.decode.accept.sampler import Sampler
-from medusa_kit.infer.decode.detokenize import Place, StopStrings
+from medusa_kit.infer.decode.detokenize import StopPosition, StopStrings
 from medusa_kit.infer.decode.timing import StepTiming
 from medusa_kit.infer.details import NOTHING, OutputOptions, TokenScore, VerifiedTree
 from medusa_kit.infer.draft import RequestText
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False, kw_only=True)
 class Request(RequestText):
-    """One request on its way: what was asked, what has been emitted, how the steps went.
+    """One request while it is decoded: its prompt and options, what it emitted, how steps went.
 
     `seconds`: from when it was given a slot until its last token; `first_seconds`: its first.
     """
@@ -41,12 +41,12 @@ class Request(RequestText):
     num_nodes: int = 0  # that its steps verified for it, roots included
     num_together: int = 0  # requests of these steps, itself included
     depth_counts: dict[int, int] = field(default_factory=dict)  # accepted depth -> steps
-    first_scores: list[TokenScore] | None = None  # of the first token, if the request wants them
+    first_scores: list[TokenScore] | None = None  # of the first token, where they are requested
     num_guessed: int = 0  # of the newest step's tokens: these came first, from a drafter
     credits: list[str] | None = None  # sources of those tokens, where its drafter has several
-    wanted: OutputOptions = NOTHING
-    scores: list[TokenScore] | None = None  # of the newest step's tokens, where they are wanted
-    tree: VerifiedTree | None = None  # of the newest step, where it is wanted
+    output_options: OutputOptions = NOTHING
+    scores: list[TokenScore] | None = None  # of the newest step's tokens, where requested
+    tree: VerifiedTree | None = None  # of the newest step, where it is requested
     timing: StepTiming | None = None  # of the newest step that verified its tree
     steps_run_by: str = "torch"
     attention: AttentionChoice | None = None  # of its steps, once there are any
@@ -66,12 +66,12 @@ class Request(RequestText):
         return len(self.prompt_ids) + self.max_new_tokens
 
     @property
-    def stop_place(self) -> Place | None:
+    def stop_position(self) -> StopPosition | None:
         """Where the answer's text ends, if a stop string ended it."""
-        return None if self.stop_strings is None else self.stop_strings.place
+        return None if self.stop_strings is None else self.stop_strings.position
 
     def begin(self, attention: AttentionChoice) -> None:
-        """Its turn has come; the clock runs from here."""
+        """Start the clock: the request has got a slot, and its prompt is read next."""
         self.attention = attention
         self._started = time.perf_counter()
 
@@ -100,7 +100,7 @@ class Request(RequestText):
             self.finish_reason, self.error = "error", error
 
     def forget(self) -> None:
-        """What it and its drafter hold for further steps goes, now that there is none."""
+        """Free what it and its drafter keep for further steps, now that there is none."""
         self.kept.clear()
         self.prompt_parts = []
         self.hidden_1D = self.prompt_hidden = self.prompt_layers = None
@@ -116,14 +116,15 @@ class Request(RequestText):
         return self.num_cached > 0 and self.sampler.takes_argmax
 
     def count_step(
-        self, num_emitted: int, path_length: int, num_nodes: int = 0, num_rows: int = 0
+        self, num_emitted: int, path_length: int, num_nodes: int = 0, num_requests: int = 0
     ) -> None:
-        """`num_nodes`: verified for this request; `num_rows`: requests that shared the step. Of a
-        step that was cut, only accepted nodes that were emitted count."""
+        """Add a step to this request's counts. `num_nodes`: verified for this request;
+        `num_requests`: that shared the step. Of a step that was cut, only accepted nodes that were
+        emitted count."""
         depth = min(num_emitted, path_length)
         self.num_steps += 1
         self.num_nodes += num_nodes
-        self.num_together += num_rows
+        self.num_together += num_requests
         self.num_guessed = depth
         self.depth_counts[depth] = self.depth_counts.get(depth, 0) + 1
 

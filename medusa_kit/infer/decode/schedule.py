@@ -16,7 +16,7 @@ K = TypeVar("K", bound=Hashable)
 MIN_TOKENS = 16  # tokens of prompts that are read between two steps in any case: each gets on
 NEWEST = 0.5  # weight of the newest measurement
 # (key, free slots, keys that get a slot after it) -> (its slot, how many tokens of its prompt
-# lie there already, less than all of them)
+# are cached there already, less than all of them)
 Choose = Callable[[K, Sequence[int], Sequence[K]], tuple[int, int]]
 
 
@@ -56,13 +56,13 @@ class ReadingSpeed:
         )
 
     def record(self, tokens: int, seconds: float) -> None:
-        """Many tokens at once take less time each than few, so that only numbers near the one that
-        may be read say how long that takes."""
-        old, own = self._per_token, max(seconds, 1e-9) / tokens
+        """Note how long a reading of so many tokens took. Many tokens at once take less time each
+        than few, so that only numbers near the one that may be read say how long that takes."""
+        old, per_token = self._per_token, max(seconds, 1e-9) / tokens
         if old is None:
-            self._per_token = own
+            self._per_token = per_token
         elif self.num_tokens <= 2 * tokens <= 4 * self.num_tokens:
-            self._per_token = old + NEWEST * (own - old)
+            self._per_token = old + NEWEST * (per_token - old)
 
 
 class Schedule(Generic[K]):
@@ -105,7 +105,7 @@ class Schedule(Generic[K]):
         self._waiting.append(_Prompt(key, prompt_length))
 
     def add_slots(self, count: int) -> None:
-        """New slots, numbered after those that are there."""
+        """Add `count` slots, numbered after those that are there."""
         first = len(self._free) + self._num_served
         self._free += range(first, first + count)
 
@@ -115,7 +115,7 @@ class Schedule(Generic[K]):
         while self._waiting and self._free and self._num_served < self.max_rows:
             prompt = self._waiting.popleft()
             remaining = min(len(self._free), self.max_rows - self._num_served) - 1
-            later = [one.key for one in islice(self._waiting, remaining)]
+            later = [prompt.key for prompt in islice(self._waiting, remaining)]
             prompt.slot, prompt.read = choose(prompt.key, self._free, later)
             self._free.remove(prompt.slot)
             self._reading.append(prompt)
@@ -126,19 +126,19 @@ class Schedule(Generic[K]):
     def _num_served(self) -> int:
         return len(self._reading) + len(self._running)
 
-    def reading(self, most: int) -> Iterator[list[Piece[K]]]:
-        """What to read before the next step, at most `most` tokens at once: of the earliest prompt,
+    def reading(self, max_tokens: int) -> Iterator[list[Piece[K]]]:
+        """What to read before the next step, at most `max_tokens` at once: of the earliest prompt,
         then of those after it. `begin` follows for a key whose last piece has been read.
 
         Where none runs, a step is a call or what may be read while some run, whichever is more.
         """
         if (speed := self._speed) is None or self._max_pause is None:
-            while pieces := self._pieces(most):
+            while pieces := self._pieces(max_tokens):
                 yield pieces
             return
         started, read = self._clock(), 0
-        remaining = speed.num_tokens if self._running else max(speed.num_tokens, most)
-        while remaining > 0 and (pieces := self._pieces(min(most, remaining))):
+        remaining = speed.num_tokens if self._running else max(speed.num_tokens, max_tokens)
+        while remaining > 0 and (pieces := self._pieces(min(max_tokens, remaining))):
             size = sum(piece.end - piece.start for piece in pieces)
             remaining, read = remaining - size, read + size
             yield pieces
@@ -147,8 +147,8 @@ class Schedule(Generic[K]):
         if read:
             speed.record(read, self._clock() - started)
 
-    def _pieces(self, most: int) -> list[Piece[K]]:
-        pieces, remaining = [], most
+    def _pieces(self, max_tokens: int) -> list[Piece[K]]:
+        pieces, remaining = [], max_tokens
         for prompt in self._reading:
             if not remaining:
                 break
@@ -160,8 +160,8 @@ class Schedule(Generic[K]):
         return pieces
 
     def begin(self, key: K) -> None:
-        """The prompt has been read: the request runs from now on."""
-        prompt = next(one for one in self._reading if one.key == key)
+        """Let a request run from now on, since its prompt has been read."""
+        prompt = next(prompt for prompt in self._reading if prompt.key == key)
         self._reading.remove(prompt)
         self._running[key] = prompt.slot
 
@@ -177,7 +177,7 @@ class Schedule(Generic[K]):
         """Forget a request, wherever it is, and free its slot, which is returned if it had one."""
         slot = self._running.pop(key, None)
         for queue in (self._waiting, self._reading):
-            for prompt in [one for one in queue if one.key == key]:
+            for prompt in [prompt for prompt in queue if prompt.key == key]:
                 queue.remove(prompt)
                 slot = prompt.slot if prompt.slot >= 0 else slot
         if slot is not None:

@@ -32,7 +32,7 @@ from medusa_kit.no_gradients import no_gradients
 KEPT_BYTES = 1 << 29
 KEPT_SHARE = 0.25  # of a device's memory: an 8B model's conversation of 64k tokens takes 8 GB
 GROWTH = 1.25  # more room than asked for, since a conversation will soon ask for more
-WORTH_KEEPING = 8  # tokens that a batch must hold of the prompts; fewer are read as fast
+WORTH_KEEPING = 8  # tokens that a batch must cache of the prompts; fewer are read as fast
 MAX_SLOTS = 2  # times the requests at once, in a batch whose slots are made longer
 
 
@@ -122,7 +122,7 @@ class Scheduler:
             self._keep(batch, state)
 
     def add(self, request: Request, drafter: Drafter) -> None:
-        """Let a request in, which `step` decodes from now on. Raises what `Batch.add` does."""
+        """Let a request in, which `step` decodes from now on. Raises what `Batch.add` raises."""
         verifier = self._verifier_for(request, drafter)
         if verifier not in self._stepped:
             self._stepped[verifier] = self._batch_to_step(verifier)
@@ -132,7 +132,7 @@ class Scheduler:
     def step(self) -> Emitted:
         """What one step of one batch emitted."""
         self._remove_finished()
-        batch = next((one for one in self._stepped.values() if one.num_requests), None)
+        batch = next((batch for batch in self._stepped.values() if batch.num_requests), None)
         if batch is None:
             return []
         self._stepped[batch.verifier] = self._stepped.pop(batch.verifier)
@@ -155,7 +155,7 @@ class Scheduler:
 
     @property
     def stats(self) -> BatchStats:
-        """Of requests that were added, those that wait left out."""
+        """How requests that were added stand, without those that wait."""
         batches = self._stepped.values()
         cached = [count for batch in batches for count in batch.cached_tokens]
         return BatchStats(
@@ -168,15 +168,20 @@ class Scheduler:
         )
 
     def _verifier_for(self, request: Request, drafter: Drafter) -> Verifier:
-        """The one that the request was made for. It watches what ours does, which costs little,
-        where the drafter wants nothing else."""
+        """The verifier that the request was made for. It watches the layers that the scheduler's
+        own does, which costs little, where the drafter needs no others."""
         verifier = request.verifier or self.verifier
         return verifier.with_watched(drafter.watches or self.verifier.watched)
 
     def _batch_to_step(self, verifier: Verifier) -> Batch:
-        rows, reuse = self.max_rows, self.reuse_prefixes
-        batch = Batch(verifier, rows, verifier.positions_for(rows), self._max_pause, reuse)
-        verifier.prepare(batch.cache, rows)
+        batch = Batch(
+            verifier,
+            self.max_rows,
+            verifier.positions_for(self.max_rows),
+            self._max_pause,
+            self.reuse_prefixes,
+        )
+        verifier.prepare(batch.cache, self.max_rows)
         batch.cost = None if self.steps is None else self.steps.cost
         return batch
 
@@ -197,30 +202,32 @@ class Scheduler:
         """The idle batch that caches most of the prompts, if that is worth having and making room
         in it for these requests takes little."""
         # Forwards captured over a batch's cache are worth keeping whatever it caches.
-        least = 0 if verifier.captures else WORTH_KEEPING
+        min_shared = 0 if verifier.captures else WORTH_KEEPING
 
         def fits(batch: Batch) -> bool:
-            rows = max(max_rows, len(batch.cache.lengths))
-            return num_positions <= batch.cache.num_positions or rows <= MAX_SLOTS * max_rows
+            num_slots = max(max_rows, len(batch.cache.lengths))
+            return num_positions <= batch.cache.num_positions or num_slots <= MAX_SLOTS * max_rows
 
         with self._lock:
             current = [
-                one for one in self._idle if one[0].verifier is not verifier or one[1] == state
+                (batch, then)
+                for batch, then in self._idle
+                if batch.verifier is not verifier or then == state
             ]
             if len(current) < len(self._idle):
                 forget_packs(verifier.base.model)  # of weights that have changed, perhaps
             self._idle = current
-            worth = [
+            candidates = [
                 (shared, batch)
                 for batch, _ in self._idle
                 if batch.verifier is verifier
-                and (shared := batch.prefixes.num_shared(prompts)) >= least
+                and (shared := batch.prefixes.num_shared(prompts)) >= min_shared
                 and fits(batch)
             ]
-            if not worth:
+            if not candidates:
                 return None
-            best = max(worth, key=lambda one: one[0])[1]
-            self._idle = [one for one in self._idle if one[0] is not best]
+            _, best = max(candidates, key=lambda candidate: candidate[0])
+            self._idle = [(batch, then) for batch, then in self._idle if batch is not best]
         self._make_room(best, max_rows, num_positions)
         return best
 
@@ -228,8 +235,8 @@ class Scheduler:
         positions, slots = batch.cache.num_positions, max(max_rows, len(batch.cache.lengths))
         if num_positions > positions:
             per_token = cache_bytes_per_token(batch.verifier.base, batch.verifier.num_layers)
-            most = self.kept_bytes // max(per_token * slots, 1)
-            positions = max(num_positions, min(int(GROWTH * num_positions), most))
+            max_positions = self.kept_bytes // max(per_token * slots, 1)
+            positions = max(num_positions, min(int(GROWTH * num_positions), max_positions))
         if (positions, slots) != (batch.cache.num_positions, len(batch.cache.lengths)):
             batch.grow(positions, slots)
 
@@ -244,12 +251,12 @@ class Scheduler:
             return
         with self._lock:
             self._idle.append((batch, state))
-            while sum(one.cache.num_bytes for one, _ in self._idle) > self.kept_bytes:
+            while sum(kept.cache.num_bytes for kept, _ in self._idle) > self.kept_bytes:
                 self._idle.pop(0)
 
 
-def most_kept(device: torch.device) -> int:
-    """Bytes that idle batches may hold."""
+def max_kept_bytes(device: torch.device) -> int:
+    """Bytes that the KV caches of idle batches may take."""
     if device.type != "cuda":
         return KEPT_BYTES
     return int(KEPT_SHARE * torch.cuda.get_device_properties(device).total_memory)

@@ -36,7 +36,7 @@ class StepTiming:
 
     @property
     def verifying(self) -> float:
-        """What the number of nodes decides, and is chosen by."""
+        """Seconds that the number of nodes decides, and by which it is chosen."""
         return self.forward + self.accept
 
 

@@ -157,8 +157,8 @@ class CapturedForward:
         else:
             self.graph.replay()
         assert self._outputs is not None
-        hidden, logits, likeliest = (part[:num_nodes].clone() for part in self._outputs)
-        return NodeScores(hidden, logits, likeliest_N=likeliest)
+        hidden, logits, argmax_N = (part[:num_nodes].clone() for part in self._outputs)
+        return NodeScores(hidden, logits, argmax_N=argmax_N)
 
     def _numbers(self, nodes: Nodes, rows: Sequence[int]) -> Numbers:
         """What the device is told: lengths, then each node's place, depth and ancestors."""

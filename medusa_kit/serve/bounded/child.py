@@ -42,26 +42,26 @@ class Answer(NamedTuple):
     hint: str | None = None
 
 
-def send(stream: IO[bytes], thing: Any) -> None:
-    """Raises OSError where nobody reads."""
-    said = pickle.dumps(thing)
-    stream.write(LENGTH.pack(len(said)) + said)
+def send(stream: IO[bytes], value: Any) -> None:
+    """Write a value to a stream. Raises OSError where nobody reads."""
+    data = pickle.dumps(value)
+    stream.write(LENGTH.pack(len(data)) + data)
     stream.flush()
 
 
 def receive(stream: IO[bytes]) -> Any:
-    """None at the end."""
+    """The next value of a stream; None at the end."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
-    said = stream.read(length := LENGTH.unpack(head)[0])
-    return pickle.loads(said) if len(said) == length else None
+    data = stream.read(length := LENGTH.unpack(head)[0])
+    return pickle.loads(data) if len(data) == length else None
 
 
-def look_at(asked: tuple[Any, ...]) -> Answer:
+def look_at(fields: tuple[Any, ...]) -> Answer:
     """What `constraint_of` makes of the fields of a request, once its grammar has been begun."""
     try:
-        constraint = constraint_of(*asked)
+        constraint = constraint_of(*fields)
         grammar = constraint.grammar
         if grammar is not None and (fault := begun_fault_of(grammar)) is not None:
             raise refused(grammar, fault)
@@ -77,8 +77,8 @@ def look_at(asked: tuple[Any, ...]) -> Answer:
         return Answer("failed", f"{type(error).__name__}: {error}")
 
 
-def _tried(asked: tuple[Any, ...], budget: Budget, libc: Any) -> Answer:
-    """In a fork."""
+def _tried(fields: tuple[Any, ...], budget: Budget, libc: Any) -> Answer:
+    """Look at a request's fields within a budget; called in a fork."""
     import resource  # Windows has none of this
 
     if libc is not None:
@@ -87,9 +87,9 @@ def _tried(asked: tuple[Any, ...], budget: Budget, libc: Any) -> Answer:
     signal.setitimer(signal.ITIMER_PROF, budget.seconds)
     signal.setitimer(signal.ITIMER_REAL, budget.wall)
     if addresses is not None:  # twice, since some of it is never touched
-        most = addresses + 2 * budget.num_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    answer = look_at(asked)
+        max_addresses = addresses + 2 * budget.num_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (max_addresses, max_addresses))
+    answer = look_at(fields)
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     signal.setitimer(signal.ITIMER_PROF, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -125,15 +125,15 @@ def main() -> None:
     for signum in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C is the server's
         signal.signal(signum, signal.SIG_IGN)
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    with contextlib.suppress(ConfigError):  # told to those who ask
+    with contextlib.suppress(ConfigError):  # those who ask get it as an answer
         begun_fault_of(Grammar.json_schema({"type": "string"}))  # imports what forks need
     gc.freeze()
     while (task := receive(inlet)) is not None:
-        asked, budget = task
+        fields, budget = task
         child = os.fork()
         if child == 0:
             try:
-                send(outlet, _tried(asked, budget, libc))
+                send(outlet, _tried(fields, budget, libc))
             finally:
                 os._exit(0)
         _, status = os.waitpid(child, 0)
@@ -141,8 +141,8 @@ def main() -> None:
             send(outlet, _ended_by(status))
 
 
-def constraint_from(found: tuple[Grammar | None, bool, tuple[str, ...]], tools: Any) -> Constraint:
-    grammar, calls, notes = found
+def constraint_from(value: tuple[Grammar | None, bool, tuple[str, ...]], tools: Any) -> Constraint:
+    grammar, calls, notes = value
     return Constraint(grammar, list(tools) if calls else (), notes)
 
 

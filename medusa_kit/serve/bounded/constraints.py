@@ -42,23 +42,24 @@ class Constraints:
         tool_choice: str | Mapping[str, Any] | None,
         parallel_tool_calls: bool | None,
     ) -> Constraint:
-        """As `constraint_of`, and the answer has been begun. Raises what it does, ConfigError for
-        what takes too long or too much memory, QueueFullError where too many wait."""
-        asked = (response_format, tools, tool_choice, parallel_tool_calls)
+        """The constraint of a request, as by `constraint_of`, after its grammar has been tried.
+        Raises what that raises, ConfigError for what takes too long or too much memory,
+        QueueFullError where too many wait."""
+        fields = (response_format, tools, tool_choice, parallel_tool_calls)
         if not tools and (response_format or {}).get("type") != "json_schema":
-            return constraint_of(*asked)
-        said = json.dumps(asked).encode()
-        key = hashlib.sha256(said).digest()
+            return constraint_of(*fields)
+        serialized = json.dumps(fields).encode()
+        key = hashlib.sha256(serialized).digest()
         answer = self._remembered(key)
         if answer is None:
             # Of several that ask for the same one waits in line, and goes on for the others.
             task = self._under_way.get(key)
             if task is None:
-                task = asyncio.ensure_future(self._looked_at(key, len(said), asked))
+                task = asyncio.ensure_future(self._looked_at(key, len(serialized), fields))
                 self._under_way[key] = task
                 task.add_done_callback(partial(self._ended, key))
             answer = await self._waited_for(task)
-        return _told(answer, tools)
+        return _constraint_or_error(answer, tools)
 
     async def _waited_for(self, task: "asyncio.Task[Answer]") -> Answer:
         """Raises ServerClosingError as soon as the server closes."""
@@ -81,16 +82,16 @@ class Constraints:
             for lane in self._lanes or ():
                 lane.close()
 
-    async def _looked_at(self, key: bytes, size: int, asked: tuple[Any, ...]) -> Answer:
+    async def _looked_at(self, key: bytes, size: int, fields: tuple[Any, ...]) -> Answer:
         if not hasattr(os, "fork"):  # on Windows there is no budget
-            return await asyncio.wrap_future(in_background(look_at, asked))
+            return await asyncio.wrap_future(in_background(look_at, fields))
         self.start()
         if self._lanes is None:
             raise ClosedError("the server takes no more requests")
         quick, slow = self._lanes
-        answer = await asyncio.wrap_future(quick.ask(asked))
+        answer = await asyncio.wrap_future(quick.ask(fields))
         if answer.kind in ("time", "wall"):
-            answer = await asyncio.wrap_future(slow.ask(asked))
+            answer = await asyncio.wrap_future(slow.ask(fields))
         if answer.kind == "wall":  # which may be the machine's fault
             raise QueueFullError("there was no time to look at a schema", hint="ask again later")
         if answer.kind == "failed":
@@ -117,15 +118,15 @@ class Constraints:
             self._num_bytes -= size
 
 
-def _told(answer: Answer, tools: Any) -> Constraint:
-    """Raises ConfigError, RecursionError."""
+def _constraint_or_error(answer: Answer, tools: Any) -> Constraint:
+    """The constraint that a child found. Raises ConfigError, RecursionError where it found none."""
     if answer.kind == "found":
         return constraint_from(answer.value, tools)
     if answer.kind == "refused":
         raise ConfigError(answer.value, hint=answer.hint)
     if answer.kind == "nested":
         raise RecursionError
-    most = f"{SLOW.seconds:g} s" if answer.kind == "time" else f"{SLOW.num_bytes >> 20} MB"
-    field, what = ("tools", "their schemas") if tools else ("response_format", "its schema")
-    said = f"{field}: {what} would take more than {most} to make a grammar of"
-    raise ConfigError(said, hint=SIMPLER)
+    limit = f"{SLOW.seconds:g} s" if answer.kind == "time" else f"{SLOW.num_bytes >> 20} MB"
+    field, whose = ("tools", "their schemas") if tools else ("response_format", "its schema")
+    message = f"{field}: {whose} would take more than {limit} to make a grammar of"
+    raise ConfigError(message, hint=SIMPLER)

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Deadline:
-    """From now on; used in asyncio's loop."""
+    """A deadline `seconds` from now on; used in asyncio's loop."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.loop = seconds, asyncio.get_running_loop()
@@ -22,9 +22,9 @@ class Deadline:
 
     async def wait(self, work: Awaitable[T]) -> T:
         """Wait for something. Raises RequestTimeoutError at the deadline."""
-        left = self.began + self.seconds - self.loop.time()
+        remaining = self.began + self.seconds - self.loop.time()
         try:
-            return await asyncio.wait_for(work, max(0.0, left))
+            return await asyncio.wait_for(work, max(0.0, remaining))
         except asyncio.TimeoutError:
             raise RequestTimeoutError(
                 f"the request took longer than {self.seconds:g} seconds",
@@ -33,19 +33,20 @@ class Deadline:
 
 
 class Threads:
-    """Some at a time. One that is stuck keeps its place, but neither the loop nor the exit."""
+    """At most `max_threads` threads at a time. One that is stuck counts, but holds up neither the
+    loop nor the exit."""
 
-    def __init__(self, most: int) -> None:
-        self._places = asyncio.Semaphore(most)
+    def __init__(self, max_threads: int) -> None:
+        self._free = asyncio.Semaphore(max_threads)
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """`work(*args)` in a thread, once one is free. Whoever waits may be cancelled."""
-        await self._places.acquire()
-        leave = partial(_soon, asyncio.get_running_loop(), self._places.release)
+        await self._free.acquire()
+        leave = partial(_soon, asyncio.get_running_loop(), self._free.release)
         try:
             future = in_background(work, *args)
         except BaseException:  # no more threads
-            self._places.release()
+            self._free.release()
             raise
         future.add_done_callback(leave)
         return await asyncio.wrap_future(future)

@@ -38,11 +38,11 @@ class Child:
         self._closed = False
         self._process = self._started()
 
-    def ask(self, asked: Task, budget: Budget) -> Answer:
+    def ask(self, task: Task, budget: Budget) -> Answer:
         """Waits. Raises ClosedError, MedusaKitError where there is no child."""
         for _ in range(2):
             process = self._running()
-            answer = _answer(process, asked, budget)
+            answer = _answer(process, task, budget)
             if answer is not None:
                 return Answer(*answer)
             process.kill()
@@ -64,8 +64,8 @@ class Child:
             return self._process
 
     def _started(self) -> "subprocess.Popen[bytes]":
-        place = str(Path(medusa_kit.__file__).parent.parent)
-        path = os.pathsep.join(filter(None, (place, os.environ.get("PYTHONPATH"))))
+        package_parent = str(Path(medusa_kit.__file__).parent.parent)
+        path = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH"))))
         code = f"import os; os.nice({self._nice}); from {MODULE} import main; main()"
         return subprocess.Popen(
             [sys.executable, "-c", code],
@@ -74,13 +74,13 @@ class Child:
         )  # fmt: skip
 
 
-def _answer(process: "subprocess.Popen[bytes]", asked: Task, budget: Budget) -> Any:
-    """None from a process that ends, or that answers nothing and is ended."""
+def _answer(process: "subprocess.Popen[bytes]", task: Task, budget: Budget) -> Any:
+    """A process's answer; None from one that ends, or that answers nothing and is ended."""
     watch = threading.Timer(budget.wall + PATIENCE, process.kill)
     watch.daemon = True
     watch.start()
     try:
-        send(process.stdin, (asked, budget))  # type: ignore[arg-type]
+        send(process.stdin, (task, budget))  # type: ignore[arg-type]
         return receive(process.stdout)  # type: ignore[arg-type]
     except OSError:
         return None
@@ -99,24 +99,25 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 class Lane:
     """One child, and those who wait for it."""
 
-    def __init__(self, budget: Budget, most_waiting: int, nice: int = 0) -> None:
-        self.budget, self._most = budget, most_waiting
+    def __init__(self, budget: Budget, max_waiting: int, nice: int = 0) -> None:
+        self.budget, self._max_waiting = budget, max_waiting
         self._waiting: queue.SimpleQueue[tuple[Task, Future[Answer]] | None] = queue.SimpleQueue()
         self._closed = False
         self._child = Child(nice)
         self._thread = threading.Thread(target=self._work, name="medusa-kit grammars", daemon=True)
         self._thread.start()
 
-    def ask(self, asked: Task) -> "Future[Answer]":
+    def ask(self, task: Task) -> "Future[Answer]":
         """Raises QueueFullError, ClosedError."""
         if self._closed:
             raise ClosedError(CLOSED)
-        if self._waiting.qsize() >= self._most:
+        if self._waiting.qsize() >= self._max_waiting:
             raise QueueFullError(
-                f"{self._most} schemas that take long wait to be looked at", hint="ask again later"
+                f"{self._max_waiting} schemas that take long wait to be looked at",
+                hint="ask again later",
             )
         future: Future[Answer] = Future()
-        self._waiting.put((asked, future))
+        self._waiting.put((task, future))
         return future
 
     def close(self) -> None:
@@ -125,14 +126,14 @@ class Lane:
         self._child.close()
 
     def _work(self) -> None:
-        while (task := self._waiting.get()) is not None:
-            asked, future = task
+        while (item := self._waiting.get()) is not None:
+            task, future = item
             if not future.set_running_or_notify_cancel():  # nobody waits any more
                 continue
             try:
-                future.set_result(self._child.ask(asked, self.budget))
+                future.set_result(self._child.ask(task, self.budget))
             except Exception as error:
                 future.set_exception(error)
         while not self._waiting.empty():
-            if (task := self._waiting.get()) is not None:
-                task[1].set_exception(ClosedError(CLOSED))
+            if (item := self._waiting.get()) is not None:
+                item[1].set_exception(ClosedError(CLOSED))

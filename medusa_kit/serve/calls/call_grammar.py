@@ -19,14 +19,14 @@ def calls_grammar(
     forced: bool,
     at_most_one: bool,
 ) -> Grammar:
-    """Of calls with these schemas. Unless they are `forced`, other answers may come: JSON of the
-    schema `answer`, or any text, which may precede calls too."""
+    """The grammar of calls with these schemas. Unless they are `forced`, other answers may come:
+    JSON of the schema `answer`, or any text, which may precede calls too."""
     more = "" if at_most_one else f" ({quoted(NEWLINE)} tag_0 call)*"
     rules = [
         f"call: {quoted(NEWLINE)} written",
         f"written: one {quoted(NEWLINE)} tag_1",
         "one: " + " | ".join(f"call_{number}" for number in range(len(calls))),
-        *(f"call_{number}: %json {json.dumps(one)}" for number, one in enumerate(calls)),
+        *(f"call_{number}: %json {json.dumps(schema)}" for number, schema in enumerate(calls)),
     ]
     if forced:
         return _grammar(f"start: tag_0 call{more}", rules)
@@ -52,7 +52,7 @@ def _tag(number: int, tag: str) -> str:
 
 
 def behind_reasoning(grammar: Grammar | None, reasoning: Reasoning | None) -> Grammar | None:
-    """An answer of this grammar, before which a model says to itself what it likes."""
+    """The grammar of an answer before which a model writes any reasoning."""
     if grammar is None or reasoning is None or reasoning.closed:
         return grammar
     opening, closing, opened, _ = reasoning
@@ -73,5 +73,5 @@ def behind_reasoning(grammar: Grammar | None, reasoning: Reasoning | None) -> Gr
 
 
 def _inside(text: str) -> str:
-    """A text inside of /…/."""
+    """A text as it is written inside of /…/."""
     return re.escape(text).replace("/", "\\/")

@@ -7,16 +7,17 @@ from typing import Any
 from urllib.parse import unquote
 
 MAX_VISITS = 20_000  # of subschemas; references can name more than anybody could visit
-Counts = Counter[tuple[str, ...]]  # of patterns, by the place in a value
+Counts = Counter[tuple[str, ...]]  # of patterns, by the path in a value
 
 
-def most_joined(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> int:
-    """At any one place of the values that `schema` is for. `whole`: has what references name."""
+def max_joined(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> int:
+    """How many patterns one text has to fit at most, at any path of the values that `schema` is
+    for. `whole`: has what references name."""
     return max(_Count(whole).at(schema, (), frozenset()).values(), default=0)
 
 
 def part_of(whole: Any, reference: Any) -> Any:
-    """What a reference names in a schema. Raises LookupError where that is nothing."""
+    """The part of a schema that a reference names. Raises LookupError where there is none."""
     if not isinstance(reference, str) or not (reference + "/").startswith("#/"):
         raise LookupError(reference)
     part, names = whole, unquote(reference).split("/")[1:]
@@ -34,26 +35,26 @@ class _Count:
     def __init__(self, whole: Mapping[str, Any]) -> None:
         self._whole, self._visits = whole, 0
 
-    def at(self, schema: Any, place: tuple[str, ...], inside: frozenset[str]) -> Counts:
-        """`inside`: references on the way here."""
+    def at(self, schema: Any, path: tuple[str, ...], inside: frozenset[str]) -> Counts:
+        """Patterns by path at and below `path`. `inside`: references on the way there."""
         self._visits += 1
         if not isinstance(schema, Mapping) or self._visits > MAX_VISITS:
             return Counter()
-        counts = Counter({place: int("pattern" in schema)})
-        for one in _listed(schema, "allOf"):
-            counts += self.at(one, place, inside)
+        counts = Counter({path: int("pattern" in schema)})
+        for part in _listed(schema, "allOf"):
+            counts += self.at(part, path, inside)
         for key in ("anyOf", "oneOf"):
             alternatives: Counts = Counter()
-            for one in _listed(schema, key):
-                alternatives |= self.at(one, place, inside)
+            for part in _listed(schema, key):
+                alternatives |= self.at(part, path, inside)
             counts += alternatives
         if isinstance(reference := schema.get("$ref"), str) and reference not in inside:
-            counts += self.at(self._named(reference), place, inside | {reference})
+            counts += self.at(self._named(reference), path, inside | {reference})
         properties = schema.get("properties")
-        for name, one in properties.items() if isinstance(properties, Mapping) else ():
-            counts += self.at(one, (*place, name), inside)
+        for name, part in properties.items() if isinstance(properties, Mapping) else ():
+            counts += self.at(part, (*path, name), inside)
         for key in ("items", "additionalProperties"):
-            counts += self.at(schema.get(key), (*place, f"{key} "), inside)
+            counts += self.at(schema.get(key), (*path, f"{key} "), inside)
         return counts
 
     def _named(self, reference: str) -> Any:
@@ -64,5 +65,5 @@ class _Count:
 
 
 def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:
-    found = schema.get(key)
-    return found if isinstance(found, list) else []
+    value = schema.get(key)
+    return value if isinstance(value, list) else []

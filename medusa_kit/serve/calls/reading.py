@@ -24,7 +24,8 @@ class Reasoning(NamedTuple):
 
 
 def reasoning_of(tokenizer: Any, prompt: str) -> Reasoning | None:
-    """What the template or the added tokens name; None: no tags. `prompt`: its text."""
+    """The reasoning tags that the template or the added tokens name; None: no tags. `prompt`: its
+    text."""
     known = chat_template(tokenizer) or ""
     added = {token.content for token in getattr(tokenizer, "added_tokens_decoder", {}).values()}
     for opening, closing in REASONING:
@@ -42,13 +43,14 @@ class Reading(NamedTuple):
 
     @property
     def tags(self) -> list[str]:
-        """That are read in the text, special tokens or not."""
+        """The tags that are read in the text, special tokens or not."""
         return [*((CALL, END) if self.calls else ()), *(self.reasoning or ())[:2]]
 
     def aloud(self, text: str) -> str:
         """An answer's text behind the reasoning, with the tags of its calls."""
-        said = "" if self.reasoning is None else text.partition(self.reasoning.closing)[2].lstrip()
-        return said or text
+        if self.reasoning is None:
+            return text
+        return text.partition(self.reasoning.closing)[2].lstrip() or text
 
     def dropped(self, tokenizer: Any) -> frozenset[int]:
         """Special tokens that are no tags, so no part of the text that is read."""
@@ -59,7 +61,7 @@ class Reading(NamedTuple):
         return bool(self.tags) and not self._ids(tokenizer).isdisjoint(special_ids(tokenizer))
 
     def _ids(self, tokenizer: Any) -> set[int]:
-        """Of tags that are tokens."""
+        """The ids of tags that are tokens."""
         added = getattr(tokenizer, "added_tokens_decoder", {})
         return {number for number, token in added.items() if token.content in self.tags}
 
@@ -87,13 +89,13 @@ class AnswerReader:
         return list(self._pieces())
 
     def finish(self) -> list[Piece]:
-        left, self._text = self._text, ""
+        remaining, self._text = self._text, ""
         if self._inside:
-            return [Piece(reasoning=said)] if (said := left.rstrip()) else []
-        return [*self._said(left), *(self.calls.finish() if self.reading.calls else [])]
+            return [Piece(reasoning=reasoning)] if (reasoning := remaining.rstrip()) else []
+        return [*self._spoken(remaining), *(self.calls.finish() if self.reading.calls else [])]
 
     def finish_reason(self, reason: str) -> str:
-        """`reason` is how the answer ended."""
+        """The finish reason for clients. `reason`: how the answer ended."""
         return self.calls.finish_reason(reason) if self.reading.calls else reason
 
     def _pieces(self) -> Iterator[Piece]:
@@ -103,10 +105,10 @@ class AnswerReader:
             yield from self._reasoned()
         if self._inside is False:
             text, self._text = self._text, ""
-            yield from self._said(text)
+            yield from self._spoken(text)
 
     def _begin(self) -> None:
-        """Whether the answer begins with reasoning, once that can be told."""
+        """Note whether the answer begins with reasoning, once that is known."""
         assert self.reading.reasoning is not None
         opening, start = self.reading.reasoning.opening, self._text.lstrip()
         if start.startswith(opening):
@@ -117,19 +119,19 @@ class AnswerReader:
     def _reasoned(self) -> Iterator[Piece]:
         assert self.reading.reasoning is not None
         closing = self.reading.reasoning.closing
-        text, tag, rest = self._text.partition(closing)
+        text, tag, after = self._text.partition(closing)
         if not self._begun:
             text = text.lstrip()
         # What the tag may begin with waits, and white space, which does not count before it.
-        said = text.rstrip() if tag else text[: len(text) - held_back(text, closing)]
-        self._text = rest if tag else text[len(said) :]
-        self._begun = self._begun or bool(said)
-        if said:
-            yield Piece(reasoning=said)
+        reasoning = text.rstrip() if tag else text[: len(text) - held_back(text, closing)]
+        self._text = after if tag else text[len(reasoning) :]
+        self._begun = self._begun or bool(reasoning)
+        if reasoning:
+            yield Piece(reasoning=reasoning)
         if tag:
             self._inside, self._begun, self._past = False, False, True
 
-    def _said(self, text: str) -> list[Piece]:
+    def _spoken(self, text: str) -> list[Piece]:
         if self._past and not self._begun:
             text = text.lstrip()
         self._begun = self._begun or bool(text)

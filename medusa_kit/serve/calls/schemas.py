@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode.accept.grammar_source import HINT, begun_fault_of, fault_of
-from medusa_kit.serve.calls.joined_patterns import most_joined, part_of
+from medusa_kit.serve.calls.joined_patterns import max_joined, part_of
 from medusa_kit.settings.grammar import Grammar
 
 OPTIONS = "x-guidance"
@@ -40,12 +40,12 @@ class Usable(NamedTuple):
 
 
 def usable(field: str, schema: Mapping[str, Any], strict: bool) -> Usable:
-    """Raises ConfigError, naming the property of `field`, where `strict`, and for what no schema
-    can be."""
-    asked = json.dumps(schema)
-    read = _usable if len(asked) <= MAX_KEPT else _usable.__wrapped__
+    """A schema that llguidance can follow. Raises ConfigError, naming the property of `field`, for
+    what it cannot follow where `strict`, and for what no schema can be."""
+    given = json.dumps(schema)
+    read = _usable if len(given) <= MAX_KEPT else _usable.__wrapped__
     try:
-        text, notes = read(field, asked, strict)
+        text, notes = read(field, given, strict)
     except ConfigError as error:
         if error.message.startswith(field):
             raise
@@ -95,7 +95,7 @@ class _Walk:
         return schema if self.fault(schema) is None else self._without_faults(field, schema)
 
     def _without_faults(self, field: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-        kept, gone = dict[str, Any](), set[str]()
+        kept, left_out = dict[str, Any](), set[str]()
         for key in sorted(schema, key=lambda key: key not in NEEDED):
             if (fault := self.fault({**kept, key: schema[key]})) is None:
                 kept[key] = schema[key]
@@ -103,20 +103,21 @@ class _Walk:
             if key == "type" or (key in NEEDED and not isinstance(schema[key], Mapping)):
                 raise ConfigError(f"{field}: the JSON schema cannot be used: {fault} ({key})")
             self.leave_out(field, key, fault)
-            gone |= {key, RESTS.get(key, key)}
-        return {key: schema[key] for key in schema if key not in gone}
+            left_out |= {key, RESTS.get(key, key)}
+        return {key: schema[key] for key in schema if key not in left_out}
 
     def _with_followed_parts(self, field: str, schema: Mapping[str, Any]) -> dict[str, Any]:
         parts = dict(schema)
         for key, value in schema.items():
             if key in OF_NAMES and isinstance(value, Mapping):
                 parts[key] = {
-                    name: self.followed(f"{field}.{key}.{_written(name)}", one)
-                    for name, one in value.items()
+                    name: self.followed(f"{field}.{key}.{_written(name)}", part)
+                    for name, part in value.items()
                 }
             elif key in OF_LISTS and isinstance(value, list):
                 parts[key] = [
-                    self.followed(f"{field}.{key}[{place}]", one) for place, one in enumerate(value)
+                    self.followed(f"{field}.{key}[{index}]", part)
+                    for index, part in enumerate(value)
                 ]
             elif key in ALONE:
                 parts[key] = self.followed(f"{field}.{key}", value)
@@ -125,8 +126,8 @@ class _Walk:
         except LookupError:
             self.leave_out(field, "$ref", f"the schema has no {parts.pop('$ref')!r}")
         for name in self._wrong_patterns(parts.get("patternProperties")):
-            place = f"{field}.patternProperties"
-            self.leave_out(place, _written(name), "no such expression can be followed")
+            patterns = f"{field}.patternProperties"
+            self.leave_out(patterns, _written(name), "no such expression can be followed")
             del parts["patternProperties"][name]
             parts.pop("additionalProperties", None)
         return parts
@@ -142,24 +143,24 @@ class _Walk:
         if (multiple := schema.get("multipleOf")) is not None and _digits(multiple) > MAX_MULTIPLE:
             return f"multipleOf {multiple!r} is too large, or has too many digits"
         joins = not schema.keys().isdisjoint(("allOf", "$ref"))
-        if joins and (joined := most_joined(schema, self._whole)) > MAX_JOINED:
-            said = f"one text has to fit {joined} patterns; expected {MAX_JOINED} at most"
-            raise ConfigError(f"the JSON schema cannot be used: {said}", hint=HINT)
+        if joins and (joined := max_joined(schema, self._whole)) > MAX_JOINED:
+            limit = f"one text has to fit {joined} patterns; expected {MAX_JOINED} at most"
+            raise ConfigError(f"the JSON schema cannot be used: {limit}", hint=HINT)
         given = schema if whole else _without_references(schema)
         draft = {key: value for key, value in self._whole.items() if key == "$schema"}
-        asked = Grammar.json_schema({**draft, **given, OPTIONS: self.options})
-        if (fault := fault_of(asked)) is not None:
+        grammar = Grammar.json_schema({**draft, **given, OPTIONS: self.options})
+        if (fault := fault_of(grammar)) is not None:
             return fault
         if whole:
-            return begun_fault_of(asked)
+            return begun_fault_of(grammar)
         alone = given.keys().isdisjoint((*OF_NAMES, *OF_LISTS, *ALONE))
         costly = alone and not given.keys().isdisjoint(COSTLY)
-        return begun_fault_of(asked, MAX_WORK) if costly else None
+        return begun_fault_of(grammar, MAX_WORK) if costly else None
 
     def leave_out(self, field: str, key: str, fault: str) -> None:
         if self._strict:
-            said = f"{field}: the JSON schema cannot be used: {fault} ({key})"
-            raise ConfigError(said, hint=HINT)
+            message = f"{field}: the JSON schema cannot be used: {fault} ({key})"
+            raise ConfigError(message, hint=HINT)
         self.notes.append(f"{field}: {key} is not enforced")
 
 
@@ -171,7 +172,7 @@ def _without_references(schema: Any) -> Any:
             for key, value in schema.items()
             if key != "$ref" or not isinstance(value, str)
         }
-    return [_without_references(one) for one in schema] if isinstance(schema, list) else schema
+    return [_without_references(part) for part in schema] if isinstance(schema, list) else schema
 
 
 def _digits(number: Any) -> int:

@@ -26,7 +26,7 @@ class Piece:
     reasoning: str = ""
 
     def as_delta(self) -> dict[str, Any]:
-        """As a streamed chunk's `delta` has it."""
+        """The piece in the form of a streamed chunk's `delta`."""
         if self.index is None:
             return {"content": self.content}
         call: dict[str, Any] = {"index": self.index, "function": {"arguments": self.arguments}}
@@ -80,12 +80,12 @@ class CallReader:
                 return pieces
 
     def finish(self) -> list[Piece]:
-        """What was held back, since a tag might have followed."""
-        left, self._text = self._text, ""
-        return [] if self._in_call or self.num_calls or not left else [Piece(left)]
+        """The text that was held back, since a tag might have followed."""
+        remaining, self._text = self._text, ""
+        return [] if self._in_call or self.num_calls or not remaining else [Piece(remaining)]
 
     def finish_reason(self, reason: str) -> str:
-        """`reason` is how the answer ended."""
+        """The finish reason for clients. `reason`: how the answer ended."""
         return "tool_calls" if reason == "stop" and self.complete else reason
 
     def _next(self) -> Piece | None:
@@ -93,9 +93,9 @@ class CallReader:
             return self._arguments()
         if self._in_call:
             return self._head()
-        text, tag, rest = self._text.partition(CALL)
+        text, tag, after = self._text.partition(CALL)
         if tag:
-            self._text, self._in_call = rest, True
+            self._text, self._in_call = after, True
             self._space = text[len(text.rstrip()) :]
             text = text.rstrip()
         else:
@@ -115,7 +115,7 @@ class CallReader:
         return Piece("", self.num_calls - 1, f"call_{secrets.token_hex(12)}", name, "{")
 
     def _arguments(self) -> Piece | None:
-        ends = (at for at, character in enumerate(self._text, start=1) if self._closes(character))
+        ends = (end for end, char in enumerate(self._text, start=1) if self._closes(char))
         end = next(ends, len(self._text))
         if not self._depth:
             self._in_call, self.complete = False, self.complete + 1
@@ -153,7 +153,7 @@ class Reader(Protocol):
 
 
 def read_answer(text: str, finish_reason: str, reader: Reader | None = None) -> ReadAnswer:
-    """By a new `reader`, unless given one of calls alone."""
+    """Read a finished answer, by a `CallReader` unless `reader` is given."""
     reader = CallReader() if reader is None else reader
     pieces = [*reader.push(text), *reader.finish()]
     content = "".join(piece.content for piece in pieces)
@@ -176,16 +176,16 @@ def _calls(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
 
 def _may_begin(text: str) -> bool:
     """Whether this can become the beginning of a call."""
-    said = "".join(text.split())
-    if len(said) <= len(OPENING):
-        return OPENING.startswith(said)
-    name, quote, rest = said.removeprefix(OPENING).partition('"')
-    return said.startswith(OPENING) and "\\" not in name and CLOSING.startswith(quote + rest)
+    compact = "".join(text.split())
+    if len(compact) <= len(OPENING):
+        return OPENING.startswith(compact)
+    name, quote, after = compact.removeprefix(OPENING).partition('"')
+    return compact.startswith(OPENING) and "\\" not in name and CLOSING.startswith(quote + after)
 
 
 def held_back(text: str, tag: str) -> int:
     """How many of the last characters may belong to what precedes a tag, or to the tag."""
-    most = min(len(text), len(tag) - 1)
-    begun = next((n for n in range(most, 0, -1) if tag.startswith(text[-n:])), 0)
-    rest = text[: len(text) - begun]
-    return begun + len(rest) - len(rest.rstrip())
+    longest = min(len(text), len(tag) - 1)
+    begun = next((n for n in range(longest, 0, -1) if tag.startswith(text[-n:])), 0)
+    before = text[: len(text) - begun]
+    return begun + len(before) - len(before.rstrip())

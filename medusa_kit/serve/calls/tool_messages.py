@@ -11,13 +11,14 @@ Message = dict[str, Any]
 
 
 def for_template(messages: Sequence[Message]) -> list[Message]:
-    """For a template that writes calls: arguments as objects, which OpenAI's API has as text."""
+    """Messages for a template that writes calls: arguments as objects, which OpenAI's API has as
+    text."""
     given = []
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         message = {**message, "content": message.get("content") or ""}
         if calls := message.pop("tool_calls", None):
             message["tool_calls"] = [
-                {**call, "function": _function(f"messages[{place}].tool_calls[{number}]", call)}
+                {**call, "function": _function(f"messages[{index}].tool_calls[{number}]", call)}
                 for number, call in enumerate(calls)
             ]
         given.append(message)
@@ -25,7 +26,8 @@ def for_template(messages: Sequence[Message]) -> list[Message]:
 
 
 def as_text(messages: Sequence[Message]) -> list[Message]:
-    """For other templates: calls in the text of the assistant, results in that of the user."""
+    """Messages for other templates: calls in the text of the assistant, results in that of the
+    user."""
     given: list[Message] = []
     before = ""
     for message in for_template(messages):
@@ -48,12 +50,14 @@ def as_text(messages: Sequence[Message]) -> list[Message]:
     return given
 
 
-def with_system(messages: Sequence[Message], said: str, role: str = "system") -> list[Message]:
-    """With instructions in the first message of that role, which is made where it is not first."""
+def with_system(
+    messages: Sequence[Message], instructions: str, role: str = "system"
+) -> list[Message]:
+    """The messages with instructions in the first one, which is added where it is not of `role`."""
     if messages and messages[0]["role"] == role:
-        first, *rest = messages
-        return [{**first, "content": f"{first['content']}\n\n{said}"}, *rest]
-    return [{"role": role, "content": said}, *messages]
+        first, *others = messages
+        return [{**first, "content": f"{first['content']}\n\n{instructions}"}, *others]
+    return [{"role": role, "content": instructions}, *messages]
 
 
 def _function(field: str, call: Any) -> dict[str, Any]:

@@ -48,13 +48,13 @@ def check_shape(body: bytes) -> None:
     if not _may_be_large(body):
         return
     count, inside, escaped = _Count(), False, False
-    left: list[bytes] = []
+    outside_blocks: list[bytes] = []
     for start in range(0, len(body), BLOCK):  # most that have too many have so early
         read = np.frombuffer(body[start : start + BLOCK], np.uint8)
         outside, inside, escaped = outside_of_text(read, inside, escaped)
         count.add(outside)
-        left.append(outside.tobytes())
-    if LONG_NUMBER.search(b"".join(left)):
+        outside_blocks.append(outside.tobytes())
+    if LONG_NUMBER.search(b"".join(outside_blocks)):
         raise ShapeError(f"the body has a number of over {MAX_DIGITS} digits")
 
 
@@ -95,7 +95,7 @@ def _may_be_large(body: bytes) -> bool:
 
 
 def _may_have_long_numbers(read: NDArray[np.uint8]) -> bool:
-    """Two digits at a distance that only a long number has, or chance."""
+    """Whether two digits are at a distance that only a long number has, or chance."""
     digits = (read[::STRIDE] - np.uint8(ord("0"))) < 10
     return bool(np.any(digits[1:] & digits[:-1]))
 
@@ -106,12 +106,12 @@ def outside_of_text(
     """The bytes that are in no string; then whether the next byte is in one, and behind a
     backslash. `inside`, `escaped`: whether the first is so."""
     quotes = read == QUOTE
-    places = np.flatnonzero(read == BACKSLASH)
+    backslashes = np.flatnonzero(read == BACKSLASH)
     if escaped:
-        quotes[0], places = False, places[places > 0]
+        quotes[0], backslashes = False, backslashes[backslashes > 0]
     escaped = False
-    if len(places):
-        behind = _behind_odd(places)
+    if len(backslashes):
+        behind = _behind_odd(backslashes)
         escaped = int(behind[-1]) == len(read) if len(behind) else False
         quotes[behind[behind < len(read)]] = False
     if inside:
@@ -121,21 +121,21 @@ def outside_of_text(
     return read[~(within[1:] if inside else within)], last, escaped
 
 
-def _behind_odd(places: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The places behind an odd number of backslashes, which are at `places`."""
-    breaks = np.flatnonzero(np.diff(places) != 1)
-    first = places[np.concatenate(([0], breaks + 1))]
-    behind = places[np.concatenate((breaks, [len(places) - 1]))] + 1
+def _behind_odd(backslashes: NDArray[np.intp]) -> NDArray[np.intp]:
+    """The positions behind an odd number of backslashes, which are at `backslashes`."""
+    breaks = np.flatnonzero(np.diff(backslashes) != 1)
+    first = backslashes[np.concatenate(([0], breaks + 1))]
+    behind = backslashes[np.concatenate((breaks, [len(backslashes) - 1]))] + 1
     return behind[(behind - first) % 2 == 1]
 
 
-def _count(found: NDArray[np.bool_]) -> int:
-    return int(np.count_nonzero(found))
+def _count(marks: NDArray[np.bool_]) -> int:
+    return int(np.count_nonzero(marks))
 
 
-def _check_number(what: str, number: int, most: int) -> None:
-    if number > most:
-        raise ShapeError(f"the body has {number:,} {what}; expected at most {most:,}")
+def _check_number(things: str, number: int, maximum: int) -> None:
+    if number > maximum:
+        raise ShapeError(f"the body has {number:,} {things}; expected at most {maximum:,}")
 
 
 class Turns:

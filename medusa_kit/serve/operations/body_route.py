@@ -19,19 +19,20 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class BodyRoute(APIRoute):
-    """For routers whose endpoints take one model. `turns` of the app's state are whose they are."""
+    """The route class of routers whose endpoints take one model. Bodies wait for their turn in
+    `app.state.turns`."""
 
     def get_route_handler(self) -> Handler:
         answer, model = super().get_route_handler(), _model_of(self.endpoint)
         if model is None:
             return answer
-        asked = model
+        body_model = model
 
         async def handler(request: Request) -> Response:
             body = await request.body()
             if len(body) <= SMALL or not _is_json(request.headers.get("content-type", "")):
                 return await answer(request)
-            read = await request.app.state.turns.run(len(body), _read, body, asked)
+            read = await request.app.state.turns.run(len(body), _read, body, body_model)
             return await answer(_ReadRequest(request, read))
 
         return handler
@@ -54,7 +55,7 @@ class _ReadRequest(Request):
 def _model_of(endpoint: Callable[..., Any]) -> type[BaseModel] | None:
     kinds = get_type_hints(endpoint).values()
     return next(
-        (one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)), None
+        (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None
     )
 
 
@@ -66,14 +67,15 @@ def _is_json(content_type: str) -> bool:
 
 
 def _read(body: bytes, model: type[BaseModel]) -> BaseModel:
-    """Raises what FastAPI would."""
+    """The model in a body. Raises what FastAPI would."""
     try:
         return model.model_validate(json.loads(body))
     except json.JSONDecodeError as error:
         why = {"type": "json_invalid", "loc": ("body", error.pos), "ctx": {"error": error.msg}}
         raise RequestValidationError([why]) from None
     except ValidationError as error:
-        found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
-        raise RequestValidationError(found) from None
+        details = error.errors(include_url=False)
+        errors = [{**detail, "loc": ("body", *detail["loc"])} for detail in details]
+        raise RequestValidationError(errors) from None
     except (ValueError, RecursionError) as error:
         raise HTTPException(400, "There was an error parsing the body") from error

@@ -30,15 +30,15 @@ class Connection(H11Protocol):
         self._asking = _Deadline(transport, self.options.body_timeout)
         self._sending = _Deadline(transport, self.options.send_timeout + SLACK)
         self._asking.start()
-        most = self.options.max_connections
-        if len(self.connections) > most + SPARE:
+        max_connections = self.options.max_connections
+        if len(self.connections) > max_connections + SPARE:
             transport.abort()
-        elif len(self.connections) > most and not self.idle.make_room():
+        elif len(self.connections) > max_connections and not self.idle.make_room():
             self.app = crowded(self.app)
         self.idle.add(self, silent=True)
 
     def data_received(self, data: bytes) -> None:
-        if self.flow.held or len(data) > PIECE:
+        if self.flow.paused or len(data) > PIECE:
             return self.paced.add(self, data)
         self.take(data)
 

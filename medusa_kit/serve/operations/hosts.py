@@ -35,7 +35,7 @@ def host_of(value: str) -> str | None:
 
 
 def _normal(name: str) -> str:
-    """Addresses as they are usually written, those of version 6 in brackets."""
+    """A name in lower case; an address as it is usually written, of version 6 in brackets."""
     name = name.strip().lower()
     try:
         address = ipaddress.ip_address(name.strip("[]"))
@@ -60,11 +60,11 @@ class HostMiddleware:
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
-        said = ascii(given[0].decode("latin-1")[:MAX_SHOWN]) if given else "missing"
+        shown = ascii(given[0].decode("latin-1")[:MAX_SHOWN]) if given else "missing"
         await refuse(
             send,
             403,
-            f"the header Host is {said}, which is no name of this server; the server's option "
+            f"the header Host is {shown}, which is no name of this server; the server's option "
             "--allowed-hosts adds names",
             kind="permission_error",
             code="host_not_allowed",

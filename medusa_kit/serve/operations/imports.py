@@ -16,5 +16,5 @@ def import_all() -> None:
             import_module(name)
 
 
-def _inside(package: str, places: list[str]) -> list[str]:
-    return [one.name for one in pkgutil.walk_packages(places, f"{package}.")]
+def _inside(package: str, paths: list[str]) -> list[str]:
+    return [module.name for module in pkgutil.walk_packages(paths, f"{package}.")]

@@ -30,18 +30,18 @@ class ApiKeys:
 
     def accept(self, key: bytes) -> bool:
         """Takes as long whichever key it is, and whatever it begins with."""
-        given, found = sha256(key).digest(), False
+        given, accepted = sha256(key).digest(), False
         for known in self._digests:
-            found |= hmac.compare_digest(known, given)
-        return found
+            accepted |= hmac.compare_digest(known, given)
+        return accepted
 
 
 def load_keys(path: str | None, environ: Mapping[str, str] = os.environ) -> ApiKeys | None:
-    """Those of the environment and of the file; None where neither is given."""
+    """The keys of the environment and of the file; None where neither is given."""
     keys: list[str] = []
     listed = environ.get(VARIABLE)
     if listed is not None:
-        keys += _checked([one.strip() for one in listed.split(",")], VARIABLE)
+        keys += _checked([key.strip() for key in listed.split(",")], VARIABLE)
     if path is not None:
         keys += _checked([line.strip() for line in _read(Path(path)).splitlines()], path)
     return ApiKeys(list(dict.fromkeys(keys))) if keys else None
@@ -66,20 +66,20 @@ def _read(path: Path) -> str:
 
 
 def _checked(keys: list[str], source: str) -> list[str]:
-    """Without blank ones. A faulty key is named by its number: messages are logged."""
+    """The keys without blank ones. A faulty key is named by its number: messages are logged."""
     for number, key in enumerate(keys, start=1):
         if not all("!" <= character <= "~" for character in key):
             raise ConfigError(
                 f"key {number} of {source} has a blank or a control character inside; "
                 "expected printable ASCII"
             )
-    found = [key for key in keys if key]
-    if not found:
+    usable = [key for key in keys if key]
+    if not usable:
         raise ConfigError(
             f"{source} has no key; expected at least one",
             hint="without keys, leave it out: then none is asked for",
         )
-    return found
+    return usable
 
 
 class KeyMiddleware:
@@ -97,11 +97,11 @@ class KeyMiddleware:
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
-        said = "no API key was given" if not given else "the API key is not accepted"
+        reason = "no API key was given" if not given else "the API key is not accepted"
         await refuse(
             send,
             401,
-            f"{said}; {HINT}",
+            f"{reason}; {HINT}",
             kind="authentication_error",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer", "Connection": "close"},

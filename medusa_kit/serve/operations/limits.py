@@ -14,7 +14,7 @@ from medusa_kit.serve.operations.bodies import LARGE, ShapeError, Turns, check_s
 from medusa_kit.serve.operations.refusal import refuse
 from medusa_kit.settings.serve_limits import LimitOptions
 
-LINGER = 1.0  # seconds for which the rest of a body that is too long is read, for the answer to it
+LINGER = 1.0  # seconds for which a body that is too long is read on, for the answer to it
 CLOSE = {"Connection": "close"}
 CROWDED = "medusa_kit_crowded"  # in a scope's state: of one connection too many
 MAX_HELD = 128 * 1024 * 1024  # bytes of the bodies of all requests under way
@@ -65,8 +65,8 @@ class LimitsMiddleware:
         """`not_ready`: why nothing is answered now, or None."""
         self.app, self.options = app, options
         self._not_ready = not_ready or _always_ready
-        self._turns, self._held = turns or Turns(), 0
-        self._most_held = max(MAX_HELD, MIN_HELD * options.max_body)
+        self._turns, self._body_bytes = turns or Turns(), 0
+        self._max_body_bytes = max(MAX_HELD, MIN_HELD * options.max_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -94,16 +94,18 @@ class LimitsMiddleware:
         except ShapeError as error:
             await refuse(send, 400, str(error))
         finally:
-            self._held -= size
+            self._body_bytes -= size
             if size >= LARGE:
                 self._turns.give_back()
 
     async def _closing(self, send: Send, why: str) -> None:
-        """Without a look at the body, so that nobody can hold up the end."""
-        said = "the server is closing" if why == "closing" else "the server takes no more requests"
+        """Refuse a request without a look at its body, so that nobody can hold up the end."""
+        message = (
+            "the server is closing" if why == "closing" else "the server takes no more requests"
+        )
         headers = {**CLOSE, "Retry-After": "1"}
         kind = "service_unavailable_error"
-        await refuse(send, 503, said, kind=kind, code="closing", headers=headers)
+        await refuse(send, 503, message, kind=kind, code="closing", headers=headers)
 
     async def _crowded(self, receive: Receive, send: Send) -> None:
         await _discard(receive)
@@ -147,12 +149,12 @@ class LimitsMiddleware:
         raise self._too_long(f"over {limit:,} bytes")
 
     def _hold(self, more: int) -> None:
-        self._held += more
-        if self._held > self._most_held:
+        self._body_bytes += more
+        if self._body_bytes > self._max_body_bytes:
             raise _Refused(
                 503,
-                f"the bodies of requests under way have {self._held:,} bytes; expected at most "
-                f"{self._most_held:,}",
+                f"the bodies of requests under way have {self._body_bytes:,} bytes; expected at "
+                f"most {self._max_body_bytes:,}",
                 "too_many_bodies",
                 "service_unavailable_error",
             )

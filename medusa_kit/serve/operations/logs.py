@@ -24,11 +24,11 @@ PATIENCE = 1.0  # seconds that the end waits for them
 
 class LineWriter:
     """A thread that writes lines to `stream`, stderr unless given; what cannot be written is
-    counted, and told of when lines can be written again."""
+    counted, and the count is written once lines can be written again."""
 
-    def __init__(self, stream: TextIO | None = None, most_lines: int = MAX_LINES) -> None:
+    def __init__(self, stream: TextIO | None = None, max_lines: int = MAX_LINES) -> None:
         self._given = stream
-        self._queue: Queue[str] = Queue(most_lines)
+        self._queue: Queue[str] = Queue(max_lines)
         self._lost = self.written_or_lost = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="medusa-kit log", daemon=True)
@@ -74,7 +74,7 @@ class LineWriter:
 
 @cache
 def stderr_writer() -> LineWriter:
-    """One for the process; the end of that waits for its last lines."""
+    """The writer of the process, whose end waits for its last lines."""
     writer = LineWriter()
     atexit.register(writer.close)
     return writer
@@ -92,14 +92,14 @@ class LogMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        start, own_id, status = time.monotonic(), uuid4().hex, 0
-        scope.setdefault("state", {})["request_id"] = own_id
+        start, request_id, status = time.monotonic(), uuid4().hex, 0
+        scope.setdefault("state", {})["request_id"] = request_id
 
         async def noting(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [*message.get("headers", []), (b"x-request-id", own_id.encode())]
+                headers = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
                 message = {**message, "headers": headers}
             await send(message)
 
@@ -110,10 +110,10 @@ class LogMiddleware:
             raise
         finally:
             if (scope["method"], scope["path"], status) != POLLED:
-                self.write(_line(self.form, scope, status, time.monotonic() - start, own_id))
+                self.write(_line(self.form, scope, status, time.monotonic() - start, request_id))
 
 
-def _line(form: LogFormat, scope: Scope, status: int, seconds: float, own_id: str) -> str:
+def _line(form: LogFormat, scope: Scope, status: int, seconds: float, request_id: str) -> str:
     """Neither keys nor query nor body: they may be private. Of a body's schemas, notes say which
     parts were left out."""
     client = scope.get("client")
@@ -124,7 +124,7 @@ def _line(form: LogFormat, scope: Scope, status: int, seconds: float, own_id: st
         "status": status or None,
         "seconds": round(seconds, 3),
         "client": client[0] if client else None,
-        "id": own_id,
+        "id": request_id,
     }
     notes = list(scope.get("state", {}).get("notes", ()))[:MAX_NOTES]
     if notes:
@@ -134,7 +134,7 @@ def _line(form: LogFormat, scope: Scope, status: int, seconds: float, own_id: st
     path = json.dumps(fields["path"])[1:-1]  # no line breaks of a client's choice
     return (
         f"{fields['time']} {fields['method']} {path} {status or 'gone'} {seconds:.3f} s "
-        f"{fields['client']} {own_id}" + "".join(f" ({note})" for note in notes)
+        f"{fields['client']} {request_id}" + "".join(f" ({note})" for note in notes)
     )
 
 

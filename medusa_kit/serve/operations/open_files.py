@@ -20,28 +20,29 @@ OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
 def with_room_for_connections(config: ServeConfig) -> ServeConfig:
     """Raise the soft limit as far as needed and allowed. Where that is not enough, fewer
     connections are taken, and a warning says so."""
-    wanted = config.max_connections + SPARE + RESERVE
-    limit = _raise_limit(wanted)
-    if limit is None or limit >= wanted:
+    needed = config.max_connections + SPARE + RESERVE
+    limit = _raise_limit(needed)
+    if limit is None or limit >= needed:
         return config
-    most = max(1, limit - SPARE - RESERVE)
+    max_connections = max(1, limit - SPARE - RESERVE)
     console.warn(
-        f"max_connections {config.max_connections} is lowered to {most}: this process may open "
-        f"{limit} files (ulimit -Hn, LimitNOFILE)"
+        f"max_connections {config.max_connections} is lowered to {max_connections}: this process "
+        f"may open {limit} files (ulimit -Hn, LimitNOFILE)"
     )
-    return replace(config, max_connections=most)
+    return replace(config, max_connections=max_connections)
 
 
-def _raise_limit(wanted: int) -> int | None:
-    """To so many files at least; the limit there is then. None: there is none, or no telling."""
+def _raise_limit(needed: int) -> int | None:
+    """Raise the limit to so many files at least, where that is possible; returns the limit then.
+    None: there is none, or it is not known."""
     try:
         import resource
     except ModuleNotFoundError:  # Windows
         return None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     endless = resource.RLIM_INFINITY
-    if soft != endless and soft < wanted:
-        soft = wanted if hard == endless else min(wanted, hard)
+    if soft != endless and soft < needed:
+        soft = needed if hard == endless else min(needed, hard)
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         except (OSError, ValueError):  # more than the system has
@@ -54,12 +55,12 @@ class QuietAboutFiles:
     that it cannot take."""
 
     def __init__(self) -> None:
-        self._told = -QUIET
+        self._last_warning = -QUIET
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if not isinstance(error, OSError) or error.errno not in OUT_OF_FILES:
             return loop.default_exception_handler(context)
-        if time.monotonic() - self._told >= QUIET:
-            self._told = time.monotonic()
+        if time.monotonic() - self._last_warning >= QUIET:
+            self._last_warning = time.monotonic()
             console.warn("no connection can be taken: this process has too many files open")

@@ -12,12 +12,12 @@ EXPENSIVE = 0.001  # seconds for a piece, behind which as long a pause follows
 
 
 class Flow(FlowControl):
-    """`held`: nothing more is read, whoever asks for it."""
+    """`paused`: nothing more is read, whoever asks for it."""
 
-    held = False
+    paused = False
 
     def resume_reading(self) -> None:
-        if not self.held:
+        if not self.paused:
             super().resume_reading()
 
 
@@ -54,23 +54,23 @@ class Paced:
     loop's other work in between: h11 takes half a second for 256 KiB of chunks of one byte."""
 
     def __init__(self) -> None:
-        self._left: dict[Any, bytearray] = {}
+        self._unparsed: dict[Any, bytearray] = {}
         self._order: deque[Any] = deque()
         self._running = False
 
     def add(self, connection: Any, data: bytes) -> None:
         connection.flow.pause_reading()
-        connection.flow.held = True
-        if connection not in self._left:
-            self._left[connection] = bytearray()
+        connection.flow.paused = True
+        if connection not in self._unparsed:
+            self._unparsed[connection] = bytearray()
             self._order.append(connection)
-        self._left[connection] += data
+        self._unparsed[connection] += data
         if not self._running:
             self._running = True
             self._step()
 
     def remove(self, connection: Any) -> None:
-        if self._left.pop(connection, None) is not None:
+        if self._unparsed.pop(connection, None) is not None:
             self._order.remove(connection)
 
     def _step(self) -> None:
@@ -78,15 +78,15 @@ class Paced:
             self._running = False
             return
         connection = self._order.popleft()
-        left = self._left[connection]
-        size = len(left) if connection.parses_fast else PIECE
-        piece = bytes(left[:size])
-        del left[:size]
-        if left:
+        unparsed = self._unparsed[connection]
+        size = len(unparsed) if connection.parses_fast else PIECE
+        piece = bytes(unparsed[:size])
+        del unparsed[:size]
+        if unparsed:
             self._order.append(connection)
         else:
-            del self._left[connection]
-            connection.flow.held = False
+            del self._unparsed[connection]
+            connection.flow.paused = False
             connection.flow.resume_reading()
         loop = asyncio.get_running_loop()
         began = loop.time()

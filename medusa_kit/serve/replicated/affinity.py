@@ -29,26 +29,27 @@ class RoutingKey:
 
 
 def routing_key(body: bytes, base: str) -> RoutingKey:
-    """Of a request for the base model of this name; empty for what is no valid request, which the
-    replica will refuse."""
+    """The key of a request for the base model of this name; empty for what is no valid request,
+    which the replica will refuse."""
     try:
-        asked = json.loads(body)
+        request = json.loads(body)
     except (ValueError, RecursionError):
         return RoutingKey()
-    if not isinstance(asked, dict):
+    if not isinstance(request, dict):
         return RoutingKey()
-    model, adapter = asked.get("model"), asked.get("adapter_id")
-    heads = next((one for one in (adapter, model) if isinstance(one, str) and one != base), None)
+    model, adapter = request.get("model"), request.get("adapter_id")
+    names = (name for name in (adapter, model) if isinstance(name, str))
+    heads = next((name for name in names if name != base), None)
     if adapter is not None and heads is not None:
         heads = f"{base}:{adapter}"  # the same heads as under `model`
-    return RoutingKey(heads, tuple(_hashes(_blocks(asked))))
+    return RoutingKey(heads, tuple(_hashes(_blocks(request))))
 
 
-def _blocks(asked: Mapping[str, Any]) -> Iterator[str]:
+def _blocks(request: Mapping[str, Any]) -> Iterator[str]:
     """Messages begin and end blocks: an earlier turn of a conversation has the same ones."""
-    messages, prompt = asked.get("messages"), asked.get("prompt")
+    messages, prompt = request.get("messages"), request.get("prompt")
     if isinstance(messages, list):
-        if tools := asked.get("tools"):
+        if tools := request.get("tools"):
             yield json.dumps(tools)
         for message in messages:
             yield from _pieces(json.dumps(message), BLOCK_CHARACTERS)
@@ -91,15 +92,15 @@ class _Known:
     def match(self, key: RoutingKey) -> tuple[bool, int]:
         """(whether it has the heads, how many blocks of the prefix)."""
         blocks = next(
-            (i for i, one in enumerate(key.blocks) if one not in self._blocks), len(key.blocks)
+            (i for i, block in enumerate(key.blocks) if block not in self._blocks), len(key.blocks)
         )
         return key.heads in self._heads, blocks
 
 
-def _touch(kept: OrderedDict[Any, None], one: Any, most: int) -> None:
-    kept[one] = None
-    kept.move_to_end(one)
-    if len(kept) > most:
+def _touch(kept: OrderedDict[Any, None], key: Any, max_kept: int) -> None:
+    kept[key] = None
+    kept.move_to_end(key)
+    if len(kept) > max_kept:
         kept.popitem(last=False)
 
 
@@ -116,22 +117,22 @@ class Affinity:
         requests under way by replica."""
         if not loads:
             return []
-        least = min(loads.values())
+        min_load = min(loads.values())
         matches = {
-            one: self._known[one].match(key)
-            for one, load in loads.items()
-            if one in self._known and load <= least + self._slack
+            replica: self._known[replica].match(key)
+            for replica, load in loads.items()
+            if replica in self._known and load <= min_load + self._slack
         }
         best = max(matches.values(), default=(False, 0))
         if best == (False, 0):
             return [list(loads)]
-        first = [one for one, match in matches.items() if match == best]
-        rest = [one for one in loads if one not in first]
-        return [first, rest] if rest else [first]
+        first = [replica for replica, match in matches.items() if match == best]
+        others = [replica for replica in loads if replica not in first]
+        return [first, others] if others else [first]
 
     def sent(self, key: RoutingKey, replica: str) -> None:
         self._known.setdefault(replica, _Known()).add(key)
 
     def keep(self, replicas: Collection[str]) -> None:
         """Forget all others."""
-        self._known = {one: known for one, known in self._known.items() if one in replicas}
+        self._known = {name: known for name, known in self._known.items() if name in replicas}

@@ -74,12 +74,12 @@ class Front:
 
     async def forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a replica answer."""
-        asks = scope["method"] == "POST"
-        if asks and self.closing:
+        is_question = scope["method"] == "POST"
+        if is_question and self.closing:
             raise ServerClosingError("the server is closing", code="closing")
         body = await HttpRequest(scope, receive).body()
         key = RoutingKey()
-        if asks:
+        if is_question:
             key = await self.app.state.turns.run(len(body), routing_key, body, self._base)
         timeout = self.config.request_timeout + SLACK
         relay = Relay(self._pool.ask, self._pool.lost, timeout)

@@ -28,7 +28,7 @@ from medusa_kit.serve.replicated.relay import Forwarded
 from medusa_kit.serve.replicated.replica import Replica, ReplicaState
 from medusa_kit.settings.serve import ServeConfig
 
-PATIENCE = 5.0  # seconds in which replicas tell their states
+PATIENCE = 5.0  # seconds in which replicas report their states
 HEALTH_PERIOD, HEALTH_TIMEOUT = 5.0, 60.0  # seconds; a long step may hold up the check
 MARGIN = 64  # calls to a replica above the requests that it takes: its batch refuses, not Ray
 OBJECT_STORE = 128 * 1024 * 1024  # bytes; answers are small
@@ -77,13 +77,14 @@ class RayPool:
         return RaySource(self._answers.remote(request))
 
     async def states(self) -> list[ReplicaState]:
-        told = self._handle.broadcast("state")
+        replies = self._handle.broadcast("state")
         try:
-            found = await told.results_async(timeout_s=PATIENCE, return_exceptions=True)
+            states = await replies.results_async(timeout_s=PATIENCE, return_exceptions=True)
         except TimeoutError:
             return []
         return sorted(
-            (one for one in found if isinstance(one, ReplicaState)), key=lambda one: one.name
+            (state for state in states if isinstance(state, ReplicaState)),
+            key=lambda state: state.name,
         )
 
     async def running(self) -> int:
@@ -96,14 +97,14 @@ class RayPool:
         if not ray.is_initialized():  # else this would start it
             return 0
         application = serve.status().applications.get(self._name)
-        found = application.deployments.values() if application is not None else ()
-        return sum(one.replica_states.get("RUNNING", 0) for one in found)
+        deployments = application.deployments.values() if application is not None else ()
+        return sum(deployment.replica_states.get("RUNNING", 0) for deployment in deployments)
 
 
 def threads_of(config: ServeConfig, cores: int) -> int:
-    """Of each replica."""
-    most = config.max_replicas or config.replicas or 1
-    return config.replica_threads or max(1, cores // most)
+    """How many threads each replica has."""
+    num_replicas = config.max_replicas or config.replicas or 1
+    return config.replica_threads or max(1, cores // num_replicas)
 
 
 @contextmanager
@@ -190,7 +191,7 @@ def _run(bound: Any, name: str) -> Any:
 
 
 def _why(name: str) -> str | None:
-    """What a replica raised as it began, without the traceback that Ray tells."""
+    """The error that a replica raised as it began, without the traceback that Ray adds."""
     application = serve.status().applications.get(name)
     for deployment in application.deployments.values() if application is not None else ():
         if raised := list(RAISED.finditer(deployment.message)):

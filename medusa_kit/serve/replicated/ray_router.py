@@ -26,9 +26,9 @@ class AffinityRouter(RequestRouter):
             pending_request.routing_context.should_backoff = True
         # Of several that are as good Ray takes the first.
         shuffled = random.sample(candidate_replicas, len(candidate_replicas))
-        known = {one.replica_id.unique_id: one for one in shuffled}
+        known = {replica.replica_id.unique_id: replica for replica in shuffled}
         cache = self.replica_queue_len_cache
-        loads = {name: cache.get(one.replica_id) or 0 for name, one in known.items()}
+        loads = {name: cache.get(replica.replica_id) or 0 for name, replica in known.items()}
         ranks = self._affinity.rank(_key(pending_request), loads)
         return [[known[name] for name in names] for names in ranks]
 
@@ -39,9 +39,9 @@ class AffinityRouter(RequestRouter):
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        self._affinity.keep({one.replica_id.unique_id for one in replicas})
+        self._affinity.keep({replica.replica_id.unique_id for replica in replicas})
 
 
 def _key(pending: PendingRequest | None) -> RoutingKey:
-    asked = pending.args[0] if pending is not None and pending.args else None
-    return asked.key if isinstance(asked, Forwarded) else RoutingKey()
+    request = pending.args[0] if pending is not None and pending.args else None
+    return request.key if isinstance(request, Forwarded) else RoutingKey()

@@ -129,7 +129,8 @@ class Relay:
 
 
 def _own_start(message: MutableMapping[str, Any], scope: Scope) -> Message:
-    """Without what the front adds itself; the route is for its counters."""
+    """A replica's first message without what the front adds itself; the route is for its
+    counters."""
     scope["route"] = _Route(message.get("route"))
     headers = [(name, value) for name, value in message["headers"] if name != OWN_HEADER]
     return {"type": message["type"], "status": message["status"], "headers": headers}

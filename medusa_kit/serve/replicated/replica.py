@@ -56,13 +56,13 @@ class Replica:
     async def answer(self, request: Forwarded) -> AsyncIterator[Message]:
         """ASGI's messages. Closing or cancelling this hangs up."""
         sent: asyncio.Queue[Message | None] = asyncio.Queue()
-        gone, unread = asyncio.Event(), [request.body]
+        closed, unread = asyncio.Event(), [request.body]
         scope: dict[str, Any] = {**request.scope, "state": {}}
 
         async def receive() -> Message:
             if unread:
                 return {"type": "http.request", "body": unread.pop(), "more_body": False}
-            await gone.wait()
+            await closed.wait()
             return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
@@ -82,14 +82,14 @@ class Replica:
                 yield message
             await work  # raises what it failed of
         finally:
-            gone.set()
+            closed.set()
             work.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await work
 
     def state(self) -> ReplicaState:
         service = self.service
-        served = tuple(str(one["id"]) for one in service.names.entries())
+        served = tuple(str(entry["id"]) for entry in service.names.entries())
         return ReplicaState(self._name, served, batch_state(service), service.metrics.page())
 
     def check_health(self) -> None:

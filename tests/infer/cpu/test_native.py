@@ -191,7 +191,7 @@ def forward(verifier, prompts, parents, tokens, cache=None):
     by_rows = SimpleNamespace(
         hidden_BND=scores.hidden_ND.view(B, N, -1), logits_BNV=scores.logits_NV.view(B, N, -1),
         ranked_BNR=None if ranked is None else ranked.view(B, N, -1),
-        likeliest_BN=scores.likeliest().view(B, N),
+        argmax_BN=scores.argmax().view(B, N),
     )  # fmt: skip
     return by_rows, cache
 
@@ -211,7 +211,7 @@ def test_a_step_equals_the_models_own(name, many_threads):
         assert torch.allclose(getattr(own, name), expected, atol=atol, rtol=0)
     assert torch.allclose(own_cache.block, cache.block, atol=1e-4)
     own_logits = own.logits_BNV
-    assert torch.equal(own.likeliest_BN, own_logits.argmax(-1))
+    assert torch.equal(own.argmax_BN, own_logits.argmax(-1))
     ranked = own_logits.sort(dim=-1, descending=True, stable=True).indices
     if not base.scale_logits.cap:  # under a cap different logits become equal
         assert torch.equal(own.ranked_BNR, ranked[..., :8])

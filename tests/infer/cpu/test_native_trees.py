@@ -183,7 +183,7 @@ def test_a_row_grows_the_same_tree_among_others(heads, many_threads):
     state = state_of(heads, 7)
     together = drafter.grow(state.hidden_BD, state.roots_B)
     for row in range(7):
-        own = state.of_rows([row])
+        own = state.of_requests([row])
         alone = drafter.grow(own.hidden_BD, own.roots_B)
         assert torch.equal(alone.tokens_BN[0], together.tokens_BN[row])
         assert alone.parents[0] == together.parents[row]
@@ -209,10 +209,10 @@ def test_torch_grows_what_the_kernels_do_not_take(heads):
     assert drafter._quickly(state.hidden_BD, state.roots_B, ALL, None) is None
     draft = drafter.propose(state)
     assert draft.tokens_BN.shape == (kernels.MAX_ROWS + 1, 5)
-    alone = drafter.propose(state.of_rows([9]))
+    alone = drafter.propose(state.of_requests([9]))
     assert draft.topologies[9].parents == alone.topologies[0].parents
     assert torch.equal(draft.tokens_BN[9], alone.tokens_BN[0])
-    filled, own = filler.propose(state), filler.propose(state.of_rows([9]))
+    filled, own = filler.propose(state), filler.propose(state.of_requests([9]))
     assert torch.equal(filled.tokens_BN[9], own.tokens_BN[0])
 
 

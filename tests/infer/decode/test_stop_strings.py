@@ -36,7 +36,7 @@ def test_stop_strings_however_the_tokens_come_in(tokenizer, stops, seed: int) ->
     ids = ids_of(tokenizer, text)
     watcher = StopStrings(tokenizer, stops)
     last = next((n for n, token in enumerate(ids, 1) if watcher.push(token)), len(ids))
-    cut = text_before(tokenizer, ids[:last], watcher.place)
+    cut = text_before(tokenizer, ids[:last], watcher.position)
     draw = random.Random(seed)
     stream, shown = TextStream(tokenizer, stops), ""
     while ids:
@@ -117,7 +117,7 @@ def test_what_is_shown_is_the_text_before_the_stop_string(kind: str, keep_specia
             continue
         stops = some_stops(text, draw)
         end, watcher = watched(tokenizer, stops, ids)
-        final = text_before(tokenizer, ids[:end], watcher.place, keep_special)
+        final = text_before(tokenizer, ids[:end], watcher.position, keep_special)
         assert streamed(tokenizer, stops, ids, keep_special) == final, (ids, stops)
         whole = text_of(tokenizer, ids[:end], keep_special=True)
         places = [whole.find(stop) for stop in stops if stop in whole]
@@ -145,7 +145,7 @@ def test_stop_strings_and_special_tokens(
     assert end == length(tokenizer, [stop], ids)
     for keep_special, expected in ((False, shown), (True, kept)):
         assert streamed(tokenizer, [stop], ids, keep_special) == expected
-        assert text_before(tokenizer, ids[:end], watcher.place, keep_special) == expected
+        assert text_before(tokenizer, ids[:end], watcher.position, keep_special) == expected
 
 
 BYTES = [
@@ -169,7 +169,7 @@ def test_a_stop_string_in_byte_tokens_does_not_wait_for_the_end_of_their_run(
     ids = tokenizer.convert_tokens_to_ids(tokens)
     end, watcher = watched(tokenizer, stops, ids)
     assert end == size == length(tokenizer, stops, ids)
-    assert text_before(tokenizer, ids[:end], watcher.place) == shown
+    assert text_before(tokenizer, ids[:end], watcher.position) == shown
     assert streamed(tokenizer, stops, ids, keep_special=False) == shown
 
 

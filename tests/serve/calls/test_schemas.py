@@ -10,7 +10,7 @@ from support.serving.grammars import accepts
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode.accept.grammar_source import begun_fault_of
 from medusa_kit.serve.calls import schemas
-from medusa_kit.serve.calls.joined_patterns import most_joined
+from medusa_kit.serve.calls.joined_patterns import max_joined
 from medusa_kit.serve.calls.schemas import usable
 from medusa_kit.serve.tools import constraint_of
 from medusa_kit.settings.grammar import Grammar
@@ -213,7 +213,7 @@ def test_patterns_of_one_text_are_few(schema: dict[str, Any], monkeypatch: Any) 
     for strict in (False, True):
         with pytest.raises(ConfigError, match=r"^at.* fit [0-9]+ patterns; expected 8 at most"):
             usable("at", {**schema, "title": f"{strict}"}, strict)
-    assert max(most_joined(one := json.loads(grammar.text), one) for grammar in asked) <= 8
+    assert max(max_joined(one := json.loads(grammar.text), one) for grammar in asked) <= 8
 
 
 def test_patterns_of_several_texts_may_be_many() -> None:

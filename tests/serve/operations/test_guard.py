@@ -213,7 +213,7 @@ def test_a_log_that_nobody_reads_does_not_hold_up_requests() -> None:
             return super().write(text)
 
     stream = Stalled()
-    writer = LineWriter(stream, most_lines=4)
+    writer = LineWriter(stream, max_lines=4)
     for number in range(100):
         writer.write(str(number))
     release.set()

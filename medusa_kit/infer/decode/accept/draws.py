@@ -58,11 +58,13 @@ def split_warpers(processors: Sequence[Any]) -> tuple[Sequence[Any], Warping | N
     while first and type(processors[first - 1]) in WARPERS:
         first -= 1
     last = processors[first:]
-    order = [WARPERS.index(type(one)) for one in last]
-    if order != sorted(set(order)) or not all(_is_plain(one) for one in last):
+    order = [WARPERS.index(type(warper)) for warper in last]
+    if order != sorted(set(order)) or not all(_is_plain(warper) for warper in last):
         return processors, None
     names = ("temperature", "top_k", "top_p", "min_p")
-    values = {name: getattr(one, name) for one in last for name in names if hasattr(one, name)}
+    values = {
+        name: getattr(warper, name) for warper in last for name in names if hasattr(warper, name)
+    }
     return processors[:first], Warping(**values)
 
 
@@ -70,5 +72,5 @@ def _is_plain(warper: Any) -> bool:
     """Whether it removes tokens as transformers does by default."""
     if isinstance(warper, TemperatureLogitsWarper):
         return True
-    fewest = getattr(warper, "min_tokens_to_keep", 1)
-    return fewest == 1 and warper.filter_value == -math.inf
+    min_kept = getattr(warper, "min_tokens_to_keep", 1)
+    return min_kept == 1 and warper.filter_value == -math.inf

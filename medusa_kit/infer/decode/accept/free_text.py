@@ -33,16 +33,16 @@ class FreeText:
 
     def _push(self, token: int) -> None:
         self._seen.append(token)
-        self._text += self._tokens.said(token)
+        self._text += self._tokens.bytes_of(token)
         new = max(self._start(), self._sizes[-1] - len(self._tag) + 1, 0)
         self._sizes.append(len(self._text))
-        place = self._text.find(self._tag, new)
-        if place < 0:
+        start = self._text.find(self._tag, new)
+        if start < 0:
             return
         # The token that ends the tag may say more. Where no call begins so, it is no call's tag.
-        rest = self._tokens(self._text[place + len(self._tag) :])
-        if self._fits(rest):
-            self._begun = rest
+        behind = self._tokens(self._text[start + len(self._tag) :])
+        if self._fits(behind):
+            self._begun = behind
 
     def _start(self) -> int:
         """From where on a tag counts."""
@@ -55,9 +55,9 @@ class FreeText:
         return len(self._text) if end < 0 else end + len(closing)
 
 
-def num_shared(one: Sequence[int], other: Sequence[int]) -> int:
+def num_shared(first: Sequence[int], second: Sequence[int]) -> int:
     """How many tokens both begin with."""
-    least = min(len(one), len(other))
-    if one[:least] == other[:least]:
-        return least
-    return next(n for n in range(least) if one[n] != other[n])
+    length = min(len(first), len(second))
+    if first[:length] == second[:length]:
+        return length
+    return next(n for n in range(length) if first[n] != second[n])

@@ -24,10 +24,10 @@ from transformers.generation.logits_process import LogitsProcessor
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.infer.decode.accept.free_text import FreeText, num_shared
 from medusa_kit.infer.decode.accept.grammar_source import (
+    error_of,
     llguidance,
     parser_limits,
     refused,
-    said_of,
 )
 from medusa_kit.infer.decode.accept.grammar_source import source_of as _source
 from medusa_kit.infer.decode.accept.grammar_tokens import GrammarTokens
@@ -37,7 +37,7 @@ KEPT_MASKS = 128  # of a row, so those of its newest trees
 # Compiled grammars of a tokenizer, and characters of their texts; the one used longest ago goes
 # first. A character takes some hundred bytes of memory.
 KEPT, MAX_KEPT = 16, 400_000
-MAX_FORCED = 256  # tokens that are told at once
+MAX_FORCED = 256  # tokens that are returned at once
 # Of the processor, for a row: in all, and for each mask on top. A usual one takes 0.1 ms.
 SECONDS_FREE, SECONDS_EACH = 0.5, 0.02
 
@@ -61,7 +61,7 @@ class GrammarMask(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         answer = input_ids[0, self._prompt_length :].tolist()
         bound = self._bound(answer)
-        # No answer comes to where it has ended, nor below a guess that is not allowed.
+        # No answer gets past its end, nor past a draft token that is not allowed.
         if bound is None or not self._stops.isdisjoint(answer):
             return scores
         if not self._reach(bound):
@@ -150,11 +150,12 @@ class GrammarMask(LogitsProcessor):
             )
 
     def _check(self, done: bool = True) -> None:
-        """Its limits may be met while running: then it stays failed."""
+        """Raises MedusaKitError where the matcher has failed. Its limits may be met while it runs:
+        then it stays failed."""
         if not done or self._matcher.is_error():
             raise MedusaKitError(
                 f"the grammar could not be followed after {len(self._consumed)} tokens: "
-                f"{said_of(self._matcher)}",
+                f"{error_of(self._matcher)}",
                 hint="a simpler grammar has fewer states",
             )
 
@@ -171,7 +172,7 @@ class _Compiled:
         self._lock = threading.Lock()
 
     def mask(self, grammar: Grammar, prompt_length: int, stops: frozenset[int]) -> GrammarMask:
-        """A new one, at the beginning."""
+        """A new mask for an answer that has no token yet."""
         matcher = self._matcher(grammar._replace(free=grammar.free and Free("")))
         if grammar.free is None:
             return GrammarMask(matcher, prompt_length, stops)
@@ -181,31 +182,31 @@ class _Compiled:
 
     def _matcher(self, grammar: Grammar) -> Any:
         with self._lock:
-            found = self._kept.get(grammar)
-            if found is not None:
+            matcher = self._kept.get(grammar)
+            if matcher is not None:
                 self._kept.move_to_end(grammar)
-                return found.deep_copy()
-        found = self._compile(grammar)  # which others need not wait for
+                return matcher.deep_copy()
+        matcher = self._compile(grammar)  # which others need not wait for
         with self._lock:
-            self._kept[grammar] = found
-            size = sum(len(one.text) for one in self._kept)
+            self._kept[grammar] = matcher
+            size = sum(len(kept.text) for kept in self._kept)
             while len(self._kept) > KEPT or (size > MAX_KEPT and len(self._kept) > 1):
                 size -= len(self._kept.popitem(last=False)[0].text)
-            return found.deep_copy()
+            return matcher.deep_copy()
 
     def _compile(self, grammar: Grammar) -> Any:
         matcher = self._make(_source(grammar, self.tokens))
         if matcher.is_error():
-            raise refused(grammar, said_of(matcher))
+            raise refused(grammar, error_of(matcher))
         tried = matcher.deep_copy()
         if not any(tried.compute_bitmask()) or tried.is_error():
-            raise refused(grammar, f"no answer can begin. {said_of(tried)}")
+            raise refused(grammar, f"no answer can begin. {error_of(tried)}")
         return matcher
 
 
 def prepare_grammars(tokenizer: Any, vocab_size: int, stops: frozenset[int]) -> None:
     """Read the tokenizer now, so that the first request with a grammar need not wait for that. What
-    is in the way of grammars is told to that request."""
+    is in the way of grammars is that request's error."""
     with suppress(ConfigError):
         grammar_mask(Grammar.regex("a"), tokenizer, vocab_size, stops, 0)
 

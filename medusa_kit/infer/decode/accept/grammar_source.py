@@ -18,12 +18,12 @@ HINT = "what llguidance can do: https://github.com/guidance-ai/llguidance/tree/m
 STEP_ITEMS, STEP_WORK = 20_000, 50_000
 
 
-def parser_limits(most_work: int | None = None) -> Any:
-    """Of making a matcher and of its steps. `most_work`: for making a lexer, if it is to be less
-    than llguidance's own limit."""
+def parser_limits(max_work: int | None = None) -> Any:
+    """The limits of making a matcher and of its steps. `max_work`: for making a lexer, if it is to
+    be less than llguidance's own limit."""
     return llguidance().LLParserLimits(
         verbose_errors=False,
-        initial_lexer_fuel=most_work,
+        initial_lexer_fuel=max_work,
         step_max_items=STEP_ITEMS,
         step_lexer_fuel=STEP_WORK,
     )
@@ -38,14 +38,14 @@ def check_grammar(grammar: Grammar | None) -> None:
 @lru_cache(32)  # a schema's parts are asked for several times in a row
 def fault_of(grammar: Grammar) -> str | None:
     """Why no base could follow it; None where one could, unless it takes too much work."""
-    wrong, said = llguidance().LLMatcher.validate_grammar_with_warnings(source_of(grammar))
-    return str(said[0]).strip() if wrong else None
+    wrong, messages = llguidance().LLMatcher.validate_grammar_with_warnings(source_of(grammar))
+    return str(messages[0]).strip() if wrong else None
 
 
-def begun_fault_of(grammar: Grammar, most_work: int | None = None) -> str | None:
-    """The same, found by following it for its first bytes. `most_work`: llguidance's limit for
-    making a lexer, if it is to be lower."""
-    limits = parser_limits(most_work)
+def begun_fault_of(grammar: Grammar, max_work: int | None = None) -> str | None:
+    """Why no base could follow a grammar, found by following it for its first bytes; None where one
+    could. `max_work`: llguidance's limit for making a lexer, if it is to be lower."""
+    limits = parser_limits(max_work)
     make = llguidance().LLMatcher
     matcher = make(_bytes_alone(), source_of(grammar), log_level=0, limits=limits)
     for _ in range(LOOKED_AT):
@@ -57,7 +57,7 @@ def begun_fault_of(grammar: Grammar, most_work: int | None = None) -> str | None
             return None if matcher.is_accepting() else NOTHING_FITS
         # Into a text rather than past it, where there is the choice.
         matcher.consume_token(min(allowed, key=lambda byte: (byte in b' "', byte)))
-    return said_of(matcher) if matcher.is_error() else None
+    return error_of(matcher) if matcher.is_error() else None
 
 
 @cache
@@ -66,7 +66,7 @@ def _bytes_alone() -> Any:
 
 
 def source_of(grammar: Grammar, tokens: GrammarTokens | None = None) -> str:
-    """As llguidance takes it; without `tokens` for a tokenizer that nothing is known of."""
+    """A grammar in llguidance's form; without `tokens` for a tokenizer that nothing is known of."""
     matcher = llguidance().LLMatcher
     sources: dict[str, Callable[[str], str]] = {
         "json_schema": matcher.grammar_from_json_schema,
@@ -79,14 +79,14 @@ def source_of(grammar: Grammar, tokens: GrammarTokens | None = None) -> str:
     return sources[grammar.kind](text)
 
 
-def said_of(matcher: Any) -> str:
-    """What a matcher says of its failure, without the mark of what it leaves out."""
+def error_of(matcher: Any) -> str:
+    """A failed matcher's message, without the mark of what it leaves out."""
     return str(matcher.get_error()).replace("<non-verbose/>", "").strip()
 
 
 def refused(grammar: Grammar, why: str) -> ConfigError:
-    what = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
-    return ConfigError(f"the {what[grammar.kind]} cannot be used: {why.strip()}", hint=HINT)
+    nouns = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
+    return ConfigError(f"the {nouns[grammar.kind]} cannot be used: {why.strip()}", hint=HINT)
 
 
 def llguidance() -> ModuleType:

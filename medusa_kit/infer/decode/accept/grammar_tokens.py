@@ -45,8 +45,8 @@ class GrammarTokens:
         self.special = {number for number, token in added.items() if token.special}
         self.tokens = [self._bytes(number) for number in range(vocab_size)]
         for number in added.keys() - self.special:
-            said = backend.decode([number], skip_special_tokens=False)
-            self.tokens[number] = said.encode()
+            text = backend.decode([number], skip_special_tokens=False)
+            self.tokens[number] = text.encode()
 
     def _bytes(self, token: int) -> bytes:
         known: bytes = self._encoder.decode_bytes([token])
@@ -65,17 +65,17 @@ class GrammarTokens:
         written = text.encode() if isinstance(text, str) else text
         tokens = list[int]()
         for token in self._encoder.tokenize_bytes(written):
-            said = self.tokens[token]
-            tokens += self._spelled(said[1:]) if said.startswith(SPECIAL) else [token]
+            spelling = self.tokens[token]
+            tokens += self._spelled(spelling[1:]) if spelling.startswith(SPECIAL) else [token]
         same = b"".join(self.tokens[token] for token in tokens) == written
         return tokens if same else self._spelled(written)  # some tokenizers change what they read
 
     def _spelled(self, text: bytes) -> list[int]:
-        """In the longest tokens."""
+        """A text in the longest tokens that spell it."""
         spelled: list[int] = self._encoder.greedy_tokenize(text.decode(errors="ignore"))
         return spelled
 
-    def said(self, token: int) -> bytes:
+    def bytes_of(self, token: int) -> bytes:
         """A token's bytes; of a special one its name's."""
         return self.tokens[token].removeprefix(SPECIAL)
 

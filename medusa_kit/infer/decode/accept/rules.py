@@ -38,7 +38,7 @@ def accept(
 class Verdict:
     """The base model's log-probabilities of guesses after a node."""
 
-    likeliest: int  # its own next token
+    top_token: int  # its own next token
     log_probs: list[float]  # of the guesses asked about
     bar: float  # a guess passes above it
 
@@ -79,4 +79,4 @@ def accept_typical(
     last = max(level, key=lambda node: level[node])
     if last not in verdicts:
         verdicts[last] = judge(last, [])
-    return paths[last], verdicts[last].likeliest
+    return paths[last], verdicts[last].top_token

@@ -18,7 +18,7 @@ class ScoredTree:
     """One request's tree as the base model scored it; logits are processed only where a rule asks.
 
     All but hidden states and logits has been read from the device. `committed`: prompt and
-    committed tokens. `likeliest`, `near_ties`: where some request of the step needs them. `named`:
+    committed tokens. `argmax`, `near_ties`: where some request of the step needs them. `named`:
     the token after each node by the request's own rule; None where each is chosen when it is
     reached.
     """
@@ -29,7 +29,7 @@ class ScoredTree:
     hidden_ND: Tensor
     logits_NV: Tensor
     ranked_NR: Tensor | None
-    likeliest: list[int] | None
+    argmax: list[int] | None
     near_ties: list[int] | None
     named: list[int] | None
     layers_NX: Tensor | None  # outputs of watched layers

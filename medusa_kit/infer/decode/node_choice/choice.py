@@ -17,8 +17,8 @@ Chances = Sequence[float]
 
 
 class Choice(NamedTuple):
-    """`counts[b]`: draft tokens of request b to verify, the likeliest ones. `tokens`: expected of
-    the step in `seconds`, over all requests."""
+    """How many draft tokens to verify: `counts[b]` of request b, the likeliest ones. `tokens`:
+    expected of the step in `seconds`, over all requests."""
 
     counts: list[int]
     tokens: float
@@ -29,23 +29,23 @@ def choose_nodes(candidates: Sequence[Chances], num_others: int, cost: StepCost)
     """The number of likeliest draft tokens with the most tokens a second. `num_others`: nodes of
     the step in any case, one token each, besides the roots of these requests."""
     num_roots, counts = num_others + len(candidates), [0] * len(candidates)
-    found = [
+    likely = [
         (-chance, request)
         for request, chances in enumerate(candidates)
         for chance in chances
         if chance >= MIN_CHANCE
     ]
-    if not found:
+    if not likely:
         return Choice(counts, float(num_roots), cost.seconds(num_roots))
-    found.sort()
-    times = cost.up_to(num_roots + len(found))
+    likely.sort()
+    times = cost.up_to(num_roots + len(likely))
     tokens = promised = float(num_roots)
     taken, seconds = 0, times[num_roots]
-    for count, (negative, _) in enumerate(found, start=1):
+    for count, (negative, _) in enumerate(likely, start=1):
         tokens -= negative
         longer = times[num_roots + count]
         if tokens * seconds > promised * longer:
             taken, promised, seconds = count, tokens, longer
-    for _, request in found[:taken]:
+    for _, request in likely[:taken]:
         counts[request] += 1
     return Choice(counts, promised, seconds)

@@ -53,8 +53,8 @@ class StepCost:
         weight = MEASURED if measured and undisturbed else ASSUMED
         first = dict(measured or {n: 1 + slope * (n - 1) for n in FEW_SIZES})
         if not undisturbed:
-            one, kept = first[1], [n for n in first if n in FEW_SIZES]
-            first = {n: min(first[n], one * (1 + slope * (n - 1))) for n in kept}
+            one_node, kept = first[1], [n for n in first if n in FEW_SIZES]
+            first = {n: min(first[n], one_node * (1 + slope * (n - 1))) for n in kept}
         self._sizes = {n: _Size(seconds, weight) for n, seconds in sorted(first.items())}
         self._known = list(self._sizes)
         self._usual = self._at_sizes()
@@ -93,47 +93,49 @@ class StepCost:
             speed, known, usual = self._speed, self._known, self._usual
             times = [speed * usual[0]] * known[0]
             ends = [*known[1:-1], max(num_nodes + 1, known[-1])]
-            for place, end in enumerate(ends):
-                low, first, growth = known[place], speed * usual[place], speed * self._growth(place)
+            for index, end in enumerate(ends):
+                low, first = known[index], speed * usual[index]
+                growth = speed * self._growth(index)
                 times += [first + growth * more for more in range(min(end, num_nodes + 1) - low)]
         return times[: num_nodes + 1]
 
-    def least_chance(self, num_rows: int) -> float:
-        """How likely one guess beside so many rows must be to pay for its node; no guess is above
-        1."""
-        before, after = self.seconds(num_rows), self.seconds(num_rows + 1)
-        return (after - before) * num_rows / before
+    def least_chance(self, num_requests: int) -> float:
+        """How likely one draft token beside so many requests must be to gain; none is above 1."""
+        before, after = self.seconds(num_requests), self.seconds(num_requests + 1)
+        return (after - before) * num_requests / before
 
-    def describe(self, num_rows: float) -> str:
-        """What one more node costs beside so many rows, and what a guess must be worth for it."""
-        rows = max(round(num_rows), 1)
-        before, after = self.seconds(rows), self.seconds(rows + 1)
-        chance = self.least_chance(rows)
+    def describe(self, num_requests: float) -> str:
+        """Describe what one more node costs beside so many requests, and from which chance on a
+        draft token is worth that."""
+        requests = max(round(num_requests), 1)
+        before, after = self.seconds(requests), self.seconds(requests + 1)
+        chance = self.least_chance(requests)
         pays = (
             "no draft token is worth its cost" if chance >= 1
             else f"a draft token is worth its cost from a chance of {chance:.2f} on"
         )  # fmt: skip
-        nodes = "1 node takes" if rows == 1 else f"{rows} nodes take"
+        nodes = "1 node takes" if requests == 1 else f"{requests} nodes take"
         return f"{nodes} {1000 * before:.1f} ms, one more {1000 * (after - before):.1f} ms: {pays}"
 
-    # Plain Python: called at each step, where arrays would take longer than all the rest of it.
+    # Plain Python: called at each step, where arrays would take longer than all else of it.
     def _at_sizes(self) -> list[float]:
         """The known sizes' seconds at the usual speed; more nodes never take less time."""
         return list(accumulate((size.seconds for size in self._sizes.values()), max))
 
-    def _growth(self, place: int) -> float:
-        """Seconds of one more node between the known size at `place` and the next one."""
+    def _growth(self, index: int) -> float:
+        """Seconds of one more node between the known size at `index` and the next one."""
         known, usual = self._known, self._usual
-        return (usual[place + 1] - usual[place]) / (known[place + 1] - known[place])
+        return (usual[index + 1] - usual[index]) / (known[index + 1] - known[index])
 
-    def _place(self, num_nodes: float) -> int:
-        """Where the known size is that a line to the next one starts from; the last goes on."""
+    def _segment(self, num_nodes: float) -> int:
+        """Index of the known size at which the line starts that `num_nodes` lies on; the last line
+        goes on."""
         return min(max(bisect_right(self._known, num_nodes), 1), len(self._known) - 1) - 1
 
     def _at_usual_speed(self, num_nodes: float) -> float:
-        place = self._place(num_nodes)
-        more = max(num_nodes - self._known[place], 0)
-        return self._usual[place] + self._growth(place) * more
+        index = self._segment(num_nodes)
+        more = max(num_nodes - self._known[index], 0)
+        return self._usual[index] + self._growth(index) * more
 
     def _count(self, around: Sequence[tuple[float, _Size]]) -> None:
         for size in self._sizes.values():
@@ -142,9 +144,9 @@ class StepCost:
             size.recent += SMOOTHING * share
 
     def _around(self, num_nodes: int) -> list[tuple[float, _Size]]:
-        """The sizes that a step of so many nodes tells of, and how much of each."""
-        place = self._place(num_nodes)
-        low, high = self._known[place], self._known[place + 1]
+        """The sizes next to so many nodes, and the share of a step that counts for each."""
+        index = self._segment(num_nodes)
+        low, high = self._known[index], self._known[index + 1]
         share = min(max((num_nodes - low) / (high - low), 0.0), 1.0)
         return [(1 - share, self._sizes[low]), (share, self._sizes[high])]
 

@@ -75,13 +75,13 @@ class MeasuredSteps:
     def _kept(self) -> dict[int, float] | None:
         """Seconds by nodes as measured earlier; None where there are none that can be read."""
         try:
-            found = self._record.read() or {}
-            seconds = {int(size): float(taken) for size, taken in found["seconds"].items()}
-            alone = found.get("alone", True) is True
+            record = self._record.read() or {}
+            seconds = {int(size): float(taken) for size, taken in record["seconds"].items()}
+            alone = record.get("alone", True) is True
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return None
-        least, most = POSSIBLE
-        possible = all(least <= taken <= most for taken in seconds.values())
+        shortest, longest = POSSIBLE
+        possible = all(shortest <= taken <= longest for taken in seconds.values())
         sizes = {1} < seconds.keys() <= set(SIZES)
         if not (alone and possible and sizes) or (self._in_cpp and _is_flat(seconds)):
             return None
@@ -109,8 +109,8 @@ def _is_flat(seconds: Mapping[int, float]) -> bool:
     """Whether no step takes longer than another, or those of the most nodes hardly do: on a CPU
     that computes one node after another, something else was timed. Few nodes may cost as much as
     one, while weights are read."""
-    most = max(seconds)
-    flat = most == SIZES[-1] and seconds[most] < (1 + MIN_GROWTH) * seconds[1]
+    largest = max(seconds)
+    flat = largest == SIZES[-1] and seconds[largest] < (1 + MIN_GROWTH) * seconds[1]
     return flat or len(set(seconds.values())) == 1
 
 
@@ -118,7 +118,7 @@ def _was_alone(times: Mapping[int, Sequence[float]]) -> bool:
     """Whether enough steps of each size took about as long as the fastest one of it."""
 
     def fast(taken: Sequence[float]) -> float:
-        return sum(one <= NEAR * min(taken) for one in taken) / len(taken)
+        return sum(seconds <= NEAR * min(taken) for seconds in taken) / len(taken)
 
     return all(fast(taken) >= AS_FAST for taken in times.values())
 

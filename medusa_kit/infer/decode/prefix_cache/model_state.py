@@ -36,10 +36,10 @@ class ModelState:
         self._parts: list[weakref.ref[Any]] = [weakref.ref(part) for part in (*modules, *tensors)]
         self._facts = (
             [
-                (type(one), type(one).forward, vars(one).get("forward"), _settings(one, private))
-                for one in modules
+                (type(m), type(m).forward, vars(m).get("forward"), _settings(m, private))
+                for m in modules
             ],
-            [(_version(one), one.data_ptr(), one.dtype, one.device) for one in tensors],
+            [(_version(part), part.data_ptr(), part.dtype, part.device) for part in tensors],
             besides,
         )
 
@@ -47,7 +47,7 @@ class ModelState:
         if not isinstance(other, ModelState) or len(self._parts) != len(other._parts):
             return False
         pairs = zip(self._parts, other._parts, strict=True)
-        same = all(ours() is not None and ours() is theirs() for ours, theirs in pairs)
+        same = all(part() is not None and part() is other_part() for part, other_part in pairs)
         return same and self._facts == other._facts
 
     __hash__ = None  # type: ignore[assignment]
@@ -79,18 +79,18 @@ def _is_plain(model: Any, modules: list[nn.Module], tensors: list[Tensor]) -> bo
     for module in modules:
         if "forward" in vars(module) or type(module).__module__.split(".")[0] not in PLAIN_CODE:
             return False
-    return all(type(one) in PLAIN_TENSORS and not one.is_inference() for one in tensors)
+    return all(type(tensor) in PLAIN_TENSORS and not tensor.is_inference() for tensor in tensors)
 
 
 def _tensors_of(modules: list[nn.Module]) -> list[Tensor]:
     """Parameters and buffers, each once."""
-    found = [
+    tensors = [
         tensor
         for module in modules
         for tensor in (*module._parameters.values(), *module._buffers.values())
         if tensor is not None
     ]
-    return list({id(tensor): tensor for tensor in found}.values())
+    return list({id(tensor): tensor for tensor in tensors}.values())
 
 
 def _version(tensor: Tensor) -> int:

@@ -27,20 +27,21 @@ class PrefixCache:
 
     def __init__(self, num_slots: int) -> None:
         self.tokens: list[list[int]] = [[] for _ in range(num_slots)]
-        self._num_asked = [0] * num_slots  # the rest of a slot's tokens are an answer
-        self._left_at = [0] * num_slots
+        self._prompt_lengths = [0] * num_slots  # a slot's other tokens are an answer
+        self._last_used = [0] * num_slots
         self._clock = 0
 
     def add_slots(self, count: int) -> None:
         self.tokens += [[] for _ in range(count)]
-        self._num_asked += [0] * count
-        self._left_at += [0] * count
+        self._prompt_lengths += [0] * count
+        self._last_used += [0] * count
 
-    def leave(self, slot: int, tokens: Sequence[int], num_asked: int) -> None:
-        """A request has left; these tokens of it are cached, the first `num_asked` its prompt."""
+    def leave(self, slot: int, tokens: Sequence[int], prompt_length: int) -> None:
+        """Note that a request has left, of which these tokens are cached: its prompt, which has
+        `prompt_length` tokens, then its answer."""
         self._clock += 1
-        self.tokens[slot], self._left_at[slot] = list(tokens), self._clock
-        self._num_asked[slot] = min(num_asked, len(tokens))
+        self.tokens[slot], self._last_used[slot] = list(tokens), self._clock
+        self._prompt_lengths[slot] = min(prompt_length, len(tokens))
 
     def start(
         self,
@@ -57,15 +58,15 @@ class PrefixCache:
 
         A slot that `may_overwrite` is used itself. Others are copied from: a common system prompt
         is no reason to overwrite what follows it."""
-        most = len(prompt) - 1
+        longest = len(prompt) - 1
         texts = {**{slot: self.tokens[slot] for slot in free}, **others}
-        cached = {slot: min(common_length(text, prompt), most) for slot, text in texts.items()}
+        cached = {slot: min(common_length(text, prompt), longest) for slot, text in texts.items()}
         shared = {slot: usable(slot, length) for slot, length in cached.items()}
         common = max(cached.values())
-        own = [slot for slot in free if self.may_overwrite(slot, shared[slot])]
+        reusable = [slot for slot in free if self.may_overwrite(slot, shared[slot])]
         oldest = self._oldest(free, later)
-        slot = max(own, key=lambda one: (shared[one], -self._left_at[one], -one), default=oldest)
-        source = max(shared, key=lambda one: shared[one])
+        slot = max(reusable, key=lambda s: (shared[s], -self._last_used[s], -s), default=oldest)
+        source = max(shared, key=shared.__getitem__)
         if source != slot and shared[source] >= shared[slot] + WORTH_A_COPY:
             slot = oldest
             if source != slot:
@@ -73,7 +74,7 @@ class PrefixCache:
         return Start(slot, shared[slot], None, common)
 
     def num_shared(self, prompts: Sequence[Sequence[int]]) -> int:
-        """Tokens of these prompts that are here, where taking them would not cost another
+        """How many tokens of these prompts are cached, where taking them would not cost another
         conversation more: a common system prompt is no reason to overwrite what follows it."""
 
         def shared(slot: int, prompt: Sequence[int]) -> int:
@@ -85,31 +86,31 @@ class PrefixCache:
 
     def may_overwrite(self, slot: int, num_shared: int) -> bool:
         """Whether what follows the shared tokens is the end of an answer, or no more than them."""
-        answered = 0 < self._num_asked[slot] - 1 <= num_shared
+        answered = 0 < self._prompt_lengths[slot] - 1 <= num_shared
         return answered or 2 * num_shared >= len(self.tokens[slot])
 
     def _oldest(self, free: Sequence[int], later: Sequence[Sequence[int]]) -> int:
         """The slot used longest ago, of those that hold none of the later prompts if any."""
-        by_age = sorted(free, key=lambda one: (self._left_at[one], one))
-        return next((slot for slot in by_age if not self._holds_any(slot, later)), by_age[0])
+        by_age = sorted(free, key=lambda slot: (self._last_used[slot], slot))
+        return next((slot for slot in by_age if not self._caches_any(slot, later)), by_age[0])
 
-    def _holds_any(self, slot: int, prompts: Sequence[Sequence[int]]) -> bool:
+    def _caches_any(self, slot: int, prompts: Sequence[Sequence[int]]) -> bool:
         text = self.tokens[slot]
         return any(
-            len(text) >= (most := len(prompt) - 1) > 0
-            and text[most - 1] == prompt[most - 1]  # told apart by this, mostly
-            and text[:most] == list(prompt[:most])
+            len(text) >= (length := len(prompt) - 1) > 0
+            and text[length - 1] == prompt[length - 1]  # told apart by this, mostly
+            and text[:length] == list(prompt[:length])
             for prompt in prompts
         )
 
 
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:
     """How many tokens two texts begin with in common; both are lists, or slices of some."""
-    least, most = 0, min(len(first), len(second))
-    while least < most:
-        middle = (least + most + 1) // 2
-        if first[least:middle] == second[least:middle]:
-            least = middle
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
         else:
-            most = middle - 1
-    return least
+            high = middle - 1
+    return low

@@ -11,8 +11,8 @@ ALPHABET = {letter: byte for byte, letter in bytes_to_unicode().items()}  # of b
 
 
 def decoded(tokenizer: Any, ids: Sequence[int], keep_special: bool) -> str:
-    """Spaces stay as the model wrote them: what transformers cleans up depends on the text that
-    follows, so it could not be streamed."""
+    """The text of these tokens. Spaces stay as the model wrote them: what transformers cleans up
+    depends on the text that follows, so it could not be streamed."""
     text = tokenizer.decode(
         ids, skip_special_tokens=not keep_special, clean_up_tokenization_spaces=False
     )
@@ -41,17 +41,18 @@ class TokenBytes:
         self.apart = decoder.startswith('{"type":"ByteLevel"')
 
     def of(self, token: int) -> bytes:
-        """What it adds within a text, a leading space included; its name if it is special."""
+        """The bytes that a token adds within a text, a leading space included; its name if it is
+        special."""
         known = self._known.get(token)
         if known is None:
-            known = self._known[token] = self._found(token)
+            known = self._known[token] = self._bytes_of(token)
         return known
 
     def spelled(self, token: int) -> Any:
-        """As the vocabulary has it; None where it has no such token."""
+        """A token as the vocabulary spells it; None where it has no such token."""
         return self._tokenizer.convert_ids_to_tokens(token)
 
-    def _found(self, token: int) -> bytes:
+    def _bytes_of(self, token: int) -> bytes:
         if token in self.fallback:
             return bytes([self.fallback[token]])
         # Twice, since some tokenizers drop the space at the start of a text.
@@ -71,14 +72,14 @@ class TokenBytes:
 
     def _byte_tokens(self) -> dict[int, int]:
         """<0x00> to <0xFF>, unless the tokenizer prints them as they are spelled."""
-        found = {}
+        tokens = {}
         for byte in range(256):
             for spelled in (f"<0x{byte:02X}>", f"<0x{byte:02x}>"):
                 token = self._tokenizer.convert_tokens_to_ids(spelled)
                 if token is not None and self.spelled(token) == spelled:
-                    found[token] = byte
-        prints_spelled = any(self._text([token]).startswith("<0x") for token in found)
-        return {} if prints_spelled else found
+                    tokens[token] = byte
+        prints_spelled = any(self._text([token]).startswith("<0x") for token in tokens)
+        return {} if prints_spelled else tokens
 
 
 SPECIAL = ("all_special_ids", "added_tokens_decoder")  # where tokenizers have special tokens
@@ -96,7 +97,7 @@ _known: "WeakKeyDictionary[Any, TokenBytes]" = WeakKeyDictionary()
 
 
 def token_bytes(tokenizer: Any) -> TokenBytes:
-    """Made once for a tokenizer."""
+    """The TokenBytes of a tokenizer, made once for each."""
     known = _known.get(tokenizer)
     if known is None:
         known = _known[tokenizer] = TokenBytes(tokenizer)

@@ -33,7 +33,7 @@ PATIENCE = 30.0  # seconds that the end of the process waits for the step under 
 
 
 class _Message(NamedTuple):
-    what: Literal["add", "cancel", "drain", "stop", "lost"]
+    kind: Literal["add", "cancel", "drain", "stop", "lost"]
     submission: Submission | None = None
     error: Exception | None = None
 
@@ -47,7 +47,7 @@ class SchedulerThread:
     """
 
     def __init__(self, scheduler: Scheduler, most_waiting: int = MAX_WAITING) -> None:
-        self._scheduler, self._most_requests = scheduler, scheduler.max_rows + most_waiting
+        self._scheduler, self._max_requests = scheduler, scheduler.max_rows + most_waiting
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._stats = BatchStats()
         self._lock = SharedLock()  # for what follows
@@ -81,9 +81,9 @@ class SchedulerThread:
         with self._lock:
             if self._closed is not None:
                 raise ClosedError(self._closed, hint="make another batch")
-            if (count := len(self._submissions)) >= self._most_requests:
+            if (count := len(self._submissions)) >= self._max_requests:
                 raise QueueFullError(
-                    f"the batch has {count} requests; expected at most {self._most_requests}, "
+                    f"the batch has {count} requests; expected at most {self._max_requests}, "
                     "those that wait included",
                     hint="ask again later, or let more wait (most_waiting)",
                 )
@@ -171,10 +171,10 @@ class SchedulerThread:
         if submission is None:
             with self._lock:
                 self._closed = self._closed or "the batch has been dropped"
-            if message.what == "stop":
+            if message.kind == "stop":
                 for request in self._submissions:
                     request.cancel()
-        elif message.what == "cancel":
+        elif message.kind == "cancel":
             submission.request.cancel()
         else:
             with FailAlone(submission.request):

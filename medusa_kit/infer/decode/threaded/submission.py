@@ -106,9 +106,9 @@ class Submission:
     def take(self) -> list[Emission]:
         """What has been emitted and not been read yet, without a wait."""
         with self._changed:
-            found = list(self._emissions)
+            emissions = list(self._emissions)
             self._emissions.clear()
-        return found
+        return emissions
 
     def __iter__(self) -> Iterator[Emission]:
         while True:

@@ -136,7 +136,7 @@ def test_typical_judgement_by_hand() -> None:
     ]:
         params = SamplingParams(2.0, acceptance="typical", **options)
         verdict = Sampler(tiny_base("llama"), params, [1], 9).judge(logits, [1], range(9, 15))
-        assert verdict.likeliest == 10
+        assert verdict.top_token == 10
         assert list(verdict.passing(range(9, 15))) == passing, options
 
 
