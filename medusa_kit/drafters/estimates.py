@@ -4,7 +4,7 @@ It changes how fast an answer comes, never its text. All requests of an engine s
 several threads.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 
 from medusa_kit.locks import SharedLock
 
@@ -15,17 +15,12 @@ MEMORY = 300.0  # guesses of a kind after which all counts are halved
 class AcceptanceEstimate:
     """How often guesses of each kind were right, given that their parent was."""
 
-    def __init__(self, first: Mapping[Hashable, float] | None = None) -> None:
-        """`first`: chances of kinds of guesses that were measured beforehand, which count in place
-        of the drafter's own estimate."""
-        self._first = first or {}
+    def __init__(self) -> None:
         self._seen: dict[Hashable, list[float]] = {}  # key -> [right, tried]
         self._lock = SharedLock()
 
     def chance(self, key: Hashable, believed: float) -> float:
-        """The share of right guesses; `believed` is the drafter's estimate to start from, where
-        none was measured."""
-        believed = self._first.get(key, believed)
+        """The share of right guesses; `believed` is the drafter's estimate to start from."""
         with self._lock:
             right, tried = self._seen.get(key, (0.0, 0.0))
         return (right + BELIEF * believed) / (tried + BELIEF)

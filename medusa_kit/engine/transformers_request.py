@@ -33,6 +33,8 @@ def check_request(
             "custom_generate was called without a prepared request",
             hint="call model.generate(**inputs, custom_generate=medusa_kit.custom_generate)",
         )
+    if len(input_ids) == 0:
+        raise ConfigError("there are no prompts in input_ids", hint="give one or more")
     if model.training:
         raise ConfigError("the model is in training mode", hint="call model.eval() first")
     if (asked := unavailable(config)) is not None:

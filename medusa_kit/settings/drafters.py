@@ -125,6 +125,16 @@ class AutoOptions(Section):
     max_nodes: int = Field(default=16, ge=2)
     options: dict[SourceName, dict[str, Any]] = Field(default_factory=dict)  # by source
 
+    @model_validator(mode="after")
+    def _options_of_sources(self) -> "AutoOptions":
+        unasked = [name for name in self.options if name not in (self.sources or SOURCES)]
+        if unasked:
+            raise ValueError(
+                f"options of {unasked[0]}, which is none of the sources {self.sources}; expected "
+                "options of these"
+            )
+        return self
+
 
 OPTIONS: dict[str, type[Section]] = {
     "auto": AutoOptions,

@@ -191,7 +191,7 @@ def check_value(name: str, value: Any) -> None:
     if option.values:
         if value not in option.values and not (value is None is option.default):
             error: ConfigError = unknown_value(name, value, option.values, f"leave out {name}")
-            if name == "drafter" and isinstance(value, str):
+            if name in ("drafter", "fallback") and isinstance(value, str):
                 error.hint = REMOVED.get(value, error.hint)
             raise error
         return

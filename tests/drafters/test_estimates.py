@@ -5,26 +5,7 @@ import random
 import pytest
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
-from medusa_kit.drafters.first_chances import first_chances
 from medusa_kit.infer.decode.node_choice.cost import StepCost
-
-
-def test_measured_chances_count_in_place_of_a_drafters_own_estimate() -> None:
-    estimate = AcceptanceEstimate({("suffix", 2): 0.1})
-    assert estimate.chance(("suffix", 2), 0.8) == pytest.approx(0.1)
-    assert estimate.chance(("suffix", 3), 0.8) == pytest.approx(0.8)
-    for _ in range(200):
-        estimate.record(("suffix", 2), right=True)
-    assert estimate.chance(("suffix", 2), 0.8) > 0.9
-
-
-def test_the_shipped_table_is_read() -> None:
-    """Long matches are right more often than short ones, likelier tokens more often than others."""
-    chances = first_chances()
-    assert all(0 <= chance <= 1 for chance in chances.values())
-    assert {name for name, *_ in chances} == {"suffix", "recycling", "prompt-lookup"}
-    assert chances["recycling", 0, 1] > chances["recycling", 1, 1] > chances["recycling", 2, 1]
-    assert chances["prompt-lookup", 8, 1] > 0.5 > chances["prompt-lookup", 1, 1]
 
 
 def test_luck_starts_from_what_is_believed_and_ends_at_what_is_seen() -> None:

@@ -234,6 +234,8 @@ def test_an_eagle_config_of_impossible_values(changes: dict[str, Any], tmp_path:
         {"head_dim": 7},
         {"intermediate_size": -1},
         {"block_size": 10**9},
+        {"num_hidden_layers": 10**12},
+        {"num_hidden_layers": "1"},
         {"hidden_act": "nope"},
         {"layer_types": ["nope", "nope"]},
         {"rope_parameters": {"rope_type": "nope", "rope_theta": 1.0}},
@@ -265,6 +267,14 @@ def test_weights_that_are_no_numbers(form: Any, tmp_path: Path) -> None:
     engine = build_engine(tiny_base("llama"), draft_model=str(tmp_path))
     with pytest.raises(CheckpointError, match=r"norm\.weight holds NaN"):
         engine.generate([5, 6], drafter="draft-model", max_new_tokens=2)
+
+
+def test_an_eagle_draft_in_a_form_that_is_not_read_is_refused_first(tmp_path: Path) -> None:
+    """Before the base is loaded."""
+    EAGLE_FORM(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"holds no weights \(.safetensors\)"):
+        medusa_kit.load("debug-tiny", draft_model=str(tmp_path), device="cpu")
 
 
 @FORMS

@@ -180,6 +180,8 @@ def test_refusals_that_need_more_than_a_setting(llama: Any) -> None:
         llama.generate(**inputs, past_key_values=cache, **entry)
     with pytest.raises(ConfigError, match="position_ids"):
         llama.generate(**inputs, position_ids=torch.arange(19).expand(3, 19) + 1, **entry)
+    with pytest.raises(ConfigError, match="no prompts"):
+        llama.generate(inputs["input_ids"][:0], **entry)
     with pytest.raises(ConfigError, match=r"prompt 0 hides .* on the left only"):
         llama.generate(
             inputs["input_ids"], attention_mask=inputs["attention_mask"].flip(1), **entry

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from medusa_kit.errors import ConfigError
 from medusa_kit.settings.drafter_names import REMOVED
 from medusa_kit.settings.drafters import drafter_options
+from medusa_kit.settings.engine import check_value
 from medusa_kit.settings.recipe import HeadsSection, load_recipe
 from medusa_kit.settings.schema import Removed, Section, explain
 
@@ -89,7 +90,11 @@ def test_head_kinds_and_draws_that_lost_are_refused():
 
 
 def test_a_drafter_that_is_gone_is_told_apart_from_a_typing_error():
-    for given in (lambda: drafter_options("combined"), lambda: auto(sources=["combined"])):
+    for given in (
+        lambda: drafter_options("combined"),
+        lambda: auto(sources=["combined"]),
+        lambda: check_value("fallback", "combined"),
+    ):
         with pytest.raises(ConfigError, match="'combined'") as caught:
             given()
         assert caught.value.hint == REMOVED["combined"]
@@ -102,6 +107,13 @@ def test_options_of_a_source_that_does_not_exist_are_refused():
     with pytest.raises(ConfigError, match="'sufix'") as caught:
         auto(options={"sufix": {"num_nodes": 4}})
     assert "suffix" in caught.value.hint
+
+
+def test_options_of_a_source_that_is_not_asked_are_refused():
+    with pytest.raises(ConfigError, match="options of recycling, which is none of the sources"):
+        auto(sources=["suffix"], options={"recycling": {"num_nodes": 4}})
+    assert auto(sources=["suffix"], options={"suffix": {"num_nodes": 4}}).options["suffix"]
+    assert auto(options={"suffix": {"num_nodes": 4}}).sources is None
 
 
 def auto(**options):

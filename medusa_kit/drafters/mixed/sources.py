@@ -5,7 +5,6 @@ from typing import Any
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.factory import DraftContext, build_drafter
-from medusa_kit.drafters.first_chances import first_chances
 from medusa_kit.drafters.mixed.under_grammar import under_grammar
 from medusa_kit.drafters.native.mtp_layers import layers_or_error, num_layers
 from medusa_kit.drafters.trie import Trie, TrieDrafter, weighed
@@ -54,7 +53,7 @@ def build_sources(
 
 def shared_estimate(context: DraftContext) -> AcceptanceEstimate:
     """The acceptance estimate that all requests of this engine share."""
-    return context.remembered(ACCEPTANCE, lambda: AcceptanceEstimate(first_chances()))
+    return context.remembered(ACCEPTANCE, AcceptanceEstimate)
 
 
 def usual_sources(

@@ -3,7 +3,7 @@
 `kind`, as messages call it: `other_kinds.DFLASH` or `EAGLE_3`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from medusa_kit.base.faults import finite
 from medusa_kit.base.files import resolve
 from medusa_kit.errors import CheckpointError, ConfigError
 
-WEIGHTS = (".safetensors", ".bin")
+SAFETENSORS = ".safetensors"
+WEIGHTS = (SAFETENSORS, ".bin")
+MAX_LAYERS = 1024  # more than any draft has, and few enough to list
 LARGEST = 2**24  # more than any layer's size, and small enough for torch to multiply two of them
 
 
@@ -61,22 +63,32 @@ def wrong_sizes(layer: Any) -> str | None:
     return None
 
 
-def check_weights(name: str, kind: str) -> None:
-    """Raises CheckpointError for a draft's folder without weights, or with a safetensors file that
-    is cut off: its length alone is looked at."""
+def check_layers(name: str, kind: str, count: Any) -> None:
+    """Raises ConfigError for a number of layers that no draft has."""
+    if type(count) is not int or not 1 <= count <= MAX_LAYERS:
+        raise ConfigError(
+            f"draft model {name!r}, {kind}, has num_hidden_layers {count!r}; expected a whole "
+            f"number from 1 to {MAX_LAYERS:,}",
+            hint="copy it again from where the draft is from",
+        )
+
+
+def check_weights(name: str, kind: str, suffixes: Sequence[str] = WEIGHTS) -> None:
+    """Raises CheckpointError for a draft's folder without weights in files of these suffixes, or
+    with a safetensors file that is cut off: its length alone is looked at."""
     from safetensors import safe_open
 
     source, place = resolve(name, weights=False)
     if source != "folder":
         return
-    files = [file for file in Path(place).iterdir() if file.suffix in WEIGHTS and file.is_file()]
+    files = [file for file in Path(place).iterdir() if file.suffix in suffixes and file.is_file()]
     if not files:
         raise CheckpointError(
-            f"draft model {name!r}, {kind}: the folder holds no weights",
+            f"draft model {name!r}, {kind}: the folder holds no weights ({', '.join(suffixes)})",
             hint="copy it again from where the draft is from",
         )
     for file in files:
-        if file.suffix == ".safetensors":
+        if file.suffix == SAFETENSORS:
             with loading(name, kind), safe_open(file, "pt"):
                 pass
 

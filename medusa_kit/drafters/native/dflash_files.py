@@ -10,7 +10,13 @@ from typing import Any
 
 from medusa_kit.base.files import resolve
 from medusa_kit.base.model import BaseModel
-from medusa_kit.drafters.native.damaged import check_numbers, loading, reading_config, wrong_sizes
+from medusa_kit.drafters.native.damaged import (
+    check_layers,
+    check_numbers,
+    loading,
+    reading_config,
+    wrong_sizes,
+)
 from medusa_kit.drafters.native.other_kinds import DFLASH, check_hands_over, kind_of, stored_dict
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.locks import building_models
@@ -38,6 +44,7 @@ def dflash_config(name: str) -> Any | None:
             hint="install transformers 5.23 or later",
         ) from error
 
+    check_layers(name, DFLASH, stored.get("num_hidden_layers", 1))
     with reading_config(name, DFLASH):
         if AUTHORS in (stored.get("architectures") or ()):
             return _from_authors(name, stored)

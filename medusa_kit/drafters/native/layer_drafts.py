@@ -7,7 +7,7 @@ from typing import Any
 
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.native import dflash, dflash_files, eagle
-from medusa_kit.drafters.native.damaged import check_weights
+from medusa_kit.drafters.native.damaged import SAFETENSORS, WEIGHTS, check_weights
 from medusa_kit.drafters.native.dflash import DFlashDrafter
 from medusa_kit.drafters.native.eagle import EagleConfig, EagleDrafter
 from medusa_kit.drafters.native.other_kinds import DFLASH, EAGLE_3
@@ -32,7 +32,9 @@ def is_there(name: str) -> bool:
     CheckpointError for one whose weights are missing or cut off."""
     if (config := draft_config(name)) is None:
         return False
-    check_weights(name, kind(config))
+    # DFlash drafts are read by transformers, which knows both kinds of files.
+    suffixes = (SAFETENSORS,) if isinstance(config, EagleConfig) else WEIGHTS
+    check_weights(name, kind(config), suffixes)
     return True
 
 
