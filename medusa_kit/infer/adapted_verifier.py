@@ -43,7 +43,7 @@ class AdaptedVerifier(Verifier):
 
 
 class AdaptedChainVerifier(AdaptedVerifier, ChainVerifier):
-    """The same around a verifier of chains."""
+    """A verifier of chains with an adapter on the model during its forwards."""
 
 
 def adapted(plain: Verifier, base: BaseModel, layers: AdapterLayers) -> AdaptedVerifier:

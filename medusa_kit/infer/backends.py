@@ -56,10 +56,11 @@ def prepare_backends(
     cache: str = FLOAT32,
     activations: str = FLOAT32,
 ) -> Backends:
-    """Raises ConfigError, IncompatibleBaseError. A backend of tree attention that is asked for by
-    name is meant to run, so C++ then takes no whole steps. `keep_layers`: the model is used
-    elsewhere too, so none of its layers is replaced. `cache`: how keys and values are stored.
+    """The fastest verifier that passes the self-check. A backend of tree attention that is
+    requested by name is meant to run, so C++ then takes no whole steps. `keep_layers`: the model is
+    used elsewhere too, so none of its layers is replaced. `cache`: how keys and values are stored.
     `activations`: the precision of what quantised weights are multiplied by.
+    Raises ConfigError, IncompatibleBaseError.
     """
     backends = _prepare(base, attention, fixed_shapes, compiled, keep_layers)
     verifier, check = with_activations(backends.verifier, backends.check, activations)

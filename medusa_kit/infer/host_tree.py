@@ -15,7 +15,8 @@ Numbers = NDArray[np.int64]
 
 
 class HostTree(NamedTuple):
-    """`words_NW`: bit j % 64 of word j // 64 says whether a node sees node j."""
+    """Depths and ancestors of nodes. `words_NW`: bit j % 64 of word j // 64 says whether a node
+    sees node j."""
 
     depths_N: Numbers
     words_NW: Numbers
@@ -29,7 +30,7 @@ class Described(Protocol):
 
 
 def host_tree(parents: Sequence[int]) -> HostTree:
-    """Of a tree given by its parents; a negative one is none."""
+    """The description of a tree given by its parents; a negative one is none."""
     depths, seen = list[int](), list[int]()
     for node, parent in enumerate(parents):
         depths.append(depths[parent] + 1 if parent >= 0 else 0)

@@ -53,8 +53,8 @@ def explain_oom(
 def device_memory_error(
     base: BaseModel, B: int, N: int, S: int, error: BaseException
 ) -> DeviceMemoryError:
-    """The same with sizes and what to do."""
-    said = (str(error) or type(error).__name__).splitlines()[0]
+    """An out-of-memory error with sizes and what to do."""
+    message = (str(error) or type(error).__name__).splitlines()[0]
     cache, logits = B * S * cache_bytes_per_token(base), B * N * base.info.vocab_size * _size(base)
     smaller = "decode fewer prompts together (batch_size), or ask for fewer tokens"
     if N > 1:
@@ -62,7 +62,7 @@ def device_memory_error(
     return DeviceMemoryError(
         f"{base.info.device} has no room for {B} sequences of up to {S} tokens with {N} nodes "
         f"each: the cache takes about {cache / GB:.2f} GB, a step's logits {logits / GB:.2f} GB"
-        f"{_free(base)} ({said})",
+        f"{_free(base)} ({message})",
         hint=smaller,
     )
 

@@ -57,12 +57,12 @@ def own_rounding(base: BaseModel) -> float:
     """
     generator = torch.Generator().manual_seed(0)
     texts = [random_ids(base, length, generator) for length in OWN_LENGTHS]
-    rows = [torch.tensor([ids], device=base.device) for ids in texts]
+    texts_1T = [torch.tensor([ids], device=base.device) for ids in texts]
     with lock_of(base):
-        whole = torch.cat([base.model(ids_1T, use_cache=False).logits[0] for ids_1T in rows])
-        stepwise = torch.cat([_read_stepwise(base, ids_1T) for ids_1T in rows])
+        whole = torch.cat([base.model(ids_1T, use_cache=False).logits[0] for ids_1T in texts_1T])
+        stepwise = torch.cat([_read_stepwise(base, ids_1T) for ids_1T in texts_1T])
         with _last_bit_off(base.model.get_input_embeddings()):
-            off = torch.cat([base.model(ids_1T, use_cache=False).logits[0] for ids_1T in rows])
+            off = torch.cat([base.model(ids_1T, use_cache=False).logits[0] for ids_1T in texts_1T])
     return max(difference(stepwise, whole)[1], difference(off, whole)[1])
 
 
@@ -101,8 +101,8 @@ def own_cached_error(base: BaseModel) -> str:
         cached_1V = base.model(ids_1T[:, -1:], past_key_values=before.past_key_values).logits[:, -1]
     except FAILURES:
         return ""
-    own = relative_error(cached_1V, whole_1V)
-    return f"; without any tree, its logits with and without a cache differ by {own:.1e}"
+    error = relative_error(cached_1V, whole_1V)
+    return f"; without any tree, its logits with and without a cache differ by {error:.1e}"
 
 
 def random_ids(base: BaseModel, count: int, generator: torch.Generator) -> list[int]:

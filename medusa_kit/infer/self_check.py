@@ -63,7 +63,7 @@ Paths = Sequence[Sequence[int]]
 
 
 class Reference(Protocol):
-    """What trees are held against."""
+    """The model that trees are compared with."""
 
     @property
     def model(self) -> Any:
@@ -87,7 +87,7 @@ class TreeCheck:
 
 
 def coarsest(checks: Iterable[TreeCheck]) -> TreeCheck:
-    """The one with the largest tolerance, which holds for whatever runs a step."""
+    """The check with the largest tolerance, which holds for whatever runs a step."""
     return max(checks, key=lambda check: check.rounding_tolerance)
 
 
@@ -104,9 +104,10 @@ def checked_verifier(base: BaseModel, attention: str = "auto") -> tuple[Verifier
     IncompatibleBaseError.
     """
     verifier = verifier_for(base, attention)
-    own = verifier.own_attention
-    if own is not None and attention not in ("auto", "sdpa"):
-        raise cannot_use(attention, f"{base.info.model_type} computes its attention itself ({own})")
+    form = verifier.own_attention
+    if form is not None and attention not in ("auto", "sdpa"):
+        reason = f"{base.info.model_type} computes its attention itself ({form})"
+        raise cannot_use(attention, reason)
     try:
         return verifier, check_backends(verifier)
     except IncompatibleBaseError as error:
@@ -144,8 +145,8 @@ def check_backends(verifier: Verifier) -> TreeCheck:
 
 
 def check_trees(verifier: Verifier, reference: Reference | None = None) -> TreeCheck:
-    """`reference`: the base's own model unless given. What passed in an earlier load is remembered,
-    unless the base was loaded to be checked.
+    """Compare trees with plain forwards of `reference`, the base's own model unless given. What
+    passed in an earlier load is remembered, unless the base was loaded to be checked.
 
     Raises IncompatibleBaseError, with the measured error, where a tree's logits are wrong.
     """
@@ -205,13 +206,13 @@ class OwnModel:
     def __init__(self, base: BaseModel) -> None:
         self.model, self._device = base.model, base.device
         # Layers may round the inputs of a whole batch together.
-        self._one_by_one = base.info.quantized
+        self._separately = base.info.quantized
 
     def last_logits(self, texts: Paths) -> Tensor:
         """All texts in one forward. They are padded on the right, which a causal model cannot see
         before it."""
-        if self._one_by_one:
-            return self.one_by_one(texts)
+        if self._separately:
+            return self.separately(texts)
         ids_BT = nn.utils.rnn.pad_sequence(
             [torch.tensor(text, device=self._device) for text in texts], batch_first=True
         )
@@ -222,7 +223,7 @@ class OwnModel:
     def tensors(self) -> Iterable[tuple[str, Tensor]]:
         return self.model.state_dict().items()
 
-    def one_by_one(self, texts: Paths) -> Tensor:
+    def separately(self, texts: Paths) -> Tensor:
         rows = [torch.tensor([text], device=self._device) for text in texts]
         return torch.cat([self.model(ids_1T, use_cache=False).logits[:, -1] for ids_1T in rows])
 
@@ -235,11 +236,11 @@ def _measure(
     if not isinstance(reference, OwnModel):
         return difference(actual_XV, reference.last_logits(paths))
     with suppress(*FAILURES):
-        found = difference(actual_XV, reference.last_logits(paths))
-        if found[1] <= RELATIVE_TOLERANCE[actual_XV.dtype]:
-            return found
+        error = difference(actual_XV, reference.last_logits(paths))
+        if error[1] <= RELATIVE_TOLERANCE[actual_XV.dtype]:
+            return error
     # A family may mind padding, or what else is in a batch.
-    return difference(actual_XV, reference.one_by_one(paths))
+    return difference(actual_XV, reference.separately(paths))
 
 
 def score_random_trees(
@@ -273,8 +274,8 @@ def score_random_trees(
 
 
 @contextmanager
-def _split_finely(verifier: Verifier, wanted: bool) -> Iterator[None]:
-    verifier.attention.split_finely = wanted
+def _split_finely(verifier: Verifier, enabled: bool) -> Iterator[None]:
+    verifier.attention.split_finely = enabled
     try:
         yield
     finally:
@@ -304,10 +305,10 @@ def _path(node: int, prompt: list[int], tree: list[int], topology: Topology) -> 
 
 
 def _no_numbers(base: BaseModel, reference: Reference) -> MedusaKitError:
-    """For a base whose logits are NaN or infinite. All weights are looked at only here."""
-    if (found := finite.damage_in(reference.tensors())) is not None:
+    """The error for a base whose logits are NaN or infinite. Only here all weights are read."""
+    if (damage := finite.damage_in(reference.tensors())) is not None:
         return CheckpointError(
-            f"the weights of {base.info.name!r} are damaged: {found}",
+            f"the weights of {base.info.name!r} are damaged: {damage}",
             hint="copy the checkpoint again; if it was made with a smaller dtype, or is read in "
             f"one ({base.info.dtype} here), make or read it in a wider one",
         )
@@ -319,7 +320,7 @@ def _no_numbers(base: BaseModel, reference: Reference) -> MedusaKitError:
     )
 
 
-def _refusal(base: BaseModel, what: str) -> IncompatibleBaseError:
+def _refusal(base: BaseModel, fault: str) -> IncompatibleBaseError:
     why = "the family may mix tokens by slot order or ignore position ids"
     if base.info.quantized:
         why = (
@@ -330,6 +331,6 @@ def _refusal(base: BaseModel, what: str) -> IncompatibleBaseError:
     name, kind = base.info.name, base.info.model_type
     shapes = "trees" if needs_chains(base.config) is None else "chains of draft tokens"
     return IncompatibleBaseError(
-        f"{shapes} cannot be verified on {name!r} ({kind}): {what}",
+        f"{shapes} cannot be verified on {name!r} ({kind}): {fault}",
         hint=f"use transformers' own generate for this model; {why}",
     )

@@ -115,7 +115,7 @@ class TreeCache(Cache):
         self.num_positions = num_positions
         self._dtype = dtype
         self._reached = [0] * batch_size  # slots of a row that may hold something
-        self._held = [0] * batch_size  # the most that they were: those take memory
+        self._max_reached = [0] * batch_size  # the most that there were: those take memory
         # One block for all layers of one shape, [layers, 2, B, G, S, E]: a commit is one gather.
         # Layers of another shape have tensors of their own in `_irregular`.
         self._block: Tensor | None = None
@@ -149,15 +149,15 @@ class TreeCache(Cache):
 
     @property
     def lengths_in_use(self) -> Sequence[int]:
-        """Their committed tokens."""
+        """The numbers of committed tokens of the rows in use."""
         return [self.lengths[row] for row in self.rows_in_use]
 
     @property
     def rows(self) -> slice | list[int]:
-        """The same rows as an index of slots."""
+        """The rows in use as an index of tensors, a slice where they lie side by side."""
         rows = self.rows_in_use
         first, count = rows[0], len(rows)
-        together = all(row == first + place for place, row in enumerate(rows))
+        together = all(row == first + offset for offset, row in enumerate(rows))
         return slice(first, first + count) if together else list(rows)
 
     @property
@@ -195,12 +195,12 @@ class TreeCache(Cache):
         rows, lengths = self.rows_in_use, self.lengths_in_use
         key = (tuple(rows), tuple(lengths), tuple(counts), device)
         if self._targets is None or self._targets[0] != key:
-            places = [
+            targets = [
                 (row, length + node)
                 for row, length, count in zip(rows, lengths, counts, strict=True)
                 for node in range(count)
             ]
-            rows_N, slots_N = to_device(places, device).unbind(-1)
+            rows_N, slots_N = to_device(targets, device).unbind(-1)
             self._targets = key, (rows_N, slots_N)
         return self._targets[1]
 
@@ -215,24 +215,24 @@ class TreeCache(Cache):
             if self._block.shape == shape:
                 return self._block[index, 0], self._block[index, 1]
         values_shape = (B, values.shape[1], self.num_positions, values.shape[3])
-        own_keys = lazy_zeros((B, G, self.num_positions, E), dtype, keys.device)
-        own_values = lazy_zeros(values_shape, dtype, keys.device)
-        self._irregular.append((own_keys, own_values))
-        return own_keys, own_values
+        keys_BGSE = lazy_zeros((B, G, self.num_positions, E), dtype, keys.device)
+        values_BGSE = lazy_zeros(values_shape, dtype, keys.device)
+        self._irregular.append((keys_BGSE, values_BGSE))
+        return keys_BGSE, values_BGSE
 
     def more_slots(self) -> TreeCacheLayer:
-        """Slots that a layer has besides those of its keys and values."""
+        """Add slots of a layer besides those of its keys and values."""
         self._slotted.append(TreeCacheLayer(len(self._slotted), self))
         return self._slotted[-1]
 
     def reach(self, rows: Sequence[int], counts: Sequence[int]) -> None:
-        """So many nodes are written after what is committed in these rows."""
+        """Note that so many nodes are written after what is committed in these rows."""
         for row, count in zip(rows, counts, strict=True):
             self._reach(row, self.lengths[row] + count)
 
     def _reach(self, row: int, slots: int) -> None:
         self._reached[row] = max(self._reached[row], slots)
-        self._held[row] = max(self._held[row], slots)
+        self._max_reached[row] = max(self._max_reached[row], slots)
 
     def check_room(self, num_nodes: int) -> None:
         self.check_room_for(self.lengths_in_use, [num_nodes] * len(self.lengths_in_use))
@@ -271,7 +271,7 @@ class TreeCache(Cache):
         self._reached[row] = length
 
     def forget(self, row: int) -> None:
-        """Nothing of a row is committed, whatever is in its slots."""
+        """Let nothing of a row be committed, whatever is in its slots."""
         self.lengths[row] = 0
 
     def usable(self, row: int, length: int) -> int:
@@ -279,34 +279,35 @@ class TreeCache(Cache):
         return length
 
     def mark(self, row: int, length: int) -> None:
-        """Other texts may go on after so many of a row's tokens, which are read next."""
+        """Note that other texts may go on after `length` of a row's tokens, which are read next."""
 
     def num_unread(self, rows: Sequence[int]) -> int:
-        """Committed tokens that the next forward over these rows reads besides its nodes."""
+        """How many committed tokens the next forward over these rows reads besides its nodes."""
         return 0
 
     @no_gradients
     def copy_first(self, source: int, target: int, length: int) -> None:
-        """Let row `target` begin with the first tokens of row `source`, and hold nothing else."""
+        """Let row `target` begin with the first tokens of row `source`, and cache nothing else."""
         self.take_row(target, self, source, length)
 
     @no_gradients
     def take_row(self, target: int, other: "TreeCache", source: int, length: int) -> None:
-        """The same from another cache of the same model, in which something has been read."""
+        """Let row `target` begin with the first tokens of row `source` of another cache of the same
+        model, in which something has been read."""
         self._reach(target, length)
         if self._block is not None and other._block is not None:
             self._block[:, :, target, :, :length] = other._block[:, :, source, :, :length]
-        for own, others in zip(self._irregular, other._irregular, strict=True):
-            for tensor, from_tensor in zip(own, others, strict=True):
+        for kept, other_tensors in zip(self._irregular, other._irregular, strict=True):
+            for tensor, from_tensor in zip(kept, other_tensors, strict=True):
                 tensor[target, :, :length] = from_tensor[source, :, :length]
         self.keep_first(target, length)
 
     @property
     def num_bytes(self) -> int:
-        """Of memory that keys and values take."""
+        """Bytes of memory that keys and values take."""
         tensors = [tensor for pair in self._irregular for tensor in pair]
         tensors += [] if self._block is None else [self._block]
-        return sum(resident_bytes(tensor, self._held) for tensor in tensors)
+        return sum(resident_bytes(tensor, self._max_reached) for tensor in tensors)
 
     def _move(self, moves: Sequence[Sequence[tuple[int, int]]]) -> None:
         """Copy slots of each row, all rows at once: (from, to)."""
@@ -356,14 +357,14 @@ class TreeCache(Cache):
             return new
 
         block = None if self._block is None else larger(self._block)
-        strays = {id(keys): (larger(keys), larger(values)) for keys, values in self._irregular}
+        irregular = {id(keys): (larger(keys), larger(values)) for keys, values in self._irregular}
         self.lengths = [*self.lengths, *[0] * new_rows]
         self._reached = [*self._reached, *[0] * new_rows]
-        self._held = list(self._reached)
-        self._block, self._irregular = block, list(strays.values())
+        self._max_reached = list(self._reached)
+        self._block, self._irregular = block, list(irregular.values())
         for layer in self._slotted:
-            if id(layer.keys) in strays:
-                layer.keys, layer.values = strays[id(layer.keys)]
+            if id(layer.keys) in irregular:
+                layer.keys, layer.values = irregular[id(layer.keys)]
             elif layer.keys is not None and self._block is not None:
                 layer.keys, layer.values = self._block[layer.index, 0], self._block[layer.index, 1]
         self.num_positions = num_positions
@@ -371,4 +372,4 @@ class TreeCache(Cache):
 
 def _moves(nodes: Sequence[int], start: int) -> list[tuple[int, int]]:
     """(from, to) slots that move these nodes to the front, without those already there."""
-    return [(start + node, start + place) for place, node in enumerate(nodes) if node != place]
+    return [(start + node, start + index) for index, node in enumerate(nodes) if node != index]

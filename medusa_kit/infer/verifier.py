@@ -67,7 +67,7 @@ class Verifier:
             _ = self._holder
 
     def with_watched(self, layers: tuple[int, ...]) -> "Self":
-        """The one that watches these layers too, over the same base; for none this one. Caches are
+        """A verifier over the same base that also watches these layers, itself for none. Caches are
         not shared with it."""
         if layers in ((), self.watched):
             return self
@@ -76,20 +76,20 @@ class Verifier:
         return self._watching[layers]
 
     def _watcher(self, layers: tuple[int, ...]) -> "Self":
-        """A copy that watches, whole before any other thread sees it."""
+        """A copy that watches these layers, complete before any other thread sees it."""
         verifier = self.copied()
         verifier.watched = layers
         return verifier
 
     def copied(self) -> "Self":
-        """One to be made different."""
+        """A copy to be changed."""
         verifier = copy.copy(self)
         verifier._watching = {}
         return verifier
 
     @property
     def watched_size(self) -> int:
-        """Numbers of the watched layers' outputs at a node."""
+        """How many numbers the watched layers' outputs have at a node."""
         return len(self.watched) * self.base.info.hidden_size
 
     @property
@@ -99,7 +99,7 @@ class Verifier:
 
     @cached_property
     def _holder(self) -> StepHolder:
-        """What a forward of the model puts its step in."""
+        """The holder of the step that a forward of the model runs."""
         return install_tree_attention(self.base.model)
 
     @cached_property
@@ -112,11 +112,11 @@ class Verifier:
         return False
 
     def check_record(self) -> Record | None:
-        """Of the self-check; None where it is not kept."""
+        """The record of the self-check; None where it is not kept."""
         return self.base.check_record(
             check="trees",
             by=self.steps_run_by,
-            attention=[self.attention.asked, *self.attention.ruled_out],
+            attention=[self.attention.requested, *self.attention.ruled_out],
             pads=self.pads,
             layers=sorted({type(module).__name__ for module in self.base.modules()}),
         )
@@ -132,11 +132,11 @@ class Verifier:
         return self._holder.pads or self.own_attention is not None
 
     def pad(self, whether: bool) -> None:
-        """For this model from now on, unless its class needs padding anyway."""
+        """Set whether rows are padded in this model from now on, unless its class needs it."""
         self._holder.pads = whether
 
     def lock(self) -> AbstractContextManager[Any]:
-        """Held by the thread that runs the model."""
+        """The lock that the thread which runs the model has."""
         return lock_of(self.base)
 
     def windowed(self) -> list[Any]:
@@ -151,22 +151,22 @@ class Verifier:
         return draft
 
     def prompt_chunk(self, num_rows: int) -> int:
-        """Tokens of each of so many prompts that one forward reads."""
+        """How many tokens of each of `num_rows` prompts one forward reads."""
         return PREFILL_CHUNK
 
     def positions_of_tree(self, num_nodes: int) -> int:
-        """Slots behind a row's text that a tree of so many nodes needs."""
+        """How many slots behind a row's text a tree of so many nodes needs."""
         return num_nodes
 
     def positions_for(self, num_rows: int) -> int:
-        """Slots of each row that a batch for any number of requests has at first."""
+        """How many slots each row of a batch for any number of requests has at first."""
         return 0
 
     def prepare(self, cache: TreeCache, num_rows: int) -> None:
-        """What would hold up the first requests of a batch; its cache holds nothing."""
+        """Do what would hold up the first requests of a batch, whose cache is empty yet."""
 
     def make_room(self) -> bool:
-        """Free memory that can be had again; whether there was any."""
+        """Free memory that can be had again; returns whether there was any."""
         return False
 
     def _step(
@@ -245,9 +245,9 @@ class Verifier:
         for row, piece in zip(rows, pieces, strict=True):
             parts = list[Tensor]()
             for start in range(0, len(piece), size):
-                found: dict[int, Tensor] | None = None if seen is None else {}
-                end = self._read_pieces(cache, [row], [piece[start : start + size]], found)
-                parts += (found or {}).values()
+                read: dict[int, Tensor] | None = None if seen is None else {}
+                end = self._read_pieces(cache, [row], [piece[start : start + size]], read)
+                parts += (read or {}).values()
             if seen is not None and parts:
                 seen[row] = torch.cat(parts)
             ends.append(end)
@@ -263,13 +263,13 @@ class Verifier:
     ) -> tuple[Tensor, Tensor]:
         order, ends = list[int](), list[NodeScores]()
         whole: list[Tensor] | None = None if seen is None else []
-        for some in _of_one_size([cache.lengths[row] for row in rows], pieces):
-            own, chains = [rows[index] for index in some], [pieces[index] for index in some]
-            nodes = Nodes.chains(chains, self.base.device)
-            ends.append(self._score(cache, nodes, own, prompt=True, whole=whole))
+        for indices in _of_one_size([cache.lengths[row] for row in rows], pieces):
+            some_rows = [rows[index] for index in indices]
+            nodes = Nodes.chains([pieces[index] for index in indices], self.base.device)
+            ends.append(self._score(cache, nodes, some_rows, prompt=True, whole=whole))
             if seen is not None and whole is not None:
-                seen.update(zip(own, _of_rows(whole.pop(), nodes.counts), strict=True))
-            order += some
+                seen.update(zip(some_rows, _split_by_row(whole.pop(), nodes.counts), strict=True))
+            order += indices
         # At the end, so that a call that ran out of memory may be made again.
         cache.commit([range(len(piece)) for piece in pieces], rows)
         hidden_BD = torch.cat([scores.hidden_ND for scores in ends])
@@ -280,7 +280,7 @@ class Verifier:
         return hidden_BD[back_B], logits_BV[back_B]
 
     def num_padding(self, counts: Sequence[int]) -> list[int]:
-        """The nodes that each of some rows is padded with where they have so many."""
+        """How many nodes each row is padded with, where rows have so many."""
         if not self.pads:
             return [0] * len(counts)
         return [max(counts) - count for count in counts]
@@ -311,18 +311,18 @@ class Verifier:
             step = self._step(cache, depths_BN, sees_BNN, fresh)
             step.at_N = nodes.in_padded() if joined else None
             forward = self.base.hidden_and_logits
-            found = self._run_model(forward, cache, step, tokens, keep_M, whole)
-        hidden, logits = (part.flatten(0, 1) for part in found)
+            outputs = self._run_model(forward, cache, step, tokens, keep_M, whole)
+        hidden, logits = (output.flatten(0, 1) for output in outputs)
         if even or joined:
             return NodeScores(hidden, logits)
-        at = nodes.in_padded(last_only=prompt)
-        return NodeScores(hidden[at], logits[at])
+        nodes_M = nodes.in_padded(last_only=prompt)
+        return NodeScores(hidden[nodes_M], logits[nodes_M])
 
 
-def _of_rows(hidden_BND: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
-    """hidden_TD of each row, of padded rows or of all as one."""
+def _split_by_row(hidden_BND: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
+    """Split hidden states of padded rows, or of all rows as one, into hidden_TD of each row."""
     if len(hidden_BND) == len(counts):
-        return [one_ND[:count] for one_ND, count in zip(hidden_BND, counts, strict=True)]
+        return [row_ND[:count] for row_ND, count in zip(hidden_BND, counts, strict=True)]
     return hidden_BND[0].split(list(counts))
 
 

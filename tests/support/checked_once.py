@@ -25,7 +25,7 @@ def _key(verifier: Verifier) -> Any:
         )
     modules = tuple(sorted({type(module).__name__ for module in base.modules()}))
     return (digest, base.dtype, base.config.to_json_string(), modules, type(verifier),
-            verifier.steps_run_by, verifier.pads, attention.asked,
+            verifier.steps_run_by, verifier.pads, attention.requested,
             tuple(attention.ruled_out))  # fmt: skip
 
 

@@ -38,16 +38,16 @@ class AttentionChoice:
     Raises ConfigError for a name that is unknown or not installed.
     """
 
-    def __init__(self, asked: str = "auto", fixed_shapes: bool = False) -> None:
-        check_value("attention", asked)
-        absent = BACKENDS[asked].missing() if asked != "auto" else None
+    def __init__(self, requested: str = "auto", fixed_shapes: bool = False) -> None:
+        check_value("attention", requested)
+        absent = BACKENDS[requested].missing() if requested != "auto" else None
         if absent:
-            what, extra = absent
+            lack, extra = absent
             raise ConfigError(
-                f"attention {asked!r} was asked for, but {what}",
+                f"attention {requested!r} was asked for, but {lack}",
                 hint=f"pip install 'medusa-kit[{extra}]', or use attention auto",
             )
-        self.asked, self.fixed_shapes = asked, fixed_shapes
+        self.requested, self.fixed_shapes = requested, fixed_shapes
         self.fallbacks: list[str] = []
         self.split_finely = False  # set by the self-check, so that short rows are split and merged
         self.ruled_out: dict[str, str] = {}  # by name: what went wrong
@@ -55,9 +55,9 @@ class AttentionChoice:
         self.expected: str | None = None  # what was in use in an earlier load
 
     def for_fixed_shapes(self) -> "AttentionChoice":
-        """The same for forwards of fixed shapes. What was ruled out stays ruled out, and both share
-        one list of fallbacks."""
-        choice = AttentionChoice(self.asked, fixed_shapes=True)
+        """The choice for forwards of fixed shapes. What was ruled out stays ruled out, and both
+        share one list of fallbacks."""
+        choice = AttentionChoice(self.requested, fixed_shapes=True)
         choice.ruled_out, choice.fallbacks = dict(self.ruled_out), self.fallbacks
         return choice
 
@@ -65,16 +65,16 @@ class AttentionChoice:
     def name(self) -> str:
         """The backends in use, in order of the layers, as in `flash+sdpa`."""
         used = dict.fromkeys(self._chosen.values())
-        return "+".join(used) or self.expected or self.asked
+        return "+".join(used) or self.expected or self.requested
 
     @property
     def masks(self) -> bool:
         """Whether some layer's attention reads every slot in sight and masks those unseen."""
-        return "sdpa" in self._chosen.values() or self.asked == "sdpa"
+        return "sdpa" in self._chosen.values() or self.requested == "sdpa"
 
     def report(self) -> dict[str, Any]:
-        """For reports: what was asked for, what is in use, and why the two differ."""
-        return {"asked": self.asked, "used": self.name, "fallbacks": list(self.fallbacks)}
+        """For reports: what was requested, what is in use, and why the two differ."""
+        return {"asked": self.requested, "used": self.name, "fallbacks": list(self.fallbacks)}
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Attention output [B, N, H, E] by the backend for this case.
@@ -87,7 +87,7 @@ class AttentionChoice:
         try:
             return BACKENDS[name].attend(call)
         except BackendFailure as error:
-            if self.asked != "auto":
+            if self.requested != "auto":
                 raise cannot_use(name, str(error)) from error
             self.rule_out(name, str(error))
             console.warn(f"attention {name} cannot run here: {error}")
@@ -99,8 +99,8 @@ class AttentionChoice:
         self._chosen = {case: used for case, used in self._chosen.items() if used != name}
 
     def replaceable(self) -> str | None:
-        """A backend in use that another could replace: none asked for by name, and not sdpa."""
-        if self.asked != "auto":
+        """A backend in use that another could replace: none requested by name, and not sdpa."""
+        if self.requested != "auto":
             return None
         return next((name for name in self._chosen.values() if name != "sdpa"), None)
 
@@ -114,7 +114,7 @@ class AttentionChoice:
             reason = self.ruled_out.get(name) or BACKENDS[name].unsupported(case)
             if reason is None:
                 break
-            if self.asked != "auto":
+            if self.requested != "auto":
                 raise cannot_use(name, reason)
             reasons.append(f"{name}: {reason}")
         self._chosen[case] = name
@@ -122,8 +122,8 @@ class AttentionChoice:
         return name
 
     def _candidates(self, case: Case) -> Iterable[str]:
-        if self.asked != "auto":
-            return (self.asked,)
+        if self.requested != "auto":
+            return (self.requested,)
         if case.device != "cuda":
             return ("sdpa",)
         names = FOR_TREES if case.hides else WHERE_ALL_IS_SEEN
@@ -136,15 +136,15 @@ class AttentionChoice:
                 self.fallbacks.append(line)
 
 
-def check_before_loading(asked: str, device: str, dtype: torch.dtype) -> None:
+def check_before_loading(requested: str, device: str, dtype: torch.dtype) -> None:
     """Raises ConfigError for a backend that supports no model there, whatever its head sizes."""
-    choice = AttentionChoice(asked)
-    if asked != "auto":
+    choice = AttentionChoice(requested)
+    if requested != "auto":
         choice.choose(Case(device, dtype, 64, 64))
 
 
 def cannot_use(name: str, reason: str) -> ConfigError:
-    """For a backend that was asked for by name."""
+    """The error for a backend that was requested by name."""
     return ConfigError(
         f"attention {name!r} was asked for, but cannot be used here: {reason}",
         hint="use attention auto, which takes what can be used, or sdpa, which always can",

@@ -169,13 +169,13 @@ def configuration(rows: int, head_size: int, value_size: int, item_size: int) ->
     block_e, block_v = (max(16, _power_of_two(size)) for size in (head_size, value_size))
     widest = max(block_e, block_v)
     if item_size > 2:
-        most_rows, block_l = (32 if widest <= 64 else 16), 16
+        max_rows, block_l = (32 if widest <= 64 else 16), 16
     elif widest <= 128:
-        most_rows, block_l = 64, (64 if rows <= 16 else 32)
+        max_rows, block_l = 64, (64 if rows <= 16 else 32)
     else:
-        most_rows, block_l = 32, (32 if rows <= 16 else 16)
+        max_rows, block_l = 32, (32 if rows <= 16 else 16)
     chosen = {
-        "BLOCK_R": min(most_rows, max(16, _power_of_two(rows))),
+        "BLOCK_R": min(max_rows, max(16, _power_of_two(rows))),
         "BLOCK_L": block_l,
         "BLOCK_E": block_e,
         "BLOCK_V": block_v,
@@ -194,8 +194,8 @@ def _splits(programs: int, step: TreeStep, device: torch.device) -> int:
     use, so a number chosen for the whole cache, as in a captured step, suits any length."""
     if step.split_finely:
         return FINE_SPLITS
-    wanted = -(-PROGRAMS_PER_CORE * _num_cores(device) // programs)
-    return max(1, min(wanted, step.num_positions // SLOTS_PER_SPLIT))
+    splits = -(-PROGRAMS_PER_CORE * _num_cores(device) // programs)
+    return max(1, min(splits, step.num_positions // SLOTS_PER_SPLIT))
 
 
 def _num_cores(device: torch.device) -> int:

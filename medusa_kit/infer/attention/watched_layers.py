@@ -16,7 +16,7 @@ from medusa_kit.base.model import BaseModel
 
 @contextmanager
 def watching(base: BaseModel, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-    """What these layers put out, hidden_BND by layer, once the model has run in this thread."""
+    """The outputs of these layers, hidden_BND by layer, once the model has run in this thread."""
     outputs: dict[int, Tensor] = {}
     with ExitStack() as stack:
         for layer in layers:
@@ -29,16 +29,16 @@ def watching(base: BaseModel, layers: Sequence[int]) -> Iterator[dict[int, Tenso
 def decoder_layers(base: BaseModel) -> Sequence[Any]:
     """The decoder's layers in order, empty where its class keeps them elsewhere."""
     decoder = base.model.get_decoder() if hasattr(base.model, "get_decoder") else None
-    found: Sequence[Any] = getattr(decoder, "layers", ())
-    return found
+    layers: Sequence[Any] = getattr(decoder, "layers", ())
+    return layers
 
 
 def _keeper(outputs: dict[int, Tensor], layer: int) -> Any:
-    own = get_ident()  # other threads may run the model too
+    thread = get_ident()  # other threads may run the model too
 
     @hooks.ours
     def keep(module: Any, args: Any, output: Any) -> None:
-        if get_ident() == own:
+        if get_ident() == thread:
             outputs[layer] = output[0] if isinstance(output, tuple) else output
 
     return keep

@@ -56,8 +56,8 @@ class ChainCache(TreeCache):
         """Let one forward read these tokens, the rows' unread ones first. Rows that go on from a
         state, and rows that begin, cannot share one."""
         states = [self._states[row] for row in rows]
-        for at, layer in enumerate(self._stateful):
-            layer.begin(None if states[0] is None else [one[at] for one in states if one])
+        for index, layer in enumerate(self._stateful):
+            layer.begin(None if states[0] is None else [state[index] for state in states if state])
         with self.using(rows):
             yield
         new = zip(*(layer.end(len(rows)) for layer in self._stateful), strict=True)
@@ -88,12 +88,12 @@ class ChainCache(TreeCache):
         return first if 0 < first < count else 0
 
     def keep_state(self, rows: Sequence[int]) -> None:
-        """A later text can go on after what these rows have read so far."""
+        """Keep states, so that a later text can go on after what these rows have read so far."""
         for row in rows:
             self._keep(row, self._known(row))
 
     def end_prompt(self, rows: Sequence[int]) -> None:
-        """What these rows have read so far is their prompt, or a part of it."""
+        """Note that what these rows have read so far is their prompt, or a part of it."""
         for row in rows:
             if (piece := self._pieces.get(row, 0)) != self._marks.get(row):
                 self._kept[row].pop(piece, None)
@@ -101,7 +101,7 @@ class ChainCache(TreeCache):
         self.keep_state(rows)
 
     def _keep(self, row: int, known: dict[int, RowState]) -> None:
-        """The first, which most texts share, and the last ones."""
+        """Keep the first of these states, which most texts share, and the last ones."""
         lengths = sorted(known)
         if len(lengths) > MAX_KEPT:
             lengths = [lengths[0], *lengths[1 - MAX_KEPT :]]
@@ -121,7 +121,7 @@ class ChainCache(TreeCache):
 
     @no_gradients
     def keep_first(self, row: int, length: int) -> None:
-        """The same; `length` is none or one that is `usable`. Raises KeyError for another."""
+        """As in TreeCache; `length` is 0 or one that is `usable`. Raises KeyError for another."""
         self._begin(row, self._known(row), length)
         super().keep_first(row, length)
 
@@ -137,8 +137,8 @@ class ChainCache(TreeCache):
         self._states[row] = known[length] if length else None
         self._keep(row, {size: state for size, state in known.items() if size <= length})
         self.unread[row] = []
-        for of in (self._readings, self._pieces, self._marks):
-            of.pop(row, None)
+        for by_row in (self._readings, self._pieces, self._marks):
+            by_row.pop(row, None)
 
     def forget(self, row: int) -> None:
         super().forget(row)
@@ -146,9 +146,9 @@ class ChainCache(TreeCache):
 
     @property
     def num_bytes(self) -> int:
-        """Of memory that slots and states take."""
-        states = {id(one): one for one in self._states if one is not None}
-        states |= {id(one): one for kept in self._kept for one in kept.values()}
+        """Bytes of memory that slots and states take."""
+        states = {id(state): state for state in self._states if state is not None}
+        states |= {id(state): state for kept in self._kept for state in kept.values()}
         return super().num_bytes + sum(_bytes(state) for state in states.values())
 
     def grow(self, num_positions: int, num_rows: int | None = None) -> None:
@@ -157,10 +157,10 @@ class ChainCache(TreeCache):
         self.unread += [[] for _ in range(new_rows)]
         self._states += [None] * new_rows
         self._kept += [{} for _ in range(new_rows)]
-        for of in (self._readings, self._pieces, self._marks):
-            of.clear()
+        for by_row in (self._readings, self._pieces, self._marks):
+            by_row.clear()
 
 
 def _bytes(state: RowState) -> int:
-    tensors: list[Tensor] = [one for layer in state for one in layer if one is not None]
+    tensors: list[Tensor] = [tensor for layer in state for tensor in layer if tensor is not None]
     return sum(tensor.nbytes for tensor in tensors)

@@ -47,21 +47,21 @@ class StateLayer(LinearAttentionLayer):
         """The states of each row after the forward; the layer forgets them."""
         states = [*self.conv_states.values(), *self.recurrent_states.values()]
         self.begin(None)
-        parts = [[None] * num_rows if one is None else _split(one) for one in states]
+        parts = [[None] * num_rows if state is None else _split(state) for state in states]
         return list(zip(*parts, strict=True))
 
 
 class StateAndSlotsLayer(StateLayer, TreeCacheLayer):
-    """The same beside attention, whose keys and values are in slots."""
+    """States of a layer that has attention too, whose keys and values are in slots."""
 
     def __init__(self, number_of_states: int, index: int, cache: TreeCache) -> None:
         TreeCacheLayer.__init__(self, index, cache)
         StateLayer.__init__(self, number_of_states)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Of slots, which come as two positional arguments, or of a state, which is named."""
-        of = TreeCacheLayer if len(args) == 2 else StateLayer
-        of.lazy_initialization(self, *args, **kwargs)
+        """Initialize slots, which come as two positional arguments, or a state, which is named."""
+        kind = TreeCacheLayer if len(args) == 2 else StateLayer
+        kind.lazy_initialization(self, *args, **kwargs)
 
 
 def layers_for(config: Any, cache: TreeCache) -> list[Any]:
@@ -70,22 +70,22 @@ def layers_for(config: Any, cache: TreeCache) -> list[Any]:
     Raises IncompatibleBaseError for layers of another kind.
     """
     layers, num_slotted = list[Any](), 0
-    for own in DynamicCache(config=config).layers:
+    for layer in DynamicCache(config=config).layers:
         slotted, states = (
-            isinstance(own, CacheLayerMixin),
-            isinstance(own, LinearAttentionCacheLayerMixin),
+            isinstance(layer, CacheLayerMixin),
+            isinstance(layer, LinearAttentionCacheLayerMixin),
         )
         if slotted and states:
-            layers.append(StateAndSlotsLayer(own.number_of_states, num_slotted, cache))
+            layers.append(StateAndSlotsLayer(layer.number_of_states, num_slotted, cache))
         elif states:
-            layers.append(StateLayer(own.number_of_states))
+            layers.append(StateLayer(layer.number_of_states))
         elif slotted:
             layers.append(TreeCacheLayer(num_slotted, cache))
-        elif isinstance(own, NOTHING):
-            layers.append(own)
+        elif isinstance(layer, NOTHING):
+            layers.append(layer)
         else:
             raise IncompatibleBaseError(
-                f"transformers keeps {type(own).__name__} for {config.model_type}, which draft "
+                f"transformers keeps {type(layer).__name__} for {config.model_type}, which draft "
                 "tokens cannot be taken back from",
                 hint="transformers' own generate serves this model",
             )

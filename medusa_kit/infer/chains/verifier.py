@@ -72,11 +72,11 @@ class ChainVerifier(Verifier):
         if late:
             self._read(cache, late, [[] for _ in late], 1)
             cache.commit([[] for _ in late], late)
-        chains, places = _chains(nodes)
+        chains, on_path = _chains(nodes)
         hidden, logits = self._read(cache, rows, chains, max(map(len, chains)))
-        if len(places) == len(nodes.tokens_N):
+        if len(on_path) == len(nodes.tokens_N):
             return NodeScores(torch.cat(hidden), torch.cat(logits))
-        at_M = to_device(places, self.base.device)
+        at_M = to_device(on_path, self.base.device)
         return NodeScores(
             _spread(torch.cat(hidden), at_M, len(nodes.tokens_N)),
             _spread(torch.cat(logits), at_M, len(nodes.tokens_N)),
@@ -98,37 +98,39 @@ class ChainVerifier(Verifier):
             cache.commit(list(divided.values()), list(divided))
             # Where their pieces began stays known: what follows may fail, and be read again.
             cache.keep_state(list(divided))
-        rest = [texts[row][firsts[row] :] for row in rows]
-        hidden, logits = self._read(cache, rows, rest, 1, seen)
+        remaining = [texts[row][firsts[row] :] for row in rows]
+        hidden, logits = self._read(cache, rows, remaining, 1, seen)
         if seen is not None:
-            seen.update({row: torch.cat([one, seen[row]]) for row, one in (before or {}).items()})
-        cache.commit(rest, rows)
+            for row, hidden_TD in (before or {}).items():
+                seen[row] = torch.cat([hidden_TD, seen[row]])
+        cache.commit(remaining, rows)
         cache.end_prompt(rows)
-        return torch.cat([one[-1:] for one in hidden]), torch.cat([one[-1:] for one in logits])
+        hidden_BD = torch.cat([hidden_TD[-1:] for hidden_TD in hidden])
+        return hidden_BD, torch.cat([logits_TV[-1:] for logits_TV in logits])
 
     def _read(
         self,
         cache: ChainCache,
         rows: Sequence[int],
         chains: Sequence[list[int]],
-        most_scored: int,
+        max_scored: int,
         seen: dict[int, Tensor] | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """(hidden_ND, logits_NV) of each row's new tokens, at least of the last `most_scored`; its
+        """(hidden_ND, logits_NV) of each row's new tokens, at least of the last `max_scored`; its
         unread ones are read in front of them. `seen`: gets hidden_TD of all that each row reads."""
         whole: list[Tensor] | None = None if seen is None else []
         texts = [[*cache.unread[row], *chain] for row, chain in zip(rows, chains, strict=True)]
         hidden, logits = dict[int, Tensor](), dict[int, Tensor]()
-        for some in _alike([cache.lengths[row] > 0 for row in rows], texts):
-            own = [rows[index] for index in some]
-            read = self._forward(cache, own, [texts[i] for i in some], most_scored, whole)
+        for indices in _alike([cache.lengths[row] > 0 for row in rows], texts):
+            own_rows = [rows[index] for index in indices]
+            read = self._forward(cache, own_rows, [texts[i] for i in indices], max_scored, whole)
             read_BND, scored_BMV = read
             if seen is not None and whole is not None:
-                seen.update(zip(own, whole.pop(), strict=True))
-            for place, index in enumerate(some):
+                seen.update(zip(own_rows, whole.pop(), strict=True))
+            for position, index in enumerate(indices):
                 count = len(chains[index])
-                hidden[index] = read_BND[place, max(read_BND.shape[1] - count, 0) :]
-                logits[index] = scored_BMV[place, max(scored_BMV.shape[1] - count, 0) :]
+                hidden[index] = read_BND[position, max(read_BND.shape[1] - count, 0) :]
+                logits[index] = scored_BMV[position, max(scored_BMV.shape[1] - count, 0) :]
         order = range(len(rows))
         return [hidden[index] for index in order], [logits[index] for index in order]
 
@@ -137,13 +139,13 @@ class ChainVerifier(Verifier):
         cache: ChainCache,
         rows: Sequence[int],
         texts: Sequence[list[int]],
-        most_scored: int,
+        max_scored: int,
         whole: list[Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         """(hidden_BMD, logits_BMV) of the last nodes of texts of one length."""
         nodes = Nodes.chains(texts, self.base.device)
         N = nodes.counts[0]
-        last_M = torch.arange(max(N - most_scored, 0), N, device=self.base.device)
+        last_M = torch.arange(max(N - max_scored, 0), N, device=self.base.device)
         with cache.reading(rows, texts):
             cache.check_room(N)
             tokens_BN, depths_BN, sees_BNN = nodes.padded()
@@ -154,7 +156,7 @@ class ChainVerifier(Verifier):
 
 
 def _first_path(parents: Sequence[int]) -> tuple[int, ...]:
-    """The same parents, those of nodes off the path UNUSED."""
+    """The parents of a tree's first path; those of nodes off it are UNUSED."""
     last, kept = 0, [ROOT]
     for node, parent in enumerate(parents[1:], start=1):
         kept.append(parent if parent == last else UNUSED)
@@ -163,16 +165,16 @@ def _first_path(parents: Sequence[int]) -> tuple[int, ...]:
 
 
 def _chains(nodes: Nodes) -> tuple[list[list[int]], list[int]]:
-    """(tokens of each row's chain, where these nodes are among all)."""
-    tokens, chains, places = nodes.tokens_N.tolist(), list[list[int]](), list[int]()
+    """(tokens of each row's chain, indices of these nodes among all)."""
+    tokens, chains, chain_nodes = nodes.tokens_N.tolist(), list[list[int]](), list[int]()
     first = square = 0
     for count in nodes.counts:
         sees_root = nodes.sees[square : square + count * count : count].tolist()
         on_path = [first + node for node, sees in enumerate(sees_root) if sees]
-        chains.append([tokens[place] for place in on_path])
-        places += on_path
+        chains.append([tokens[node] for node in on_path])
+        chain_nodes += on_path
         first, square = first + count, square + count * count
-    return chains, places
+    return chains, chain_nodes
 
 
 def _alike(begun: Sequence[bool], texts: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -184,5 +186,5 @@ def _alike(begun: Sequence[bool], texts: Sequence[Sequence[int]]) -> list[list[i
 
 
 def _spread(some_MX: Tensor, at_M: Tensor, count: int) -> Tensor:
-    """all_NX with zeros where there is none of `some_MX`."""
+    """The M rows of `some_MX` at the indices at_M of `count` rows; zeros elsewhere."""
     return some_MX.new_zeros(count, some_MX.shape[1]).index_copy_(0, at_M, some_MX)

@@ -49,8 +49,8 @@ def check_before_loading(config: EngineConfig) -> None:
     for name, usual in (("attention", "auto"), ("fixed_shapes", "never"), ("compiled", False)):
         value = getattr(config, name)
         if value not in ("auto", usual):  # fixed shapes are not used by themselves on a CPU
-            found = f"{name} {value!r} is run by torch"
-            raise needed(config.activations, "steps in C++", found, ON_A_CPU)
+            reason = f"{name} {value!r} is run by torch"
+            raise needed(config.activations, "steps in C++", reason, ON_A_CPU)
     _check_weights(config)
     if (lacking := _lacking_kernels()) is not None:
         raise needed(config.activations, "kernels that multiply integers", lacking, INTEGERS)
@@ -63,11 +63,11 @@ def _check_weights(config: EngineConfig) -> None:
         return
     how = stored_quantised(name, revision)
     if how is None:
-        found = f"those of {name!r} are stored as floats"
-        raise needed(config.activations, "weights of 4 to 8 bits", found, QUANTISED)
+        reason = f"those of {name!r} are stored as floats"
+        raise needed(config.activations, "weights of 4 to 8 bits", reason, QUANTISED)
     if gguf_source(name) is None:
-        found = f"the layers of {name!r} ({how}) are run by torch"
-        raise needed(config.activations, "steps in C++", found, QUANTISED)
+        reason = f"the layers of {name!r} ({how}) are run by torch"
+        raise needed(config.activations, "steps in C++", reason, QUANTISED)
 
 
 def _lacking_kernels() -> str | None:
@@ -92,9 +92,9 @@ def with_activations(
     if activations == FLOAT32:
         return verifier, check
     if not isinstance(verifier, NativeVerifier):
-        found = f"here they are run by {verifier.steps_run_by}"
+        reason = f"here they are run by {verifier.steps_run_by}"
         hint = f"{WITHOUT}, or a CPU, dtype float32 and a model whose steps run in C++"
-        raise needed(activations, "steps in C++", found, hint)
+        raise needed(activations, "steps in C++", reason, hint)
     try:
         rounded = verifier.with_activations(activations)
     except Unsupported as reason:
@@ -106,7 +106,7 @@ def with_activations(
 
 
 def activations_of(verifier: Verifier) -> str:
-    """In the words of the option."""
+    """The precision of a verifier's activations, in the words of the option."""
     return verifier.activations if isinstance(verifier, NativeVerifier) else FLOAT32
 
 
@@ -137,8 +137,8 @@ def _compare(rounded: NativeVerifier, exact: NativeVerifier) -> TreeCheck:
         raise _refusal(rounded, f"logits on a tree are off by {off:.1e} of their spread", "none")
     error, allowed = difference(plain_XV, exact_XV)[1], ALLOWED[rounded.activations]
     if not error <= allowed:
-        found = f"logits are off by {error:.1e} of their spread from those in float32"
-        raise _refusal(rounded, found, f"{allowed:.0e}")
+        reason = f"logits are off by {error:.1e} of their spread from those in float32"
+        raise _refusal(rounded, reason, f"{allowed:.0e}")
     return TreeCheck(error, tolerance)
 
 
@@ -153,9 +153,9 @@ def _read_plainly(verifier: Verifier, paths: Sequence[Sequence[int]]) -> Tensor:
     return torch.cat(scores)
 
 
-def _refusal(verifier: NativeVerifier, found: str, allowed: str) -> IncompatibleBaseError:
+def _refusal(verifier: NativeVerifier, reason: str, allowed: str) -> IncompatibleBaseError:
     return IncompatibleBaseError(
         f"activations {verifier.activations} failed the check at load on "
-        f"{verifier.base.info.name!r}: {found} (allowed: {allowed})",
+        f"{verifier.base.info.name!r}: {reason} (allowed: {allowed})",
         hint=f"use activations {FLOAT32}",
     )

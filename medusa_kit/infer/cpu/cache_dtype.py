@@ -31,15 +31,15 @@ def store_cache_as(cache: str, verifier: Verifier) -> None:
     console.note("the KV cache is stored in float16, which is LOSSY")
 
 
-def refuse_float16_cache(verifier: Verifier, what: str) -> None:
-    """Raises ConfigError for a KV cache in 16 bits: `what` must be the model's own."""
+def refuse_float16_cache(verifier: Verifier, requirement: str) -> None:
+    """Raises ConfigError for a KV cache in 16 bits: `requirement` must be the model's own."""
     if verifier.cache_dtype is not None:
         raise ConfigError(
-            f"the KV cache is stored in {cache_of(verifier)}, which is lossy; {what}",
+            f"the KV cache is stored in {cache_of(verifier)}, which is lossy; {requirement}",
             hint=f"use cache {FLOAT32}",
         )
 
 
 def cache_of(verifier: Verifier) -> str:
-    """How a verifier's caches store keys and values, in the words of the option."""
+    """The number format of a verifier's caches, in the words of the option."""
     return FLOAT16 if verifier.cache_dtype == torch.float16 else FLOAT32

@@ -65,8 +65,8 @@ class NativeDecoder:
         self._num_weights = sum(struct.outputs * struct.inputs for struct in sizes)
 
     def with_activations(self, activations: str) -> "NativeDecoder":
-        """One of the same weights that multiplies quantised ones by numbers of this precision.
-        Raises Unsupported where none would be."""
+        """A decoder of the same weights that multiplies quantised ones by numbers of this
+        precision. Raises Unsupported where there are none."""
         if activations == self.activations:
             return self
         if not kernels.has_integers(self._library):
@@ -144,7 +144,7 @@ class NativeDecoder:
         ranked_MR: Tensor | None = None,
         watched: "Watched | None" = None,
     ) -> Tensor:
-        """hidden_MD; the rest is written where there is room for it."""
+        """hidden_MD; logits, ranks and outputs of layers are written where there is room."""
         keep_M = _first(len(nodes.tokens_N)) if keep_M is None else keep_M
         M, D = len(keep_M), self.packed.info["hidden_size"]
         embeddings_ND = self.packed.embeddings(nodes.tokens_N)
@@ -210,7 +210,7 @@ class NativeDecoder:
 
 
 class Watched:
-    """Room for what some layers put out at all nodes of one call: `outputs_NLD`."""
+    """Room for the outputs of some layers at all nodes of one call: `outputs_NLD`."""
 
     def __init__(self, layers: Sequence[int]) -> None:
         self._layers = _integers(*layers)
@@ -246,7 +246,7 @@ class _ModuleWeights:
         self._gguf, self._scales = gguf, base.scales
         self._names = {id(module): name for name, module in model.named_modules()}
         embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
-        if self.are_one(embedding, output):
+        if self.are_tied(embedding, output):
             self._names[id(output)] = self._names[id(embedding)]
 
     def whole(self, module: Any, num_heads: int = 1) -> Rows:
@@ -256,7 +256,7 @@ class _ModuleWeights:
         for first, last in row_pieces(*module.weight.shape):
             yield self._rows(module, first, last)
 
-    def are_one(self, embedding: nn.Embedding, output: nn.Linear) -> bool:
+    def are_tied(self, embedding: nn.Embedding, output: nn.Linear) -> bool:
         return embedding.weight.data_ptr() == output.weight.data_ptr()
 
     def _rows(self, module: Any, first: int, last: int, num_heads: int = 1) -> Rows:

@@ -34,7 +34,7 @@ class NativeHeads:
     def __init__(
         self, heads: MedusaHeads, decoder: NativeDecoder, folder: Path | None = None
     ) -> None:
-        """`folder`: where the heads lie, whose packed weights are then kept in a file."""
+        """`folder`: of the heads, whose packed weights are then kept in a file."""
         library = kernels.load_library()
         assert library is not None
         self._library = library
@@ -55,17 +55,17 @@ class NativeHeads:
                 for k, head in enumerate(blocks)
             )
         )  # fmt: skip
-        one_projection = len({id(projection) for projection in projections}) == 1
+        shares_projection = len({id(projection) for projection in projections}) == 1
         hidden_size = heads.config.hidden_size
         self._struct = kernels.Heads(
-            hidden_size, decoder.packed.embedding_size, one_projection,
+            hidden_size, decoder.packed.embedding_size, shares_projection,
             scale.factor / scale.divisor, scale.cap or 0.0, structs,
             embedding.struct, 0 if ids is None else ids.data_ptr(),
             ctypes.pointer(shared.struct) if shared else None,
         )  # fmt: skip
-        own = {id(one): one for head in blocks for one in head}
-        own |= {id(one): one for one in projections if one is not decoder.output}
-        self.num_bytes = sum(one.num_bytes for one in own.values())  # beside the base's
+        matrices = [matrix for head in [*blocks, projections] for matrix in head]
+        own = {id(matrix): matrix for matrix in matrices if matrix is not decoder.output}
+        self.num_bytes = sum(matrix.num_bytes for matrix in own.values())  # beside the base's
         self.num_bytes += shared.num_bytes if shared else 0
         self._one_pass = heads.one_pass
         self._heat, self._doubts = lru_cache(_floats), lru_cache(_doubles)
@@ -150,9 +150,9 @@ class NativeHeads:
             return None
         roots, hidden_BD = (ctypes.c_int64 * B)(*roots_B), hidden_BD.contiguous()
         heat_K, doubts_L = self._heat(temperatures), self._doubts(doubts)
-        found_3BN = torch.empty(3, B, N, dtype=torch.int64)  # tokens, parents, depths
+        trees_3BN = torch.empty(3, B, N, dtype=torch.int64)  # tokens, parents, depths
         sees_BNN, scores_BN = torch.empty(B, N, N, dtype=torch.bool), torch.empty(B, N)
-        first, each = found_3BN.data_ptr(), 8 * B * N
+        first, each = trees_3BN.data_ptr(), 8 * B * N
         grow = kernels.Grow(
             B, N, self._one_pass, len(temperatures), count, beam, ctypes.addressof(roots),
             hidden_BD.data_ptr(), heat_K.data_ptr(), first, first + each, first + 2 * each,
@@ -160,7 +160,7 @@ class NativeHeads:
             *_draws(draws, len(temperatures)), _texts(texts), doubts_L.data_ptr(), len(doubts),
         )  # fmt: skip
         self._library.mk_grow(ctypes.byref(self._struct), ctypes.byref(grow), self._threads(B))
-        tokens_BN, parents_BN, depths_BN = found_3BN.unbind()
+        tokens_BN, parents_BN, depths_BN = trees_3BN.unbind()
         return GrownTrees(tokens_BN, parents_BN.tolist(), depths_BN, sees_BNN, scores_BN)
 
     def _takes(self, hidden_BD: Tensor, rows: int) -> bool:
@@ -170,28 +170,28 @@ class NativeHeads:
         return kernels.threads_for(rows * self._work[0])
 
 
-def _draws(rows: RowsDraws | None, num_heads: int) -> tuple[Any, int]:
+def _draws(draws_B: RowsDraws | None, num_heads: int) -> tuple[Any, int]:
     """(how the tokens that the first heads guess will be drawn, after each row's root; heads)."""
-    if rows is None:
+    if draws_B is None:
         return None, 0
-    found = [
-        kernels.Draw(temperature=one.heat, top_p=1.0, seed=one.noise_seed(k))
-        if one is not None
+    structs = [
+        kernels.Draw(temperature=row_draws.heat, top_p=1.0, seed=row_draws.noise_seed(k))
+        if row_draws is not None
         else kernels.Draw()
-        for one in rows
+        for row_draws in draws_B
         for k in range(num_heads)
     ]
-    return (kernels.Draw * len(found))(*found), num_heads
+    return (kernels.Draw * len(structs))(*structs), num_heads
 
 
 def _texts(texts: Texts) -> Any:
     if not texts:
         return None
-    found = [
+    structs = [
         kernels.Text() if text_T is None else kernels.Text(text_T.ctypes.data, len(text_T))
         for text_T in texts
     ]
-    return (kernels.Text * len(found))(*found)
+    return (kernels.Text * len(structs))(*structs)
 
 
 def _floats(values: tuple[float, ...]) -> Tensor:
@@ -203,7 +203,7 @@ def _doubles(values: tuple[float, ...]) -> Tensor:
 
 
 def _blocks(packed: PackedHeads, heads: MedusaHeads, k: int) -> list[PackedMatrix]:
-    """Those of a head's own; none where the heads share a network."""
+    """The blocks of head k; none where the heads share a network."""
     if heads.recurrent is not None:
         return []
     return [packed.matrices[f"blocks.{k}.{j}"] for j in range(heads.config.num_blocks)]
@@ -212,7 +212,7 @@ def _blocks(packed: PackedHeads, heads: MedusaHeads, k: int) -> list[PackedMatri
 def _projections(
     packed: PackedHeads, heads: MedusaHeads, decoder: NativeDecoder
 ) -> list[PackedMatrix]:
-    """One for each head; the same object several times where heads share it."""
+    """The projection of each head; the same object several times where heads share it."""
     if heads.config.projection == "own":
         return [packed.matrices[f"projections.{k}"] for k in range(heads.num_heads)]
     shared = heads.config.projection == "shared"

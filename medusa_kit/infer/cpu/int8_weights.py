@@ -40,7 +40,7 @@ def check_before_loading(
     check_value("weights", weights)
     if weights != INT8:
         return
-    _check_place(pick_device(device).type, dtype)
+    _check_device(pick_device(device).type, dtype)
     if method := stored_quantised(name, revision):
         raise _quantised(name, f" ({method})")
 
@@ -59,7 +59,7 @@ def with_weights(base: BaseModel, weights: str) -> BaseModel:
             f"{base.info.weights}",
             hint=f"load the base again, or ask for weights {base.info.weights!r}",
         )
-    _check_place(base.device.type, base.info.dtype)
+    _check_device(base.device.type, base.info.dtype)
     if base.info.quantized:
         raise _quantised(base.info.name)
     if base.is_light:
@@ -76,11 +76,11 @@ def with_weights(base: BaseModel, weights: str) -> BaseModel:
     return base
 
 
-def refuse_int8_weights(base: BaseModel, what: str) -> None:
-    """Raises ConfigError for a lossy base: `what` must come from the checkpoint's model."""
+def refuse_int8_weights(base: BaseModel, requirement: str) -> None:
+    """Raises ConfigError for a lossy base: `requirement` must come from the checkpoint's model."""
     if base.info.lossy:
         raise ConfigError(
-            f"the base's weights are rounded to {base.info.weights}, which is lossy; {what}",
+            f"the base's weights are rounded to {base.info.weights}, which is lossy; {requirement}",
             hint="load the base again, with the checkpoint's weights",
         )
 
@@ -114,7 +114,7 @@ def rounded(layer: nn.Linear, weight_OI: Tensor) -> Tensor:
     return int8_blocks(weight_OI).expand()
 
 
-def _check_place(device: str, dtype: str) -> None:
+def _check_device(device: str, dtype: str) -> None:
     if device != "cpu":
         raise ConfigError(
             f"weights int8 are for a CPU; the device is {device}",
@@ -171,18 +171,18 @@ def none_fits(name: str) -> ConfigError:
 
 def _report(base: BaseModel, layers: list[nn.Linear]) -> None:
     names = {module: name for name, module in base.model.named_modules()}
-    left = [names[layer] for layer in layers if layer not in base.scales]
+    unrounded = [names[layer] for layer in layers if layer not in base.scales]
     rounded = sum(layer.weight.numel() for layer in base.scales)
-    report_rounded(len(base.scales), rounded / base.info.num_parameters, left)
+    report_rounded(len(base.scales), rounded / base.info.num_parameters, unrounded)
 
 
-def report_rounded(layers: int, share: float, left: list[str]) -> None:
-    """Say what was rounded. `share`: of the parameters; `left`: names of unrounded layers."""
-    said = (
+def report_rounded(layers: int, share: float, unrounded: list[str]) -> None:
+    """Print what was rounded. `share`: of the parameters; `unrounded`: names of layers."""
+    note = (
         f"weights rounded to int8, which is LOSSY: {layers} linear layers, "
         f"{min(share, 1.0):.0%} of the parameters"
     )
-    if left:
-        listed = ", ".join(left[:NAMED]) + (", …" if len(left) > NAMED else "")
-        said += f"; {len(left)} are not rounded: inputs are no multiple of {GROUP} ({listed})"
-    console.note(said)
+    if unrounded:
+        listed = ", ".join(unrounded[:NAMED]) + (", …" if len(unrounded) > NAMED else "")
+        note += f"; {len(unrounded)} are not rounded: inputs are no multiple of {GROUP} ({listed})"
+    console.note(note)

@@ -51,8 +51,8 @@ class Matrix(ctypes.Structure):
 
 
 def with_digits(matrix: Matrix, digits: int) -> Matrix:
-    """The same weights, for numbers of so many digits of 8 bits (integers.h). Kinds that are not
-    multiplied as integers have no digits."""
+    """A matrix of the same weights, for numbers of so many digits of 8 bits (integers.h). Kinds
+    that are not multiplied as integers have no digits."""
     same = Matrix.from_buffer_copy(matrix)
     same.digits = digits
     return same
@@ -324,7 +324,7 @@ def set_num_threads(count: int) -> None:
     _own_threads = int(count)
 
 
-def _leave_torch_one_thread() -> None:
+def _limit_torch_to_one_thread() -> None:
     """In a forked child torch's OpenMP would wait for ever for the parent's threads; the kernels
     start new ones."""
     global _own_threads
@@ -333,7 +333,7 @@ def _leave_torch_one_thread() -> None:
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-    os.register_at_fork(after_in_child=_leave_torch_one_thread)
+    os.register_at_fork(after_in_child=_limit_torch_to_one_thread)
 
 
 def _has(feature: str) -> bool:

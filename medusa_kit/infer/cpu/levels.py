@@ -44,8 +44,8 @@ def digest_of_sources(*more: object) -> str:
 
 def packaged_library(folder: Path = FOLDER) -> Path:
     """Where a wheel has the library with all levels, if it has one of exactly these sources."""
-    own = (FOLDER / "levels.cpp").read_text(encoding="utf-8")
-    return folder / f"kernels_{digest_of_sources(X86, LINKED, own)}.so"
+    dispatch_source = (FOLDER / "levels.cpp").read_text(encoding="utf-8")
+    return folder / f"kernels_{digest_of_sources(X86, LINKED, dispatch_source)}.so"
 
 
 def suffix_of(level: str) -> str:
@@ -59,11 +59,11 @@ def compile_levels(folder: Path) -> Path:
     """
     library = packaged_library(folder)
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(os.cpu_count()) as threads:
-        place = Path(temporary)
-        objects = list(threads.map(lambda level: _compile(level, place), X86))
-        dispatch = place / "levels.o"
+        temporary_folder = Path(temporary)
+        objects = list(threads.map(lambda level: _compile(level, temporary_folder), X86))
+        dispatch = temporary_folder / "levels.o"
         _run(_compiler(), *FLAGS, "-fPIC", "-c", FOLDER / "levels.cpp", "-o", dispatch)
-        exported = place / "exported"
+        exported = temporary_folder / "exported"
         exported.write_text(EXPORTED, encoding="utf-8")
         script = f"-Wl,--version-script={exported}"
         unfinished = library.with_suffix(".tmp")
@@ -82,15 +82,15 @@ def platform_tag(library: Path) -> str:
     return f"manylinux_{major}_{minor}_x86_64"
 
 
-def _compile(level: str, place: Path) -> Path:
-    made = place / f"{level}.o"
-    _run(_compiler(), *FLAGS, "-fPIC", X86[level], "-c", FOLDER / "decoder.cpp", "-o", made)
-    names = {line.split()[-1] for line in _run("nm", "--defined-only", made).splitlines()}
-    renamed = place / f"{level}.names"
+def _compile(level: str, folder: Path) -> Path:
+    object_file = folder / f"{level}.o"
+    _run(_compiler(), *FLAGS, "-fPIC", X86[level], "-c", FOLDER / "decoder.cpp", "-o", object_file)
+    names = {line.split()[-1] for line in _run("nm", "--defined-only", object_file).splitlines()}
+    renamed = folder / f"{level}.names"
     pairs = (f"{name} {name}{suffix_of(level)}\n" for name in sorted(names))
     renamed.write_text("".join(pairs), encoding="utf-8")
-    _run("objcopy", f"--redefine-syms={renamed}", made)
-    return made
+    _run("objcopy", f"--redefine-syms={renamed}", object_file)
+    return object_file
 
 
 def _compiler() -> str:

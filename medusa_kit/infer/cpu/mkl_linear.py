@@ -30,10 +30,10 @@ class Pack(NamedTuple):
 
     packed: Tensor
     version: int
-    place: int
+    address: int
 
     def is_of(self, weight: Tensor) -> bool:
-        return self.version == _version(weight) and self.place == weight.data_ptr()
+        return self.version == _version(weight) and self.address == weight.data_ptr()
 
 
 class PackedLinear(nn.Linear):
@@ -65,9 +65,9 @@ class PackedLinear(nn.Linear):
             return F.linear(x_XD, self.weight, self.bias)
         pack = packs[size]
         if pack is None or not pack.is_of(self.weight):
-            version, place = _version(self.weight), self.weight.data_ptr()
+            version, address = _version(self.weight), self.weight.data_ptr()
             packed = torch.ops.mkl._mkl_reorder_linear_weight(self.weight.detach(), size)
-            pack = Pack(packed, version, place)
+            pack = Pack(packed, version, address)
             self.packs = {**packs, size: pack}
         packed = pack.packed
         flat = F.pad(x_XD.reshape(rows, self.in_features), (0, 0, 0, size - rows))

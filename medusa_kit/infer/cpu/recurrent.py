@@ -23,10 +23,11 @@ class PackedRecurrent:
             for i in range(num_blocks)
         ]
         self._norms = [vectors[f"recurrent.{i}.norm"] for i in range(num_blocks)]
-        all_matrices = [self._input, *(one for pair in self._pairs for one in pair)]
-        numbers = sum(one.numel() for one in [*self._norms, self._gain_KD])
-        self.num_bytes = sum(one.num_bytes for one in all_matrices) + 4 * numbers
-        self.work = sum(one.struct.outputs * one.struct.inputs for one in all_matrices)  # of a step
+        all_matrices = [self._input, *(matrix for pair in self._pairs for matrix in pair)]
+        numbers = sum(matrix.numel() for matrix in [*self._norms, self._gain_KD])
+        self.num_bytes = sum(matrix.num_bytes for matrix in all_matrices) + 4 * numbers
+        structs = [matrix.struct for matrix in all_matrices]
+        self.work = sum(struct.outputs * struct.inputs for struct in structs)  # of a step
         blocks = (kernels.RecurrentBlock * len(self._pairs))(
             *(
                 kernels.RecurrentBlock(rounding(gate_up), rounding(down), norm.data_ptr())

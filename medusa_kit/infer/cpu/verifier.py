@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 WITHOUT = f"use activations {FLOAT32}"
 
 
-def needed(activations: str, expected: str, found: str, hint: str) -> ConfigError:
-    return ConfigError(f"activations {activations} need {expected}; {found}", hint=hint)
+def needed(activations: str, expected: str, reason: str, hint: str) -> ConfigError:
+    return ConfigError(f"activations {activations} need {expected}; {reason}", hint=hint)
 
 
 def refuse_large_trees(activations: str, num_nodes: int) -> None:
     """Raises ConfigError for a tree that is more than one C++ call takes: torch would compute it in
     another precision."""
     if activations != FLOAT32 and num_nodes > MAX_ROWS:
-        found = f"there is one of {num_nodes} nodes, root included"
+        reason = f"there is one of {num_nodes} nodes, root included"
         expected = f"trees of at most {MAX_ROWS} nodes"
-        raise needed(activations, expected, found, f"{WITHOUT}, or fewer nodes")
+        raise needed(activations, expected, reason, f"{WITHOUT}, or fewer nodes")
 
 
 class NativeVerifier(Verifier):
@@ -54,8 +54,8 @@ class NativeVerifier(Verifier):
         self.native = native
 
     def with_activations(self, activations: str) -> "Self":
-        """One that multiplies quantised weights by numbers of this precision, over the same base.
-        Raises Unsupported where none would be."""
+        """A verifier over the same base that multiplies quantised weights by numbers of this
+        precision. Raises Unsupported where there are none."""
         verifier = self.copied()
         verifier.native = verifier.native.with_activations(activations)
         verifier.steps_run_by = f"C++ ({verifier.native.summary})"
@@ -100,10 +100,11 @@ class NativeVerifier(Verifier):
 
     @no_gradients
     def score(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> NodeScores:
-        """None padded; more nodes than one call takes go in several, whole rows in each."""
+        """Score trees without padding; more nodes than one call takes go in several calls, whole
+        rows in each."""
         if not self._takes(cache, max(nodes.counts)):
             return super().score(cache, nodes, rows)
-        parts = [self._call(cache, part, some) for part, some in _calls(nodes, rows)]
+        parts = [self._call(cache, part, part_rows) for part, part_rows in _calls(nodes, rows)]
         if len(parts) == 1:
             return parts[0]
         hidden = torch.cat([part.hidden_ND for part in parts])
@@ -118,22 +119,22 @@ class NativeVerifier(Verifier):
         pieces: Sequence[Sequence[int]],
         seen: dict[int, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
-        """All rows in one call, where they fit in one."""
+        """Read pieces of prompts, all rows in one call where they fit in one."""
         nodes = Nodes.chains(pieces, self.base.device)
         if not self._takes(cache, max(nodes.counts)):
             return super()._read_pieces(cache, rows, pieces, seen)
         ends = list[NodeScores]()
-        for part, some in _calls(nodes, rows):
+        for part, part_rows in _calls(nodes, rows):
             ends_M = torch.tensor(list(accumulate(part.counts))) - 1
             whole = list[Tensor]()
-            ends.append(self._call(cache, part, some, ends_M, whole))
+            ends.append(self._call(cache, part, part_rows, ends_M, whole))
             if seen is not None and whole:
-                seen.update(zip(some, whole[0].split(list(part.counts)), strict=True))
+                seen.update(zip(part_rows, whole[0].split(list(part.counts)), strict=True))
         cache.commit([range(count) for count in nodes.counts], rows)
         if len(ends) == 1:
             return ends[0].hidden_ND, ends[0].logits_NV
-        hidden_BD = torch.cat([one.hidden_ND for one in ends])
-        return hidden_BD, torch.cat([one.logits_NV for one in ends])
+        hidden_BD = torch.cat([end.hidden_ND for end in ends])
+        return hidden_BD, torch.cat([end.logits_NV for end in ends])
 
     def _takes(self, cache: TreeCache, num_nodes: int) -> bool:
         """Whether C++ takes rows of so many nodes. Raises ConfigError where it does not, and the
@@ -152,7 +153,7 @@ class NativeVerifier(Verifier):
         keep_M: Tensor | None = None,
         whole: list[Tensor] | None = None,
     ) -> NodeScores:
-        """`whole`: gets the outputs of watched layers at all nodes."""
+        """The scores of one C++ call. `whole`: gets the outputs of watched layers at all nodes."""
         lengths = [cache.lengths[row] for row in rows]
         cache.check_room_for(lengths, nodes.counts)
         per_node = [n for n, count in zip(lengths, nodes.counts, strict=True) for _ in range(count)]
@@ -187,7 +188,7 @@ class _Window:
 
 
 def _calls(nodes: Nodes, rows: Sequence[int]) -> Iterator[tuple[Nodes, Sequence[int]]]:
-    """The rows in as few calls as take them, in order."""
+    """The nodes and rows of each call, in as few calls as take them, in order."""
     if sum(nodes.counts) <= MAX_ROWS:
         yield nodes, rows
         return

@@ -64,14 +64,14 @@ class FixedCacheLayer(TreeCacheLayer):
 class FixedCache(TreeCache):
     """A tree cache with the forwards that were captured over it, which end where its memory does.
 
-    Slots are rounded up to a power of two, but for what can never be used (`most_slots`), so that
+    Slots are rounded up to a power of two, but for what can never be used (`max_slots`), so that
     longer requests seldom need other memory.
     """
 
     def __init__(
-        self, num_layers: int, batch_size: int, num_positions: int, most_slots: int
+        self, num_layers: int, batch_size: int, num_positions: int, max_slots: int
     ) -> None:
-        self._most_slots = most_slots
+        self._max_slots = max_slots
         layers = [FixedCacheLayer(index, self) for index in range(num_layers)]
         super().__init__(layers, batch_size, self._rounded(num_positions))
         self.target: Target | None = None
@@ -92,4 +92,4 @@ class FixedCache(TreeCache):
 
     def _rounded(self, num_positions: int) -> int:
         power = max(MIN_SLOTS, 1 << (num_positions - 1).bit_length())
-        return max(num_positions, min(power, self._most_slots))
+        return max(num_positions, min(power, self._max_slots))

@@ -45,10 +45,10 @@ class GraphMemory:
     def take_turn(self) -> None:
         """Let the current stream wait for the one on which graphs ran before: threads may have
         streams of their own."""
-        here = torch.cuda.current_stream(self.device)
-        if self._last is not None and self._last != here:
-            here.wait_stream(self._last)
-        self._last = here
+        stream = torch.cuda.current_stream(self.device)
+        if self._last is not None and self._last != stream:
+            stream.wait_stream(self._last)
+        self._last = stream
 
     def capture(self, work: Work) -> torch.cuda.CUDAGraph:
         """Run `work` twice, then record it once.
@@ -58,12 +58,12 @@ class GraphMemory:
         before.
         """
         with torch.cuda.device(self.device):
-            here = torch.cuda.current_stream()
-            self.stream.wait_stream(here)
+            current = torch.cuda.current_stream()
+            self.stream.wait_stream(current)
             with torch.cuda.stream(self.stream):
                 work()
                 work()
-            here.wait_stream(self.stream)
+            current.wait_stream(self.stream)
             torch.cuda.synchronize()
             torch.cuda.empty_cache()  # the warm-up's memory lies outside the pool
             with torch.cuda.stream(self.stream):

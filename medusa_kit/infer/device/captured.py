@@ -31,7 +31,7 @@ ROW_GROWTH = 4  # a row's places are 1, 4, 16, 64, ...: attention alone is padde
 
 
 class Shape(NamedTuple):
-    """What a forward is captured for: T nodes in all, N of a row at most, slots in sight."""
+    """The sizes that a forward is captured for: T nodes, N of a row at most, slots in sight."""
 
     num_nodes: int
     row_nodes: int
@@ -85,8 +85,8 @@ class CapturedForward:
         self._tokens_T = torch.zeros(T, dtype=torch.int64, device=device)
         B, W = len(cache.lengths), -(-N // WORD)
         self._sent_X = torch.zeros(B + T * (2 + W), dtype=torch.int64, device=device)
-        self._lengths_B, places, depths, words = self._sent_X.split([B, T, T, T * W])
-        self._places_T, self._depths_T, self._words_TW = places, depths, words.view(T, W)
+        self._lengths_B, positions, depths, words = self._sent_X.split([B, T, T, T * W])
+        self._padded_T, self._depths_T, self._words_TW = positions, depths, words.view(T, W)
         self._nodes_N = torch.arange(N, device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self._outputs: tuple[Tensor, Tensor, Tensor] | None = None  # of the captured forward
@@ -114,20 +114,20 @@ class CapturedForward:
         """(hidden_TD, logits_TV) of the nodes that were sent, by this forward."""
         if self._pads:
             hidden, logits = self._padded(forward)
-            return hidden.flatten(0, 1)[self._places_T], logits.flatten(0, 1)[self._places_T]
+            return hidden.flatten(0, 1)[self._padded_T], logits.flatten(0, 1)[self._padded_T]
         N, in_sight = self.shape.row_nodes, self.shape.in_sight
-        step, rows_T = self._step(), self._places_T // N
-        step.at_N, slots_T = self._places_T, self._lengths_B[rows_T] + self._places_T % N
+        step, rows_T = self._step(), self._padded_T // N
+        step.at_N, slots_T = self._padded_T, self._lengths_B[rows_T] + self._padded_T % N
         target = Target(rows_T, slots_T, in_sight)
         with self._cache.writing(target):
             hidden, logits = self._model.run_step(forward, self._cache, step, self._tokens_T[None])
         return hidden[0], logits[0]
 
     def _padded(self, forward: Forward) -> tuple[Tensor, Tensor]:
-        """The same where all rows of the cache go through the model, [B, N, ...]."""
+        """The model's outputs [B, N, ...] where all rows of the cache go through it."""
         B, N = len(self._cache.lengths), self.shape.row_nodes
         tokens_X = self._nodes_N.new_zeros(B * N)
-        tokens_X[self._places_T] = self._tokens_T
+        tokens_X[self._padded_T] = self._tokens_T
         rows_X = torch.arange(B, device=tokens_X.device).repeat_interleave(N)
         slots_X = (self._lengths_B[:, None] + self._nodes_N).flatten()
         with self._cache.writing(Target(rows_X, slots_X, self.shape.in_sight)):
@@ -138,9 +138,9 @@ class CapturedForward:
         B, N = len(self._cache.lengths), self.shape.row_nodes
         words_TN = self._words_TW[:, self._nodes_N // WORD]
         sees_XN = torch.eye(N, dtype=torch.bool, device=self._nodes_N.device).repeat(B, 1)
-        sees_XN[self._places_T] = (words_TN >> (self._nodes_N % WORD)) & 1 == 1
+        sees_XN[self._padded_T] = (words_TN >> (self._nodes_N % WORD)) & 1 == 1
         depths_X = self._nodes_N.new_zeros(B * N)
-        depths_X[self._places_T] = self._depths_T
+        depths_X[self._padded_T] = self._depths_T
         return FixedStep(
             self._lengths_B,
             depths_X.view(B, N),
@@ -161,20 +161,21 @@ class CapturedForward:
         return NodeScores(hidden, logits, argmax_N=argmax_N)
 
     def _numbers(self, nodes: Nodes, rows: Sequence[int]) -> Numbers:
-        """What the device is told: lengths, then each node's place, depth and ancestors."""
+        """The numbers that the device gets: lengths, then each node's position among the padded
+        nodes, its depth and its ancestors."""
         (T, N, _), cache = self.shape, self._cache
         lengths = np.zeros(len(cache.lengths), np.int64)
         if self._pads:  # all rows write, behind what they hold
             lengths[:] = cache.lengths
-        places, depths = np.empty(T, np.int64), np.empty(T, np.int64)
+        positions, depths = np.empty(T, np.int64), np.empty(T, np.int64)
         words, first = np.zeros((T, -(-N // WORD)), np.int64), 0
         for row, count, tree in zip(rows, nodes.counts, nodes.trees, strict=True):
             lengths[row] = cache.lengths[row]
-            end, own = first + count, tree.on_host
-            places[first:end] = np.arange(row * N, row * N + count)
-            depths[first:end] = own.depths_N
-            words[first:end, : own.words_NW.shape[1]] = own.words_NW
+            end, host = first + count, tree.on_host
+            positions[first:end] = np.arange(row * N, row * N + count)
+            depths[first:end] = host.depths_N
+            words[first:end, : host.words_NW.shape[1]] = host.words_NW
             first = end
-        for numbers in (places, depths, words):
+        for numbers in (positions, depths, words):
             numbers[first:] = numbers[0]
-        return np.concatenate([lengths, places, depths, words.ravel()])
+        return np.concatenate([lengths, positions, depths, words.ravel()])

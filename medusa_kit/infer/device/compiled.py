@@ -38,27 +38,27 @@ def compiled_forward(base: BaseModel, backend: Any = "inductor") -> Forward:
         try:
             return cast(tuple[Tensor, Tensor], run(tokens_BN, **arguments))
         except TorchDynamoException as error:
-            what = str(error).strip().splitlines() or [type(error).__name__]
-            raise RuntimeError(f"torch.compile failed: {what[0]}") from error
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise RuntimeError(f"torch.compile failed: {lines[0]}") from error
 
     return named
 
 
 def with_own_code(function: Any) -> Any:
-    """The same function with a code object of its own.
+    """A copy of a function with a code object of its own.
 
     torch caches compiled code by code object, for eight shapes each. All functions made by one
     `def` share their code object, so the ninth shape would run uncompiled.
     """
-    own = FunctionType(
+    copy = FunctionType(
         function.__code__.replace(),
         function.__globals__,
         function.__name__,
         function.__defaults__,
         function.__closure__,
     )
-    own.__kwdefaults__ = function.__kwdefaults__
-    return own
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def check_compiled(captured: CapturedForward, compiled: Forward, base: BaseModel) -> float:

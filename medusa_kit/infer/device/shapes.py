@@ -49,9 +49,9 @@ def use_fixed_shapes(
         except IncompatibleBaseError as error:
             reason = error.message
     if by_name:
-        asked = "compile" if compiled else f"fixed_shapes {fixed_shapes!r}"
+        option = "compile" if compiled else f"fixed_shapes {fixed_shapes!r}"
         raise ConfigError(
-            f"{asked} was asked for, but forwards of fixed shapes cannot be used: {reason}",
+            f"{option} was asked for, but forwards of fixed shapes cannot be used: {reason}",
             hint="leave it out; the ordinary loop decodes the same",
         )
     return None, check, reason
@@ -65,6 +65,6 @@ def _obstacle(verifier: Verifier, needs_cuda: bool) -> str | None:
         return f"the model is on {verifier.base.device.type}"
     if len(devices) > 1:
         return f"the model lies on several devices ({', '.join(sorted(devices))})"
-    if verifier.attention.asked == "flash":
+    if verifier.attention.requested == "flash":
         return "attention 'flash' reads lengths on the host"
     return None

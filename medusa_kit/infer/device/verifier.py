@@ -47,7 +47,7 @@ MIN_IN_SIGHT = 256
 # some 30 ms for the operations of an 8B model: 512 take an H100 about 12 ms by arithmetic.
 PREFILL_CHUNK = 2048
 SLOTS_MULTIPLE = 64
-SHARE_OF_CACHE = 0.6  # of the free memory: the rest is for activations and what else comes
+SHARE_OF_CACHE = 0.6  # of the free memory: activations and others need some too
 AGAIN_AFTER = 64  # steps until a capture that has failed is tried again, doubled each time
 ROW_SIZES = (1, 4, 16, 64)  # of a row, padded: forwards for such trees are captured beforehand
 
@@ -81,8 +81,8 @@ class CapturedVerifier(Verifier):
 
     def new_cache(self, batch_size: int, num_positions: int) -> TreeCache:
         context = self.base.info.context_length
-        most = -(-(context + SLOTS_MULTIPLE - 1) // SLOTS_MULTIPLE) * SLOTS_MULTIPLE
-        cache = FixedCache(self.num_layers, batch_size, num_positions, most)
+        max_slots = -(-(context + SLOTS_MULTIPLE - 1) // SLOTS_MULTIPLE) * SLOTS_MULTIPLE
+        cache = FixedCache(self.num_layers, batch_size, num_positions, max_slots)
         with self.lock():
             self._caches.add(cache)
         return cache
@@ -91,7 +91,7 @@ class CapturedVerifier(Verifier):
         return PREFILL_CHUNK if self.base.device.type == "cuda" else super().prompt_chunk(num_rows)
 
     def _watcher(self, layers: tuple[int, ...]) -> "Self":
-        """What is compiled has no place for hooks."""
+        """A copy that watches these layers, not compiled: compiled code takes no hooks."""
         verifier = super()._watcher(layers)
         if verifier._compiled is not None:
             verifier._compiled = None
@@ -99,11 +99,11 @@ class CapturedVerifier(Verifier):
         return verifier
 
     def positions_of_tree(self, num_nodes: int) -> int:
-        """Padded; larger ones are not captured."""
+        """The size that a tree is padded to; larger trees are not captured, so not padded."""
         return fitting([num_nodes])[1] if num_nodes <= MAX_NODES else num_nodes
 
     def check_record(self) -> None:
-        """What is captured or compiled is checked each time."""
+        """None: what is captured or compiled is checked each time."""
 
     @no_gradients
     def score(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> NodeScores:
@@ -148,9 +148,9 @@ class CapturedVerifier(Verifier):
             return 0
         free, _ = torch.cuda.mem_get_info(self.base.device)
         per_slot = num_rows * cache_bytes_per_token(self.base, self.num_layers)
-        most = self.base.info.context_length + ROW_SIZES[-1]
+        max_positions = self.base.info.context_length + ROW_SIZES[-1]
         fit = int(SHARE_OF_CACHE * free) // max(per_slot, 1)
-        return most if fit >= most else 1 << max(fit.bit_length() - 1, 0)
+        return max_positions if fit >= max_positions else 1 << max(fit.bit_length() - 1, 0)
 
     @no_gradients
     def prepare(self, cache: TreeCache, num_rows: int) -> None:
@@ -165,7 +165,7 @@ class CapturedVerifier(Verifier):
                 bar.advance()
 
     def _shape(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> Shape | None:
-        """What these nodes need; None for what is not captured."""
+        """The shape that these nodes need; None for what is not captured."""
         if not isinstance(cache, FixedCache) or not nodes.trees or sum(nodes.counts) > MAX_NODES:
             return None
         num_nodes, row_nodes = fitting(nodes.counts, len(cache.lengths))
@@ -210,9 +210,9 @@ class CapturedVerifier(Verifier):
                 raise
             error.__traceback__ = None  # its frames hold tensors
             self._wait, self._patience = self._patience, 2 * self._patience
-            self._tell(str(error).splitlines()[0])
+            self._report(str(error).splitlines()[0])
             return None
-        self._tell(None)
+        self._report(None)
         self._patience = AGAIN_AFTER
         cache.forwards[shape] = captured
         return captured
@@ -224,8 +224,8 @@ class CapturedVerifier(Verifier):
         captured = CapturedForward(self, cache, shape, forward)
         captured.send(nodes, rows)
         if self._compiled:
-            found = check_compiled(captured, forward, self.base)
-            self.rounding_tolerance = max(self.rounding_tolerance, found)
+            rounding = check_compiled(captured, forward, self.base)
+            self.rounding_tolerance = max(self.rounding_tolerance, rounding)
         if self._memory is not None:
             captured.graph = self._memory.capture(captured.run)
         elif self._guarded:
@@ -235,8 +235,8 @@ class CapturedVerifier(Verifier):
     def _guard(self) -> AbstractContextManager[object]:
         return NoHostReads() if self._guarded else nullcontext()
 
-    def _tell(self, refused: str | None) -> None:
-        """Say how the newest capture went."""
+    def _report(self, refused: str | None) -> None:
+        """Note how the newest capture went, and warn where it failed anew."""
         if refused is not None and refused != self.refused:
             console.warn(f"steps run one kernel after another, since capturing failed: {refused}")
         self.refused = refused
@@ -251,11 +251,11 @@ def usual_steps(num_rows: int) -> list[list[int]]:
     """Nodes of each row in one step of every shape that up to so many rows with usual trees need.
     Large ones come first, since smaller ones then use their memory."""
     steps = list[list[int]]()
-    for most in ROW_SIZES:
-        total = max(1, most // ROW_GROWTH * 2)
-        while total <= min(MAX_NODES, power_of_two(num_rows * most)):
-            nodes = min(total, num_rows * most)
-            rest = [nodes % most] if nodes % most else []
-            steps.append([most] * (nodes // most) + rest)
+    for size in ROW_SIZES:
+        total = max(1, size // ROW_GROWTH * 2)
+        while total <= min(MAX_NODES, power_of_two(num_rows * size)):
+            nodes = min(total, num_rows * size)
+            remainder = [nodes % size] if nodes % size else []
+            steps.append([size] * (nodes // size) + remainder)
             total *= 2
     return sorted(steps, key=sum, reverse=True)

@@ -26,7 +26,7 @@ def many(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(
         AttentionChoice,
         "_candidates",
-        lambda self, case: names if self.asked == "auto" else named(self, case),
+        lambda self, case: names if self.requested == "auto" else named(self, case),
     )
     return names
 

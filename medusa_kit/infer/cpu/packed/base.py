@@ -102,7 +102,7 @@ class PackedBase(BaseModel):
 
     @cached_property
     def _output(self) -> nn.Linear:
-        """All rows in float32, for what computes with them in torch."""
+        """The output embedding as a module in float32, for what computes with it in torch."""
         weight_VD, bias_V = self.packed.output_rows()
         layer = nn.Linear(1, 1, bias=bias_V is not None, device="meta")
         layer.out_features, layer.in_features = weight_VD.shape
@@ -122,7 +122,7 @@ class PackedBase(BaseModel):
         return self.decoder.weight_bytes
 
     def weights_digest(self) -> str:
-        """Of the packed weights."""
+        """The digest of the packed weights."""
         digest = hashlib.sha256()
         for name, matrix in sorted(self.packed.matrices.items()):
             digest.update(name.encode())
@@ -190,15 +190,15 @@ class PackedBase(BaseModel):
 
     @cached_property
     def reference(self) -> "LayerwiseReference":
-        """What the self-check holds trees against."""
+        """The model that the self-check compares trees with."""
         return LayerwiseReference(self)
 
 
-def _check_same(found: BaseModelInfo, expected: BaseModelInfo) -> None:
-    if found.fingerprint != expected.fingerprint:
+def _check_same(actual: BaseModelInfo, expected: BaseModelInfo) -> None:
+    if actual.fingerprint != expected.fingerprint:
         raise CheckpointError(
             f"{expected.name} holds other weights than when it was loaded: fingerprint "
-            f"{found.fingerprint}, expected {expected.fingerprint}",
+            f"{actual.fingerprint}, expected {expected.fingerprint}",
             hint="load it again",
         )
 
@@ -262,9 +262,9 @@ def base_for_decoding(
 def light_base(
     name: str, dtype: str, device: str, revision: str | None, weights: str, check: bool
 ) -> PackedBase:
-    """Raises Unsupported where there can be none, CheckpointError."""
-    place = pick_device(device)
-    if place.type != "cpu" or asked_dtype(dtype, place) != torch.float32:
+    """The light base of a model. Raises Unsupported where there can be none, CheckpointError."""
+    chosen_device = pick_device(device)
+    if chosen_device.type != "cpu" or asked_dtype(dtype, chosen_device) != torch.float32:
         raise Unsupported("the C++ kernels compute in float32 on a CPU only")
     if os.environ.get(kernels.OFF_SWITCH) == "0":
         raise Unsupported("the C++ kernels are off")

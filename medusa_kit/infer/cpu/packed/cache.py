@@ -43,7 +43,7 @@ from medusa_kit.store.records import cache_folder, content_digest
 
 
 def packed_model(
-    place: Path, config: Any, weights: str = CHECKPOINT, check: bool = False
+    checkpoint: Path, config: Any, weights: str = CHECKPOINT, check: bool = False
 ) -> PackedModel:
     """The packed weights of a GGUF file or a folder of safetensors; packed now, where they have not
     been. `config`: of the transformers model. `weights`: checkpoint, or rounded to int8. `check`:
@@ -52,23 +52,23 @@ def packed_model(
     Raises Unsupported where C++ cannot run the model, CheckpointError for unreadable files,
     ConfigError for weights that cannot be rounded.
     """
-    packed = _packed_model(place, config, weights, check)
+    packed = _packed_model(checkpoint, config, weights, check)
     if (rounded := packed.rounded) is not None:
         share = rounded["numbers"] / packed.info["num_parameters"]
         report_rounded(rounded["layers"], share, rounded["left"])
     return packed
 
 
-def _packed_model(place: Path, config: Any, weights: str, check: bool) -> PackedModel:
+def _packed_model(checkpoint: Path, config: Any, weights: str, check: bool) -> PackedModel:
     check_family(config.get_text_config())
     if kernels.load_library() is None:
         raise Unsupported("the C++ kernels are not available")
-    contents = _contents(place)
-    folder = _folder_of(place, contents, config, weights)
-    doing = f"packing {place.name}, once on this machine"
+    contents = _contents(checkpoint)
+    folder = _folder_of(checkpoint, contents, config, weights)
+    doing = f"packing {checkpoint.name}, once on this machine"
 
     def write(sink: Sink) -> dict[str, Any]:
-        return _packed(place, config, weights, sink, lambda: tell(doing, folder))
+        return _packed(checkpoint, config, weights, sink, lambda: tell(doing, folder))
 
     try:
         return make_file_once(
@@ -77,38 +77,41 @@ def _packed_model(place: Path, config: Any, weights: str, check: bool) -> Packed
             doing,
             lambda path: write_file(path, write),
             lambda path: opened(path, _made_with()),
-            Origin(place, contents),
+            Origin(checkpoint, contents),
             check,
             told=False,
         )
     except OSError as error:
         console.note(
-            f"{place.name} is packed into memory, since {folder} cannot be written: {error}"
+            f"{checkpoint.name} is packed into memory, since {folder} cannot be written: {error}"
         )
     sink = MemorySink()
-    return model_of(_packed(place, config, weights, sink), sink.arrays)
+    return model_of(_packed(checkpoint, config, weights, sink), sink.arrays)
 
 
-def packed_folder(place: Path, config: Any, weights: str) -> Path:
-    """Where they lie. Raises CheckpointError for files that cannot be read."""
-    return _folder_of(place, _contents(place), config, weights)
+def packed_folder(checkpoint: Path, config: Any, weights: str) -> Path:
+    """The folder of a checkpoint's packed weights. Raises CheckpointError for files that cannot be
+    read."""
+    return _folder_of(checkpoint, _contents(checkpoint), config, weights)
 
 
-def _contents(place: Path) -> list[str]:
+def _contents(checkpoint: Path) -> list[str]:
     """Digests of the checkpoint's files."""
     try:
-        if place.suffix == ".gguf":
-            return [gguf_digest(place)]
-        return [content_digest(file) for file in safetensors_files(place)]
+        if checkpoint.suffix == ".gguf":
+            return [gguf_digest(checkpoint)]
+        return [content_digest(file) for file in safetensors_files(checkpoint)]
     except OSError as error:
-        raise CheckpointError(f"{place} cannot be read: {error}", hint="check the path") from error
+        raise CheckpointError(
+            f"{checkpoint} cannot be read: {error}", hint="check the path"
+        ) from error
 
 
-def _folder_of(place: Path, contents: Sequence[str], config: Any, weights: str) -> Path:
+def _folder_of(checkpoint: Path, contents: Sequence[str], config: Any, weights: str) -> Path:
     digest = hashlib.sha256(json.dumps([weights, settings_of(config)]).encode())
     for part in contents:
         digest.update(f"{part}\n".encode())
-    name = stem(place) if place.suffix == ".gguf" else place.name
+    name = stem(checkpoint) if checkpoint.suffix == ".gguf" else checkpoint.name
     return cache_folder() / "packed" / f"{name}-{digest.hexdigest()[:16]}"
 
 
@@ -120,27 +123,31 @@ def _made_with() -> list[str]:
 
 @torch.no_grad()
 def _packed(
-    place: Path, config: Any, weights: str, sink: Sink, begun: Callable[[], None] = lambda: None
+    checkpoint: Path,
+    config: Any,
+    weights: str,
+    sink: Sink,
+    begun: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Writes all arrays; returns the numbers that belong to them. `begun`: called once the first
     layer is packed, before which C++ may turn out not to be able to run the model."""
     skeleton = skeleton_of(_in_float32(config))
     try:
-        stored = stored_tensors(place, skeleton)
+        stored = stored_tensors(checkpoint, skeleton)
     except CheckpointError as error:
         raise Unsupported(error.message) from error
     source = StoredWeights(stored, skeleton, weights)
     if weights == INT8 and not source.num_rounded:
-        raise none_fits(place.name)
+        raise none_fits(checkpoint.name)
     source.read_vectors()
     parts = describe(skeleton, matrices_on="meta")
     steps = len(parts.layers) + 2
-    with console.progress(f"packing {place.name}", steps, "layers", brief=True) as bar:
-        left = [begun]
+    with console.progress(f"packing {checkpoint.name}", steps, "layers", brief=True) as bar:
+        waiting = [begun]
 
         def advance() -> None:
-            while left:
-                left.pop()()
+            while waiting:
+                waiting.pop()()
             bar.advance()
 
         numbers = Packing(parts, source, sink).numbers(advance)
@@ -173,7 +180,7 @@ def _info(
 
 
 class _SomeRows(NamedTuple):
-    """Of a GGUF tensor, as `read_scales` reads it."""
+    """Some rows of a GGUF tensor, as `read_scales` reads it."""
 
     data: Any
     tensor_type: Any
@@ -190,10 +197,10 @@ class StoredWeights:
         for name, tensor in self._state.items():
             if name in stored.names:
                 by_tensor.setdefault(id(tensor), name)
-        self._place = {name: by_tensor[id(tensor)] for name, tensor in self._state.items()}
+        self._stored_name = {name: by_tensor[id(tensor)] for name, tensor in self._state.items()}
         self._check_ties()
         self._linears = plain_linears(skeleton) if weights == INT8 else []
-        self._rounded = {id(one) for one in self._linears if one.in_features % GROUP == 0}
+        self._rounded = {id(linear) for linear in self._linears if linear.in_features % GROUP == 0}
         self._digests: dict[str, str] = {}  # of stored tensors
 
     @property
@@ -202,14 +209,14 @@ class StoredWeights:
 
     def name_of(self, module: nn.Module) -> str:
         """The stored tensor that is this module's weight."""
-        return self._place[f"{self._modules[id(module)]}.weight"]
+        return self._stored_name[f"{self._modules[id(module)]}.weight"]
 
     def read_vectors(self) -> None:
         """Fill the skeleton's norms and biases, which are described by running them."""
         for name, tensor in self._state.items():
             if isinstance(tensor, nn.Parameter) and tensor.dim() == 1:
                 owner, _, leaf = name.rpartition(".")
-                values = self._read(self._place[name]).float()
+                values = self._read(self._stored_name[name]).float()
                 module = self._skeleton.get_submodule(owner)
                 module.register_parameter(leaf, nn.Parameter(values, requires_grad=False))
 
@@ -221,28 +228,29 @@ class StoredWeights:
         for rows, weight_OI in self._read_pieces(self.name_of(module)):
             yield self._rows(module, weight_OI.float(), rows)
 
-    def are_one(self, embedding: nn.Embedding, output: nn.Linear) -> bool:
+    def are_tied(self, embedding: nn.Embedding, output: nn.Linear) -> bool:
         return id(output) not in self._rounded and self.name_of(embedding) == self.name_of(output)
 
     def rounded(self) -> dict[str, Any] | None:
         """Which linear layers are rounded to int8, for reports; None where none is to be."""
         if not self._linears:
             return None
-        left = [one for one in self._linears if id(one) not in self._rounded]
-        rounded = sum(one.weight.numel() for one in self._linears if id(one) in self._rounded)
+        rounded = [linear for linear in self._linears if id(linear) in self._rounded]
+        unrounded = [linear for linear in self._linears if id(linear) not in self._rounded]
         return {
             "layers": len(self._rounded),
-            "numbers": rounded,
-            "left": [self._modules[id(one)] for one in left],
+            "numbers": sum(linear.weight.numel() for linear in rounded),
+            "left": [self._modules[id(linear)] for linear in unrounded],
         }
 
     def fingerprint(self, parts: ModelParts) -> str:
-        """As BaseModel computes it from the whole model; reads what has not been read yet."""
+        """The fingerprint that BaseModel computes from the whole model; reads what has not been
+        read yet."""
         for module in (parts.embedding, parts.output):
             self._digest_layerwise(self.name_of(module))
-        for name in set(self._place.values()) - self._digests.keys():
+        for name in set(self._stored_name.values()) - self._digests.keys():
             self._read(name)
-        digests = {name: self._digests[place] for name, place in self._place.items()}
+        digests = {name: self._digests[stored] for name, stored in self._stored_name.items()}
         variant = getattr(self._skeleton.config.get_text_config(), VARIANT_KEY, None)
         output = self.name_of(parts.output)
         rows_V = fingerprint.output_rows(parts.output.out_features)
@@ -257,11 +265,11 @@ class StoredWeights:
 
     def _check_ties(self) -> None:
         """Tied tensors may be stored twice; transformers unties those that differ."""
-        for name, place in self._place.items():
-            if name != place and name in self._stored.names:
-                pairs = zip(self._read_pieces(name), self._read_pieces(place), strict=True)
-                if not all(torch.equal(one, other) for (_, one), (_, other) in pairs):
-                    raise Unsupported(f"{name} and {place} are tied but differ")
+        for name, stored_name in self._stored_name.items():
+            if name != stored_name and name in self._stored.names:
+                pairs = zip(self._read_pieces(name), self._read_pieces(stored_name), strict=True)
+                if not all(torch.equal(first, second) for (_, first), (_, second) in pairs):
+                    raise Unsupported(f"{name} and {stored_name} are tied but differ")
 
     def _rows(self, module: Any, weight_OI: Tensor, rows: slice, num_heads: int = 1) -> Rows:
         if id(module) in self._rounded:
@@ -275,11 +283,11 @@ class StoredWeights:
         if not isinstance(self._stored, GGUFTensors):
             return None
         tensor = self._stored.stored[name]
-        some = _SomeRows(tensor.data[rows], tensor.tensor_type)
-        scales = read_scales(some, len(weight_OI))
+        chosen = _SomeRows(tensor.data[rows], tensor.tensor_type)
+        scales = read_scales(chosen, len(weight_OI))
         if scales is None:
             return None
-        factors = read_factors(some, len(weight_OI))
+        factors = read_factors(chosen, len(weight_OI))
         return blocks_in_order(weight_OI, *scales, num_heads, factors)
 
     def _read(self, name: str) -> Tensor:

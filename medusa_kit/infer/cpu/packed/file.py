@@ -42,7 +42,7 @@ class Sink(Protocol):
     def write(
         self, name: str, dtype: torch.dtype, shape: Sequence[int], parts: Iterable[Tensor]
     ) -> None:
-        """Parts are those of the first dimension, in order."""
+        """Write an array. Parts are those of its first dimension, in order."""
 
 
 class MemorySink:

@@ -37,8 +37,8 @@ class PackedHeads:
     """Matrices and vectors by their names."""
 
     def __init__(self, parts: dict[str, Part]) -> None:
-        self.matrices = {n: one for n, one in parts.items() if isinstance(one, PackedMatrix)}
-        self.vectors = {n: one for n, one in parts.items() if isinstance(one, Tensor)}
+        self.matrices = {n: part for n, part in parts.items() if isinstance(part, PackedMatrix)}
+        self.vectors = {n: part for n, part in parts.items() if isinstance(part, Tensor)}
 
 
 def packed_heads(
@@ -72,7 +72,7 @@ def _kept(heads: MedusaHeads, output: PackedMatrix, folder: Path) -> PackedHeads
 
 
 def _digest(heads: MedusaHeads) -> str:
-    """Of the numbers and of what they mean."""
+    """The digest of heads' numbers and of what they mean."""
     config = heads.config
     meaning = (config.kind, config.projection, config.num_heads, config.num_blocks)
     digest = hashlib.sha256(json.dumps(meaning).encode())
@@ -101,27 +101,27 @@ def _parts(heads: MedusaHeads, output: PackedMatrix) -> Iterator[tuple[str, Part
 
 def _sizes(heads: MedusaHeads) -> dict[str, tuple[int, ...]]:
     """The shape of each part."""
-    found = {name: tuple(linear.weight.shape) for name, linear in _linears(heads)}
+    shapes = {name: tuple(linear.weight.shape) for name, linear in _linears(heads)}
     if heads.recurrent is not None:
-        found[INPUT] = tuple(heads.recurrent.input.weight.shape)
-        found[GAIN] = tuple(heads.recurrent.gain.shape)
+        shapes[INPUT] = tuple(heads.recurrent.input.weight.shape)
+        shapes[GAIN] = tuple(heads.recurrent.gain.shape)
         for i, block in _gated(heads):
             mlp, hidden = block.w1.weight.shape
-            found[f"recurrent.{i}.gate_up"] = (2 * -(-mlp // LANES) * LANES, hidden)
-            found[f"recurrent.{i}.down"] = (hidden, mlp)
-            found[f"recurrent.{i}.norm"] = (hidden,)
+            shapes[f"recurrent.{i}.gate_up"] = (2 * -(-mlp // LANES) * LANES, hidden)
+            shapes[f"recurrent.{i}.down"] = (hidden, mlp)
+            shapes[f"recurrent.{i}.norm"] = (hidden,)
     if heads.config.projection == "reduced":
-        found[COLUMNS] = (heads.num_columns, heads.config.hidden_size)
-    return found
+        shapes[COLUMNS] = (heads.num_columns, heads.config.hidden_size)
+    return shapes
 
 
 def _linears(heads: Any) -> Iterator[tuple[str, Any]]:
-    """The layers that heads have each for itself."""
+    """The names and layers that each head has for itself."""
     for k, head in enumerate(heads.blocks):
         for j, block in enumerate(head):
             yield f"blocks.{k}.{j}", block.linear
-    for k, own in enumerate(heads.projections):
-        yield f"projections.{k}", own
+    for k, projection in enumerate(heads.projections):
+        yield f"projections.{k}", projection
 
 
 def _gated(heads: MedusaHeads) -> Iterator[tuple[int, GatedBlock]]:
@@ -156,9 +156,9 @@ def _opened(path: Path, heads: MedusaHeads) -> PackedHeads:
         for name, shape in _sizes(heads).items():
             entry = numbers["matrices"].get(name)
             parts[name] = arrays[name] if entry is None else matrix_in(arrays, name, *entry)
-            found = tuple(arrays[name].shape) if entry is None else tuple(entry[1:])
-            if found != shape:
-                raise ValueError(f"{name} is {found}, expected {shape}")
+            actual = tuple(arrays[name].shape) if entry is None else tuple(entry[1:])
+            if actual != shape:
+                raise ValueError(f"{name} is {actual}, expected {shape}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise NotUsable(f"a part of it is missing or wrong: {error!r}") from error
     return PackedHeads(parts)

@@ -44,7 +44,7 @@ NEEDED_NORMS = ("input_norm", "before_mlp_norm")
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the kernels ask for beside the weights."""
+    """The numbers that the kernels need beside the weights."""
 
     mlp: int
     query_heads: int
@@ -130,7 +130,7 @@ class PackedModel:
 
     @property
     def step_matrices(self) -> list[PackedMatrix]:
-        """Those that a step reads whole."""
+        """The matrices that a step reads whole."""
         return [self.output, *(matrix for layer in self.layers for matrix in layer.values())]
 
     def input_rows(self, ids_X: Tensor) -> Tensor:
@@ -139,7 +139,8 @@ class PackedModel:
         return rows.view(*ids_X.shape, self.embedding_size)
 
     def embeddings(self, ids_N: Tensor) -> Tensor:
-        """The same as the first layer reads them, [N, E]: some families scale them."""
+        """Rows of the input embedding as the first layer reads them, [N, E]: some families scale
+        them."""
         return expanded_rows(self.input, ids_N, self.embedding_factor)
 
     def output_rows(self, ids_R: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

@@ -62,8 +62,8 @@ class Blocks:
     @property
     def kind(self) -> int:
         kind = self._codes_kind
-        if self.factors and (found := self._super_kind(kind)) is not None:
-            return found
+        if self.factors and (kind_of_super := self._super_kind(kind)) is not None:
+            return kind_of_super
         halves = all(torch.equal(part.half().float(), part.float()) for part in self.parts)
         return IN_HALVES.get(kind, kind) if halves else kind
 
@@ -79,17 +79,17 @@ class Blocks:
         """The form of shared factors that holds these, of codes that could be of `kind`."""
         if kind == INT4:
             return INT4_SUPER
-        least, most = int(self.codes_OI.min()), int(self.codes_OI.max())
-        return INT6_SUPER if kind == INT8_FINE and least >= -32 and most < 32 else None
+        low, high = int(self.codes_OI.min()), int(self.codes_OI.max())
+        return INT6_SUPER if kind == INT8_FINE and low >= -32 and high < 32 else None
 
     def bytes_of_scales(self) -> list[Tensor]:
         """Scales and offsets as multiples of the factors, whole numbers [O, Q]."""
-        found = []
+        multiples = []
         for part_OQ, factor_OS in zip(self.parts, self.factors, strict=True):
             part_OSG = part_OQ.unflatten(1, (factor_OS.shape[1], -1))
             divisor_OS1 = torch.where(factor_OS == 0, 1.0, factor_OS)[..., None]
-            found.append((part_OSG / divisor_OS1).round_().to(torch.int16).flatten(1))
-        return found
+            multiples.append((part_OSG / divisor_OS1).round_().to(torch.int16).flatten(1))
+        return multiples
 
     def expand(self) -> Tensor:
         """weights_OI in float32, by the arithmetic of the kernels."""
@@ -196,7 +196,7 @@ class Field:
 
 
 def fields(kind: int) -> list[Field]:
-    """What lies one after the other in a panel for the inputs that belong together: a group of
+    """The fields of a panel, one after another, for the inputs that belong together: a group of
     them, or all that share factors."""
     numbers = 1 if kind in WITHOUT_OFFSETS else 2
     words = Field(torch.int32, group_of(kind) // (8 if kind in FOUR_BITS else 4))
@@ -304,8 +304,8 @@ def _nibbles(codes_UQSL: Tensor) -> Tensor:
     """Four bits of each of eight inputs of a lane in a word."""
     octets = codes_UQSL.unflatten(2, (-1, OCTET))  # [U, Q, S / 8, 8, 16]
     words = torch.zeros(octets.shape[:3] + octets.shape[4:], dtype=torch.int32)
-    for place in range(OCTET):
-        words |= (octets[:, :, :, place].to(torch.int32) & 15) << 4 * place
+    for position in range(OCTET):
+        words |= (octets[:, :, :, position].to(torch.int32) & 15) << 4 * position
     return words.view(torch.uint8).flatten(2)
 
 

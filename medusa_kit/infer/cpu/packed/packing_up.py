@@ -45,7 +45,7 @@ Pieces = Callable[[], Iterable[Rows]]
 
 
 class Weights(Protocol):
-    """Where the weights of a model's layers are read."""
+    """The source of the weights of a model's layers."""
 
     def whole(self, module: nn.Module, num_heads: int = 1) -> Rows:
         """All rows. `num_heads`: of queries and keys."""
@@ -53,7 +53,7 @@ class Weights(Protocol):
     def pieces(self, module: nn.Module) -> Iterator[Rows]:
         """The rows of an embedding in order, in pieces (`row_pieces`)."""
 
-    def are_one(self, embedding: nn.Embedding, output: nn.Linear) -> bool:
+    def are_tied(self, embedding: nn.Embedding, output: nn.Linear) -> bool:
         """Whether the two have the same numbers."""
 
 
@@ -120,7 +120,7 @@ class Packing:
     def _embeddings(self) -> None:
         output, embedding = self.parts.output, self.parts.embedding
         self._layerwise(OUTPUT, output, output.bias)
-        if not self.weights.are_one(embedding, output):
+        if not self.weights.are_tied(embedding, output):
             self._layerwise(EMBEDDING, embedding, None)
 
     def _matrix(self, name: str, rows: Rows, bias: Tensor | None) -> None:
@@ -128,7 +128,8 @@ class Packing:
         self._write(name, kind_of(rows), outputs, inputs, [rows], bias)
 
     def _layerwise(self, name: str, module: nn.Linear | nn.Embedding, bias: Tensor | None) -> None:
-        """Read twice where there are several: the form depends on all of them."""
+        """Write a matrix piece by piece. Pieces are read twice where there are several: the form
+        depends on all of them."""
         outputs, inputs = module.weight.shape
         kinds, kept = [], None
         for kept in self.weights.pieces(module):
@@ -174,7 +175,8 @@ class Packing:
 
 
 def model_of(numbers: dict[str, Any], arrays: dict[str, Tensor]) -> PackedModel:
-    """Raises Unsupported for sizes that the kernels do not take."""
+    """The packed model of these parts. Raises Unsupported for sizes that the kernels do not
+    take."""
     try:
         return PackedModel(numbers, arrays)
     except NotUsable as error:
@@ -183,15 +185,15 @@ def model_of(numbers: dict[str, Any], arrays: dict[str, Tensor]) -> PackedModel:
 
 @torch.no_grad()
 def embedding_factor(module: nn.Embedding) -> float:
-    """What the family multiplies a row of the input embedding by."""
+    """The number that the family multiplies a row of the input embedding by."""
     rows = torch.randn(8, module.weight.shape[1], generator=torch.Generator().manual_seed(0))
     rows[0] = 1.0
     probe = copy.copy(module)  # the module itself may be in use, or have no numbers
     probe._parameters = {"weight": nn.Parameter(rows, requires_grad=False)}
     probe.padding_idx = None  # which may lie beyond so few rows
-    found = probe(torch.arange(len(rows)))
-    factor = float(found.flatten()[0])
-    if not torch.equal(found, rows * factor):
+    scaled = probe(torch.arange(len(rows)))
+    factor = float(scaled.flatten()[0])
+    if not torch.equal(scaled, rows * factor):
         raise Unsupported("its input embedding is of another kind")
     return factor
 
@@ -199,9 +201,10 @@ def embedding_factor(module: nn.Embedding) -> float:
 def _same_angles(rotary: Any, kind: str | None, inverse: Tensor, scaling: float) -> bool:
     """Whether plain arithmetic gives the very bits of the model's own module."""
     positions_1P = torch.arange(CHECKED_POSITIONS)[None]
-    theirs = rotary(torch.empty(1), positions_1P, *([] if kind is None else [kind]))
-    ours = cosines_and_sines(CHECKED_POSITIONS, inverse.float(), float(scaling))
-    return all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+    model_angles = rotary(torch.empty(1), positions_1P, *([] if kind is None else [kind]))
+    own_angles = cosines_and_sines(CHECKED_POSITIONS, inverse.float(), float(scaling))
+    pairs = zip(own_angles, model_angles, strict=True)
+    return all(torch.equal(own, expected) for own, expected in pairs)
 
 
 def _joined_bias(linears: list[nn.Linear]) -> Tensor | None:

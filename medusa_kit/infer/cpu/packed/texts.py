@@ -19,9 +19,9 @@ Span = tuple[int, int, int]  # a text: its row of the input, start, end
 
 
 class Piece(NamedTuple):
-    """Of a text, in one call."""
+    """A part of a text that is read in one call."""
 
-    place: int  # row of the cache
+    cache_row: int  # row of the cache
     before: int  # tokens of the text before it
     row: int  # of the input
     start: int
@@ -39,16 +39,16 @@ def calls_for(spans: Sequence[Span]) -> list[list[Piece]]:
     calls: list[list[Piece]] = []
     room = 0
     for row, start, end in spans:
-        place, at = -1, start
+        cache_row, at = -1, start
         while at < end:
             if not room:
                 calls.append([])
                 room = kernels.MAX_ROWS
-            if place < 0:
-                taken = {piece.place for piece in calls[-1]}
-                place = min(set(range(len(taken) + 1)) - taken)
+            if cache_row < 0:
+                taken = {piece.cache_row for piece in calls[-1]}
+                cache_row = min(set(range(len(taken) + 1)) - taken)
             length = min(room, end - at)
-            calls[-1].append(Piece(place, at - start, row, at, at + length))
+            calls[-1].append(Piece(cache_row, at - start, row, at, at + length))
             at, room = at + length, room - length
     return calls
 
@@ -61,18 +61,18 @@ def hidden_of_texts(
     lock: AbstractContextManager[object] | None = None,
 ) -> Tensor:
     """hidden_BTD, zeros outside the texts. Those have the bits that they have one by one. `lock`:
-    held during each call."""
+    taken for each call."""
     calls, info = calls_for(spans), decoder.packed.info
     hidden_BTD = torch.zeros(*input_ids_BT.shape, info["hidden_size"])
-    places = max((piece.place for call in calls for piece in call), default=0) + 1
+    num_rows = max((piece.cache_row for call in calls for piece in call), default=0) + 1
     longest = max((end - start for _, start, end in spans), default=1)
-    cache = TreeCache(info["num_layers"], places, longest)
+    cache = TreeCache(info["num_layers"], num_rows, longest)
     for call in calls:
         texts = [input_ids_BT[piece.row, piece.start : piece.end].tolist() for piece in call]
-        nodes, rows = Nodes.chains(texts, input_ids_BT.device), [piece.place for piece in call]
+        nodes, rows = Nodes.chains(texts, input_ids_BT.device), [piece.cache_row for piece in call]
         before_N = torch.cat([torch.full((piece.length,), piece.before) for piece in call])
         for piece in call:
-            cache.lengths[piece.place] = piece.before
+            cache.lengths[piece.cache_row] = piece.before
         positions_N = (before_N + nodes.depths_N).clamp_max(context_length - 1)
         with lock or nullcontext():
             hidden_ND = decoder.hidden_states(cache, nodes, positions_N, rows)
