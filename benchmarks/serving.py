@@ -30,7 +30,7 @@ import yaml
 from rounds import rotated, spread
 
 from medusa_kit import console
-from medusa_kit.bench.endpoint import Asked
+from medusa_kit.bench.endpoint import Question
 from medusa_kit.bench.load.arrivals import Closed, Poisson
 from medusa_kit.bench.load.report import draw_load, load_name
 from medusa_kit.bench.load.run import LoadRun
@@ -151,7 +151,7 @@ def no_tokenizer():
 
 def shares_of(prompts, loads, number):
     """(load, its prompts) of a round: each load has other prompts in the next round."""
-    asked = [Asked(place, messages) for place, messages in enumerate(prompts, start=1)]
+    asked = [Question(place, messages) for place, messages in enumerate(prompts, start=1)]
     return [
         (load, asked[(place + number) % len(loads) :: len(loads)])
         for place, load in enumerate(loads)

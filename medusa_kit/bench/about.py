@@ -13,7 +13,8 @@ from medusa_kit.version import __version__
 
 
 class About(BaseModel):
-    """As the report's file has it, with whatever else it says. Earlier versions wrote less."""
+    """What a report was measured with, as its file has it, and any further fields. Earlier versions
+    wrote less."""
 
     model_config = ConfigDict(extra="allow")
     prompts: str | None = None  # what they are called
@@ -32,7 +33,7 @@ class About(BaseModel):
 
     @property
     def digests(self) -> list[str]:
-        """Of the heads' weights, as far as known."""
+        """The digests of the heads' weights, as far as known."""
         heads = self.heads if isinstance(self.heads, dict) else {"": self.heads}
         return [digest for digest in heads.values() if digest is not None]
 

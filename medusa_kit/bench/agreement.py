@@ -22,10 +22,10 @@ class Agreement:
         self.tokens += num_tokens
         self.same_tokens += num_tokens if first_difference is None else first_difference
 
-    def compare(self, ours: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> None:
-        for own, theirs in zip(ours, expected, strict=True):
-            same = list(own) == list(theirs)
-            self.add(len(own), None if same else first_difference(own, theirs))
+    def compare(self, answers: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> None:
+        for answer, expected_answer in zip(answers, expected, strict=True):
+            same = list(answer) == list(expected_answer)
+            self.add(len(answer), None if same else first_difference(answer, expected_answer))
 
     @property
     def share(self) -> float:
@@ -43,9 +43,9 @@ class Agreement:
         return {**asdict(self), "share": self.share}
 
 
-def first_difference(ours: Sequence[int], expected: Sequence[int]) -> int:
+def first_difference(actual: Sequence[int], expected: Sequence[int]) -> int:
     """The first position at which two lists differ; the shorter one's length if it is a prefix."""
-    for position, (a, b) in enumerate(zip(ours, expected, strict=False)):
+    for position, (a, b) in enumerate(zip(actual, expected, strict=False)):
         if a != b:
             return position
-    return min(len(ours), len(expected))
+    return min(len(actual), len(expected))

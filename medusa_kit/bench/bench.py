@@ -19,8 +19,9 @@ UNCATEGORISED = "(none)"
 
 @dataclass
 class Method(Named):
-    """`warm`: needs no warm-up round. `has_ids`: answers come with token ids, which can be
-    compared; those in another precision than the first method's with our first in the same."""
+    """A way to decode. `warm`: needs no warm-up round. `has_ids`: answers come with token ids,
+    which can be compared; those in another precision than the first method's with the kit's first
+    in the same."""
 
     run: Callable[[Batch], Answers]
     warm: bool = False
@@ -79,33 +80,35 @@ def bench(
     _leave_out_failed(results)
     return BenchReport(
         results, measured, max_new_tokens, batch_size,
-        results[_first_of_ours(methods) or 0].identical_to, agreement,
+        results[_first_kit_method(methods) or 0].identical_to, agreement,
     )  # fmt: skip
 
 
-def _first_of_ours(methods: Sequence[Method], activations: str | None = None) -> int | None:
-    """The index of our first method with exact answers, in this precision if one is given."""
-    found = (
+def _first_kit_method(methods: Sequence[Method], activations: str | None = None) -> int | None:
+    """The index of the kit's first method with exact answers, in this precision if one is given."""
+    indices = (
         index
         for index, method in enumerate(methods)
         if method.ours and not method.lossy and activations in (None, method.activations)
     )
-    return next(found, None)
+    return next(indices, None)
 
 
 def _reference(methods: Sequence[Method], method: Method, sampled: bool) -> int:
     """The index of the method whose answers this one's must equal."""
     if not sampled and method.activations == methods[0].activations:
         return 0
-    return _first_of_ours(methods, method.activations) or 0
+    return _first_kit_method(methods, method.activations) or 0
 
 
 def _agreeing(methods: Sequence[Method], sampled: bool) -> int | None:
-    """The index of the method whose agreement with float32 is counted: our first, where it is
-    rounded and the first method answers in float32."""
-    first, ours = methods[0], _first_of_ours(methods)
+    """The index of the method whose agreement with float32 is counted: the kit's first, where it is
+    rounded and the first method of all answers in float32."""
+    first, kit_method = methods[0], _first_kit_method(methods)
     in_float32 = first.activations == FLOAT32 and _comparable(first, sampled)
-    return ours if ours and in_float32 and methods[ours].activations != FLOAT32 else None
+    if kit_method and in_float32 and methods[kit_method].activations != FLOAT32:
+        return kit_method
+    return None
 
 
 def _comparable(method: Method, sampled: bool) -> bool:
@@ -184,6 +187,5 @@ def _leave_out_failed(results: Sequence[MethodResult]) -> None:
 
 def _identical(answers: Answers, reference: Answers) -> int:
     pairs = zip(answers.token_ids, reference.token_ids, strict=True)
-    return sum(
-        ours == theirs for at, (ours, theirs) in enumerate(pairs) if at not in answers.failed
-    )
+    answered = (pair for index, pair in enumerate(pairs) if index not in answers.failed)
+    return sum(actual == expected for actual, expected in answered)

@@ -68,11 +68,11 @@ def break_down(
     cases |= {name: (e, True) for name, e in engines.items() if e.heads is not None}
     result = {}
     for name, (engine, drafts) in cases.items():
-        found = step_breakdown(
+        breakdown = step_breakdown(
             engine, batch, max_new_tokens, sampling or SamplingParams(), drafts, floor
         )
-        if found is not None:
-            result[name] = found
+        if breakdown is not None:
+            result[name] = breakdown
     return result
 
 
@@ -92,11 +92,11 @@ def step_breakdown(
 
     def steps() -> Iterator[StepTiming]:
         tokens = min(max_new_tokens, room)
-        rows = [make_request(engine.verifier, prompt, sampling, tokens) for prompt in batch]
+        requests = [make_request(engine.verifier, prompt, sampling, tokens) for prompt in batch]
         last: StepTiming | None = None
-        for _ in engine.scheduler.run(rows, drafter):
-            timing = rows[0].timing
-            if timing is not None and timing is not last and timing.num_requests == len(rows):
+        for _ in engine.scheduler.run(requests, drafter):
+            timing = requests[0].timing
+            if timing is not None and timing is not last and timing.num_requests == len(requests):
                 yield timing
             last = timing
 
@@ -107,11 +107,11 @@ def step_breakdown(
     if engine.base.device.type == "cuda":
         kernels = _profiled(steps())
     return Breakdown(
-        num_nodes=statistics.mean(one.num_nodes for one in timings) / len(batch),
+        num_nodes=statistics.mean(timing.num_nodes for timing in timings) / len(batch),
         num_steps=len(timings),
         steps_run_by=engine.steps_run_by,
-        parts={part: statistics.median(getattr(one, part) for one in timings) for part in PARTS},
-        step_seconds=statistics.median(one.seconds for one in timings),
+        parts={name: statistics.median(getattr(step, name) for step in timings) for name in PARTS},
+        step_seconds=statistics.median(timing.seconds for timing in timings),
         weight_bytes=_weight_bytes(engine),
         floor_seconds=floor_seconds,
         kernels=kernels,

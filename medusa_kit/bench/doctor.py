@@ -59,7 +59,7 @@ def diagnose(
     case = examine(base, rows, heads, tolerance)
     findings = []
     with console.progress("examining", len(CHECKS), "checks") as bar:
-        for one in CHECKS:
-            findings.append(one(case))
+        for run_check in CHECKS:
+            findings.append(run_check(case))
             bar.advance(note=findings[-1].name)
     return findings

@@ -97,9 +97,9 @@ class Case:
     def prompts(self) -> list[list[int]]:
         """Prompts to decode, with room for an answer; without data the doctor's own prompt."""
         room = self.base.info.context_length - NEW_TOKENS
-        found = [answer.prompt_ids for answer in self.answers if len(answer.prompt_ids) <= room]
-        own = [] if found else [self._own_prompt()]
-        return (found or own)[:NUM_PROMPTS]
+        usable = [answer.prompt_ids for answer in self.answers if len(answer.prompt_ids) <= room]
+        fallback = [] if usable else [self._own_prompt()]
+        return (usable or fallback)[:NUM_PROMPTS]
 
     @cached_property
     def probe_T(self) -> Tensor:
@@ -121,7 +121,7 @@ class Case:
 
     @cached_property
     def served_statistics(self) -> RankStatistics:
-        """The same over the decoded text."""
+        """The heads' ranks of the decoded text's tokens."""
         written = [AnswerRow(r.prompt_ids, r.token_ids, "length", None, 0) for r in self.served]
         assert self.heads is not None, "`lacks` is asked first"
         return calibration.calibrate(self.base, self.heads, written, num_ranks=1)
@@ -133,12 +133,12 @@ class Case:
         assert self.engine is not None, "`lacks` is asked first"
         if drafter.num_nodes > 1:
             pack_for_rows(self.base, drafter.num_nodes)  # as the engine does
-        row = make_request(self.engine.verifier, prompt_ids, SamplingParams(), tokens)
+        request = make_request(self.engine.verifier, prompt_ids, SamplingParams(), tokens)
         if not stop:
-            row.stop_ids = frozenset()
-        steps = Scheduler(self.engine.verifier).run([row], drafter)
+            request.stop_ids = frozenset()
+        steps = Scheduler(self.engine.verifier).run([request], drafter)
         emitted = [len(ids) for step in steps for _, ids in step]
-        return row, emitted[1:]  # the first token is the prefill's
+        return request, emitted[1:]  # the first token is the prefill's
 
     def lacks(self, data: bool, heads: bool, trees: bool) -> str | None:
         """Why a check that needs these inputs cannot run."""

@@ -44,18 +44,18 @@ def chat_template(case: Case) -> Finding:
     what = f"present, {'with' if marked else 'without'} {{% generation %}} marks"
     try:
         trained = encode_conversation(tokenizer, SAMPLE[:2])
-        asked = encode_prompt(tokenizer, SAMPLE[:1])
+        prompt = encode_prompt(tokenizer, SAMPLE[:1])
     except DataError as error:
         return problem(
             f"{what}; one question and its answer cannot be encoded: {_reason(error)}",
             error.hint or "the template should take a user message and an assistant message",
         )
-    if trained.input_ids[: len(asked)] != asked:
+    if trained.input_ids[: len(prompt)] != prompt:
         return problem(
             f"{what}; a rendered conversation does not begin with the prompt used in decoding",
             "compare the template with and without add_generation_prompt",
         )
-    distance = trained.loss_mask.index(True) - len(asked)
+    distance = trained.loss_mask.index(True) - len(prompt)
     if distance:
         return warning(
             f"{what}; the first trained token is {abs(distance)} tokens "
@@ -180,8 +180,8 @@ def vocabulary(case: Case) -> Finding:
         if highest >= size:
             wrong.append(f"the data holds id {highest:,}, expected 0..{size - 1:,}")
     if case.heads is not None and case.heads.config.vocab_size != case.base.info.vocab_size:
-        theirs, ours = case.heads.config.vocab_size, case.base.info.vocab_size
-        wrong.append(f"the heads have a vocabulary of {theirs:,}, the base of {ours:,}")
+        of_heads, of_base = case.heads.config.vocab_size, case.base.info.vocab_size
+        wrong.append(f"the heads have a vocabulary of {of_heads:,}, the base of {of_base:,}")
     if wrong:
         return problem("; ".join(wrong), "tokenizer, data and heads must be of this base")
     return ok(what)

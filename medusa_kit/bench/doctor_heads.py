@@ -119,10 +119,11 @@ def _wrong_targets(num_heads: int) -> str | None:
     true_PJ = [padded[p : p + num_heads + 1] for p in range(T)]
     ahead_PJ = training.head_targets(_example(prompt, answer), num_heads).ahead_PJ
     calibrated_PJ = calibration.tokens_ahead(answer, num_heads)
-    for who, found_PJ in (("training", ahead_PJ.tolist()), ("calibration", calibrated_PJ.tolist())):
-        if found_PJ != true_PJ:
+    targets = {"training": ahead_PJ.tolist(), "calibration": calibrated_PJ.tolist()}
+    for source, targets_PJ in targets.items():
+        if targets_PJ != true_PJ:
             return (
-                f"{who} takes {found_PJ[0]} for the root and the heads' tokens, "
+                f"{source} takes {targets_PJ[0]} for the root and the heads' tokens, "
                 f"expected {true_PJ[0]}"
             )
     return None
@@ -150,7 +151,7 @@ class OracleDrafter(Drafter):
         self._chain = Topology.from_parents(CandidateTree.chain(K).parents, self._device)
 
     def guesses(self, position: int) -> list[int]:
-        """Its draft after the root, the answer's token at `position`."""
+        """The draft after the root, the answer's token at `position`."""
         return self._targets_PK[position].tolist()
 
     def propose(self, state: State) -> Draft:
@@ -170,15 +171,15 @@ def _oracle_trial(case: Case, prompt_ids: Sequence[int], K: int) -> Trial | None
     tokens = 1 + ORACLE_STEPS * (K + 1)
     plain, _ = case.decode(PlainDrafter(case.base.device), prompt_ids, tokens, stop=False)
     truth = plain.token_ids
-    left = len(truth) - 1  # the first is the prefill's
+    remaining = len(truth) - 1  # the first is the prefill's
     steps: list[list[int]] = []
     for shift in (0, 1):
         oracle = OracleDrafter(prompt_ids, truth, case.heads, shift)
-        row, emitted = case.decode(oracle, prompt_ids, tokens, stop=False)
-        if row.token_ids != truth or not left:
+        request, emitted = case.decode(oracle, prompt_ids, tokens, stop=False)
+        if request.token_ids != truth or not remaining:
             return None
         steps.append(emitted)
-    full = [min(K + 1, left - done) for done in range(0, left, K + 1)]
+    full = [min(K + 1, remaining - done) for done in range(0, remaining, K + 1)]
     return steps[0], full, steps[1], _steps_when_shifted(truth, K)
 
 
@@ -187,17 +188,17 @@ def _steps_when_shifted(truth: Sequence[int], K: int) -> list[int]:
 
     Past the end of the text guesses are zeros, as in the drafter.
     """
-    T, emitted, place = len(truth), [], 0
-    while place < T - 1:
+    T, emitted, position = len(truth), [], 0
+    while position < T - 1:
         depth = 0
-        while depth < K and place + 1 + depth < T:
-            after = place + 2 + depth
+        while depth < K and position + 1 + depth < T:
+            after = position + 2 + depth
             guess = truth[after] if after < T else 0
-            if guess != truth[place + 1 + depth]:
+            if guess != truth[position + 1 + depth]:
                 break
             depth += 1
-        emitted.append(min(depth + 1, T - 1 - place))
-        place += emitted[-1]
+        emitted.append(min(depth + 1, T - 1 - position))
+        position += emitted[-1]
     return emitted
 
 
@@ -209,13 +210,14 @@ def _mean(steps: Sequence[int]) -> float:
 def replay_equals_decoding(case: Case) -> Finding:
     """Replay of the decoded text by calibration must accept what decoding accepted."""
     assert case.heads is not None
-    K, rows = case.heads.num_heads, case.served
-    steps = sum(row.num_steps for row in rows)
+    K, requests = case.heads.num_heads, case.served
+    steps = sum(request.num_steps for request in requests)
     if not steps:
         return skipped("every answer is one token long, so nothing was drafted")
-    counts = [sum(row.depth_counts.get(depth, 0) for row in rows) for depth in range(K + 1)]
+    by_depth = [request.depth_counts for request in requests]
+    counts = [sum(steps.get(depth, 0) for steps in by_depth) for depth in range(K + 1)]
     replayed = replay(CandidateTree.chain(K), case.served_statistics)
-    length = (sum(len(row.token_ids) for row in rows) - len(rows)) / steps
+    length = (sum(len(request.token_ids) for request in requests) - len(requests)) / steps
     if counts == replayed.steps_by_depth:
         depths = _shown([sum(counts[d:]) / steps for d in range(1, K + 1)])
         return ok(

@@ -29,7 +29,7 @@ FAILURES_SAID = 5
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """A prompt as it is sent to the server; `number` from 1, as in the prompt file."""
 
     number: int
@@ -45,7 +45,7 @@ class EndpointRun:
     """
 
     endpoint: Endpoint
-    prompts: Mapping[tuple[int, ...], Asked]
+    prompts: Mapping[tuple[int, ...], Question]
     tokenizer: Callable[[], Any]
     concurrency: int = 1
     include_usage: bool = True
@@ -74,19 +74,19 @@ class EndpointRun:
         with ThreadPoolExecutor(self.concurrency) as pool:
             got = list(pool.map(self._fetch, [self.prompts[tuple(ids)] for ids in batch]))
         steps = self._steps_since(before)
-        ids = [self._encode(one) if self.compare else [] for one in got]
-        counts = [self._count(one, again) for one, again in zip(got, ids, strict=True)]
+        ids = [self._encode(answer) if self.compare else [] for answer in got]
+        counts = [self._count(answer, again) for answer, again in zip(got, ids, strict=True)]
         self._note(batch, got, counts)
-        answers = [one for one in got if isinstance(one, Streamed)]
+        answers = [answer for answer in got if isinstance(answer, Streamed)]
         return Answers(
             ids,
-            _covered([(one.started, one.ended) for one in answers]),
+            _covered([(answer.started, answer.ended) for answer in answers]),
             [] if steps is None else [steps],
             _decoding(answers, sum(counts)),
             counts=counts,
             step_tokens=0 if steps is None else steps.tokens,
-            failed=[place for place, one in enumerate(got) if not isinstance(one, Streamed)],
-            said=self.notes(),
+            failed=[index for index, answer in enumerate(got) if not isinstance(answer, Streamed)],
+            method_notes=self.notes(),
         )
 
     def _steps_since(self, before: Counts | None) -> ServedSteps | None:
@@ -99,9 +99,9 @@ class EndpointRun:
         self.steps += [] if steps is None else [steps]
         return steps
 
-    def _fetch(self, asked: Asked) -> Streamed | MedusaKitError:
+    def _fetch(self, question: Question) -> Streamed | MedusaKitError:
         try:
-            return stream_answer(self.endpoint, asked.messages, include_usage=self.include_usage)
+            return stream_answer(self.endpoint, question.messages, include_usage=self.include_usage)
         except MedusaKitError as error:
             return error
 
@@ -123,28 +123,28 @@ class EndpointRun:
     def _note(
         self, batch: Batch, got: Sequence[Streamed | MedusaKitError], counts: Sequence[int]
     ) -> None:
-        for ids, one, count in zip(batch, got, counts, strict=True):
+        for ids, answer, count in zip(batch, got, counts, strict=True):
             number = self.prompts[tuple(ids)].number
-            if not isinstance(one, Streamed):
+            if not isinstance(answer, Streamed):
                 # Reports are shared, so they must not contain the address of a private server.
-                self.failed[number] = one.message.replace(self.endpoint.url, "the server")
+                self.failed[number] = answer.message.replace(self.endpoint.url, "the server")
                 self._failures_in_a_row += 1
                 if self._failures_in_a_row >= HOPELESS_FAILURES:
-                    raise MedusaKitError(self.failed[number], hint=one.hint)
+                    raise MedusaKitError(self.failed[number], hint=answer.hint)
                 continue
             self._failures_in_a_row = 0
-            self.answers.append(one)
+            self.answers.append(answer)
             self.counts.append(count)
-            if self.compare and one.prompt_tokens not in (None, len(ids)):
-                self.read_otherwise.append((number, one.prompt_tokens or 0, len(ids)))
+            if self.compare and answer.prompt_tokens not in (None, len(ids)):
+                self.read_otherwise.append((number, answer.prompt_tokens or 0, len(ids)))
 
     def record(self) -> dict[str, Any]:
-        """For JSON: how it was measured, and the figures that only servers have."""
-        firsts = [one.first - one.started for one in self.answers if one.first is not None]
+        """How the server was measured, and the figures that only servers have, for JSON."""
+        firsts = [got.first - got.started for got in self.answers if got.first is not None]
         rates = [
-            (count - 1) / (one.ended - one.first)
-            for one, count in zip(self.answers, self.counts, strict=True)
-            if one.first is not None and count > 1 and one.ended > one.first
+            (count - 1) / (answer.ended - answer.first)
+            for answer, count in zip(self.answers, self.counts, strict=True)
+            if answer.first is not None and count > 1 and answer.ended > answer.first
         ]
         return {
             "model": self.endpoint.model,
@@ -163,7 +163,7 @@ class EndpointRun:
         }
 
     def _counted_by(self) -> str:
-        by_usage = sum(one.completion_tokens is not None for one in self.answers)
+        by_usage = sum(answer.completion_tokens is not None for answer in self.answers)
         if by_usage == len(self.answers):
             return "usage"
         return "encoding again" if not by_usage else "usage, encoding again where there is none"
@@ -171,40 +171,40 @@ class EndpointRun:
     def _compared_by(self) -> str | None:
         if not self.compare:
             return None
-        by_ids = sum(one.token_ids is not None for one in self.answers)
+        by_ids = sum(answer.token_ids is not None for answer in self.answers)
         return "token ids" if by_ids == len(self.answers) else "encoding again"
 
     def notes(self) -> list[str]:
-        """The same in words."""
+        """What `record` has, in words."""
         known = self.record()
         first, rate = known["first_token_seconds"], known["request_tokens_per_second"]
-        said = [f"requests at once: {self.concurrency}; tokens counted by "
+        notes = [f"requests at once: {self.concurrency}; tokens counted by "
                 f"{known['tokens_counted_by']}"]  # fmt: skip
         if first is None:
-            said.append("it sends answers whole: the time to the first token is not known")
+            notes.append("it sends answers whole: the time to the first token is not known")
         else:
             decoding = "" if rate is None else f", then {rate:.1f} tokens/s a request"
-            said.append(f"first token after {first * 1e3:.0f} ms{decoding} (medians)")
-        said.append(self._acceptance_note(known["drafted_tokens"], known["accepted_tokens"]))
+            notes.append(f"first token after {first * 1e3:.0f} ms{decoding} (medians)")
+        notes.append(self._acceptance_note(known["drafted_tokens"], known["accepted_tokens"]))
         if known["compared_by"] == "encoding again":
-            said.append("it sends no token ids: text was encoded again to compare it, which may "
+            notes.append("it sends no token ids: text was encoded again to compare it, which may "
                         "give other tokens for the same text")  # fmt: skip
-        said += self._troubles()
-        return said if self.answers else self._troubles()
+        notes += self._troubles()
+        return notes if self.answers else self._troubles()
 
     def _troubles(self) -> list[str]:
-        said = []
+        notes = []
         if self.read_otherwise:
-            number, theirs, ours = self.read_otherwise[0]
-            said.append(
+            number, server_tokens, kit_tokens = self.read_otherwise[0]
+            notes.append(
                 f"{len(self.read_otherwise)} prompts are not those that we decode (prompt {number}:"
-                f" {theirs} tokens there, {ours} here): another template or tokenizer"
+                f" {server_tokens} tokens there, {kit_tokens} here): another template or tokenizer"
             )
         for number, why in list(self.failed.items())[:FAILURES_SAID]:
-            said.append(f"prompt {number} failed: {why}")
+            notes.append(f"prompt {number} failed: {why}")
         if len(self.failed) > FAILURES_SAID:
-            said.append(f"{len(self.failed)} prompts failed in all")
-        return said
+            notes.append(f"{len(self.failed)} prompts failed in all")
+        return notes
 
     def _acceptance_note(self, drafted: int, accepted: int) -> str:
         if not self.has_metrics:
@@ -231,7 +231,7 @@ def _covered(spans: Sequence[tuple[float, float]]) -> float:
 
 
 def _decoding(answers: Sequence[Streamed], num_tokens: int) -> Decoding | None:
-    spans = [(one.first, one.ended) for one in answers if one.first is not None]
+    spans = [(answer.first, answer.ended) for answer in answers if answer.first is not None]
     if not spans or len(spans) < len(answers):
         return None
     return Decoding(max(0, num_tokens - len(answers)), _covered(spans))

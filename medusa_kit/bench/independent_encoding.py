@@ -52,26 +52,27 @@ def _tokenizer_file(source: str, name: str, revision: str | None) -> Path | None
         path = Path(name).expanduser() / FILE
         return path if path.is_file() else None
     if source == "hub":
-        found = cached_file(
+        path = cached_file(
             name, FILE, revision=revision, _raise_exceptions_for_missing_entries=False
         )
-        return None if found is None else Path(found)
+        return None if path is None else Path(path)
     return None  # a GGUF file may have kept ones; debug-tiny and models in memory have no files
 
 
 def _encoding_of(path: Path, tokenizer: Any) -> Encoding | None:
-    """Tokens that other files add are added here too; None where that gives them other ids."""
+    """The encoding by a tokenizer.json. Tokens that other files add are added here too; None where
+    that gives them other ids."""
     from tokenizers import Tokenizer
 
-    own = Tokenizer.from_file(str(path))
-    own.no_truncation()
-    own.no_padding()
+    encoder = Tokenizer.from_file(str(path))
+    encoder.no_truncation()
+    encoder.no_padding()
     for number, token in sorted(tokenizer.added_tokens_decoder.items()):
-        if own.token_to_id(token.content) is None:
-            (own.add_special_tokens if token.special else own.add_tokens)([token])
-        if own.token_to_id(token.content) != number:
+        if encoder.token_to_id(token.content) is None:
+            (encoder.add_special_tokens if token.special else encoder.add_tokens)([token])
+        if encoder.token_to_id(token.content) != number:
             return None
-    return lambda text: list(own.encode(text, add_special_tokens=False).ids)
+    return lambda text: list(encoder.encode(text, add_special_tokens=False).ids)
 
 
 def compare_encodings(
@@ -79,20 +80,20 @@ def compare_encodings(
 ) -> tuple[list[EncodingDifference], str | None]:
     """(the prompts whose ids are others, what encoded them independently). Prompts that are token
     ids have no text."""
-    encode, found = independent_encoding(base), list[EncodingDifference]()
+    encode, differences = independent_encoding(base), list[EncodingDifference]()
     if kept := kept_encodings(base):
         for index, (text, expected) in enumerate(kept.items()):
-            if (own := encode_text(base.tokenizer, text)) != expected:
-                found.append(_difference(base.tokenizer, index, expected, own))
-        return found, f"llama.cpp's ids of {len(kept)} texts"
+            if (actual := encode_text(base.tokenizer, text)) != expected:
+                differences.append(_difference(base.tokenizer, index, expected, actual))
+        return differences, f"llama.cpp's ids of {len(kept)} texts"
     if encode is None:
         return [], None
     for index, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True)):
         if isinstance(prompt, str) or isinstance(prompt[0], Mapping):
-            text, own = _text_of(base.tokenizer, prompt, ids)
-            if (expected := encode(text)) != own:
-                found.append(_difference(base.tokenizer, index, expected, own))
-    return found, f"{FILE} by tokenizers"
+            text, actual = _text_of(base.tokenizer, prompt, ids)
+            if (expected := encode(text)) != actual:
+                differences.append(_difference(base.tokenizer, index, expected, actual))
+    return differences, f"{FILE} by tokenizers"
 
 
 def _text_of(tokenizer: Any, prompt: Any, ids: list[int]) -> tuple[str, list[int]]:
@@ -108,7 +109,8 @@ def _difference(
     tokenizer: Any, index: int, expected: Sequence[int], actual: Sequence[int]
 ) -> EncodingDifference:
     pairs = enumerate(zip(expected, actual, strict=False))
-    least = min(len(expected), len(actual))
-    at = next((place for place, (one, other) in pairs if one != other), least)
-    shown, said = slice(at, at + SHOWN_IDS), tokenizer.decode(list(actual[:at]))[-SHOWN_TEXT:]
-    return EncodingDifference(index, at, list(expected[shown]), list(actual[shown]), said)
+    shorter = min(len(expected), len(actual))
+    position = next((index for index, (first, second) in pairs if first != second), shorter)
+    shown = slice(position, position + SHOWN_IDS)
+    text = tokenizer.decode(list(actual[:position]))[-SHOWN_TEXT:]
+    return EncodingDifference(index, position, list(expected[shown]), list(actual[shown]), text)

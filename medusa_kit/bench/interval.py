@@ -34,8 +34,8 @@ def interval_of(ratios: Sequence[float]) -> Interval | None:
     cut = _cut(len(logs))
     if cut is None:
         return None
-    found = (statistics.median(means), means[cut], means[-1 - cut])
-    return Interval(*(math.exp(one) for one in found))
+    bounds = (statistics.median(means), means[cut], means[-1 - cut])
+    return Interval(*(math.exp(log) for log in bounds))
 
 
 def _cut(count: int) -> int | None:

@@ -2,10 +2,10 @@
 layer by layer (base/layerwise.py).
 
 It does not generate. It reads prompt and answer in one forward, many of them together, and says
-which token it would have chosen at each place. An answer is the oracle's own if it holds these
+which token it would have chosen at each position. An answer is the oracle's own if it has these
 tokens and ends where the oracle's would.
 
-Shapes: N places of an answer, V vocabulary.
+Shapes: N positions of an answer, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ SHARE_OF_MEMORY = 0.5  # of the free memory: a model takes more while it is load
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A prompt and the answer to be held against the oracle."""
+class AnsweredPrompt:
+    """A prompt and the answer to be compared with the oracle."""
 
     prompt_ids: Sequence[int]
     answer: Sequence[int]
@@ -37,7 +37,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the oracle names at one place of an answer, None where it has ended. `margin`: how far
+    """The oracle's token at one position of an answer, None where it has ended. `margin`: how far
     the answer's own token is below it; infinite where either has ended."""
 
     position: int
@@ -57,7 +57,7 @@ class LayerwiseOracle:
 
     @classmethod
     def beside(cls, base: BaseModel, same_weights: bool = False) -> "LayerwiseOracle":
-        """Of the checkpoint of `base`; with `same_weights` rounded as those of `base` are.
+        """An oracle of the checkpoint of `base`; with `same_weights` rounded as `base` is.
 
         Raises CheckpointError, and IncompatibleBaseError where that is not possible.
         """
@@ -72,38 +72,42 @@ class LayerwiseOracle:
         return cls(model, base.stop_token_ids, info.context_length)
 
     def misses(
-        self, asked: Sequence[Asked], max_new_tokens: int, sampling: SamplingParams
+        self, answered: Sequence[AnsweredPrompt], max_new_tokens: int, sampling: SamplingParams
     ) -> list[list[Choice]]:
-        """The places where each answer is not the oracle's own; none after one has ended."""
-        found: list[list[Choice]] = [[] for _ in asked]
-        texts = [[*one.prompt_ids, *one.answer] for one in asked]
-        starts = [len(one.prompt_ids) - 1 for one in asked]
-        with console.progress("verifying layer by layer", len(asked), "answers") as bar:
+        """The positions where each answer is not the oracle's own; none after one has ended."""
+        choices: list[list[Choice]] = [[] for _ in answered]
+        texts = [[*prompt.prompt_ids, *prompt.answer] for prompt in answered]
+        starts = [len(prompt.prompt_ids) - 1 for prompt in answered]
+        with console.progress("verifying layer by layer", len(answered), "answers") as bar:
             for index, logits_NV in self.pieces.logits(texts, starts):
-                found[index] = self._misses(asked[index], logits_NV, max_new_tokens, sampling)
+                choices[index] = self._misses(answered[index], logits_NV, max_new_tokens, sampling)
                 bar.advance()
-        return found
+        return choices
 
     @torch.inference_mode()
     def _misses(
-        self, one: Asked, logits_NV: Tensor, max_new_tokens: int, sampling: SamplingParams
+        self,
+        answered: AnsweredPrompt,
+        logits_NV: Tensor,
+        max_new_tokens: int,
+        sampling: SamplingParams,
     ) -> list[Choice]:
-        found = list[Choice]()
-        room = min(max_new_tokens, self.context_length - len(one.prompt_ids))
-        sampler = Sampler(self.pieces, sampling, one.prompt_ids, max_new_tokens)
-        for position, actual in enumerate([*one.answer, None]):
-            before = one.answer[:position]
+        choices = list[Choice]()
+        room = min(max_new_tokens, self.context_length - len(answered.prompt_ids))
+        sampler = Sampler(self.pieces, sampling, answered.prompt_ids, max_new_tokens)
+        for position, actual in enumerate([*answered.answer, None]):
+            before = answered.answer[:position]
             if position == room or (before and before[-1] in self.stop_token_ids):
                 ended = [] if actual is None else [Choice(position, None, actual, float("inf"))]
-                return [*found, *ended]
-            scores_V = sampler.scores(logits_NV[position], [*one.prompt_ids, *before])
+                return [*choices, *ended]
+            scores_V = sampler.scores(logits_NV[position], [*answered.prompt_ids, *before])
             expected = int(scores_V.argmax())
             if actual is None:
-                found.append(Choice(position, expected, None, float("inf")))
+                choices.append(Choice(position, expected, None, float("inf")))
             elif actual != expected:
                 margin = float(scores_V[expected] - scores_V[actual])
-                found.append(Choice(position, expected, actual, margin))
-        return found
+                choices.append(Choice(position, expected, actual, margin))
+        return choices
 
 
 def oracle_beside(

@@ -36,7 +36,7 @@ def bench_about(
         heads_refused=engine.heads_refused,
         attention=engine.attention.report(),
         setup=describe_setup(engine),
-        heads={name: heads_digest(one) for name, one in engines.items()},
+        heads={name: heads_digest(each) for name, each in engines.items()},
         **more,
     )
 
@@ -45,20 +45,20 @@ def write_verify(
     reports: Mapping[str, VerifyReport], engine: Engine, prompts: str, path: Path
 ) -> None:
     """The reports by name, the greedy one first; `prompts`: what they are called."""
-    held_to = reports["greedy"].reference
+    compared_with = reports["greedy"].reference
     if engine.activations == FLOAT32:
-        layers = ", layer by layer" if held_to == LAYER_BY_LAYER else ""
-        held_to = f"plain transformers with {engine.weights} weights{layers}"
+        layers = ", layer by layer" if compared_with == LAYER_BY_LAYER else ""
+        compared_with = f"plain transformers with {engine.weights} weights{layers}"
     about = About.model_validate({
         "prompts": prompts,
         "base": engine.base.info.as_dict(),
         "activations": engine.activations,
         "lossy": engine.base.info.lossy,
-        "held_to": held_to,
+        "held_to": compared_with,
         "heads": heads_digest(engine),
         "setup": describe_setup(engine),
     })  # fmt: skip
-    parts = {name: replace(one, about=about).to_json() for name, one in reports.items()}
+    parts = {name: replace(report, about=about).to_json() for name, report in reports.items()}
     write_json(path, parts)
 
 

@@ -27,10 +27,10 @@ from medusa_kit.settings.sampling import SamplingParams
 
 def named_drafters(given: Sequence[str], draft_model: str | None = None) -> list[str]:
     """Names of drafters from `a,b` or several. Raises ConfigError for one that cannot draft."""
-    asked = [name.strip() for one in given for name in one.split(",") if name.strip()]
-    for name in asked:
+    names = [name.strip() for listed in given for name in listed.split(",") if name.strip()]
+    for name in names:
         check_drafting(name, None, draft_model is not None)
-    return list(dict.fromkeys(asked))
+    return list(dict.fromkeys(names))
 
 
 def standard_methods(
@@ -67,8 +67,10 @@ def _drafting(
 ) -> Iterator[tuple[str, Engine, str | None]]:
     """(the method's name, engine, drafter or None for its own; by default also what the base brings
     along). For drafters that do not use heads, all engines are the same."""
-    wanted: Sequence[str | None] = drafters or [None, *_brought_along(next(iter(engines.values())))]
-    for drafter in wanted:
+    names: Sequence[str | None] = drafters
+    if not names:
+        names = [None, *_brought_along(next(iter(engines.values())))]
+    for drafter in names:
         for index, (name, engine) in enumerate(engines.items()):
             used = drafter or engine.own_drafter
             if used == NO_DRAFTER or (index and used not in READ_HEADS):
@@ -126,11 +128,12 @@ def not_paying(report: BenchReport) -> list[str]:
     """Notes on our drafters that are slower than decoding one node a step."""
     if (plain := report.plain) is None:
         return []
-    found = [(one, one.total.decoding_ratio(plain.total)) for one in report.ran if one.drafts]
+    drafting = [result for result in report.ran if result.drafts]
+    ratios = [(result, result.total.decoding_ratio(plain.total)) for result in drafting]
     return [
         f"{result.name} is not worth its cost here: {ratio:.2f} × the speed of plain decoding, at "
         f"{console.number(result.total.acceptance_length, '.2f')} tokens per step"
-        for result, ratio in found
+        for result, ratio in ratios
         if ratio is not None and ratio < 1
     ]
 

@@ -41,22 +41,22 @@ def named_peers(given: Sequence[str], assistant: str | None = None) -> list[str]
 
     Raises ConfigError for an unknown peer, and for an assistant that is missing or not needed.
     """
-    asked = _split(given)
+    names = _split(given)
     known = ("transformers", *PEERS)
-    for name in asked:
+    for name in names:
         if name not in known:
             raise unknown_value("peer", name, known)
-    if "assisted" in asked and assistant is None:
+    if "assisted" in names and assistant is None:
         raise ConfigError(
             "the peer 'assisted' needs a smaller model to draft",
             hint="name it with --assistant MODEL or --draft-model MODEL",
         )
-    if assistant is not None and not {"assisted", "flashspec"} & set(asked):
+    if assistant is not None and not {"assisted", "flashspec"} & set(names):
         raise ConfigError(
             f"the assistant {assistant!r} would not be used",
             hint="add --peers assisted (or flashspec)",
         )
-    return [name for name in dict.fromkeys(asked) if name in PEERS]
+    return [name for name in dict.fromkeys(names) if name in PEERS]
 
 
 def assistant_for(given: Sequence[str], assistant: str | None, other: str | None) -> str | None:
@@ -65,7 +65,7 @@ def assistant_for(given: Sequence[str], assistant: str | None, other: str | None
 
 
 def _split(given: Sequence[str]) -> list[str]:
-    return [name.strip() for one in given for name in one.split(",") if name.strip()]
+    return [name.strip() for listed in given for name in listed.split(",") if name.strip()]
 
 
 def transformers_method(case: PeerCase, name: str, **options: Any) -> Method:
@@ -102,13 +102,13 @@ class TokenClock:
         self._end = time.perf_counter()
 
     def decoding(self, num_tokens: int) -> Decoding | None:
-        """For an answer of `num_tokens` in all; None where transformers did not call it."""
+        """The time of an answer of `num_tokens` in all; None where transformers did not call it."""
         if not self._end:
             return None
         return Decoding(max(0, num_tokens - self._first_tokens), self._end - self._first)
 
 
-def not_here(name: str, reason: str) -> Method:
+def not_runnable(name: str, reason: str) -> Method:
     """A peer that cannot run here, for a known reason."""
 
     def run(batch: Batch) -> Answers:
@@ -120,7 +120,7 @@ def not_here(name: str, reason: str) -> Method:
 def prompt_lookup(case: PeerCase) -> Method:
     name = "transformers prompt lookup"
     if case.batch_size > 1:
-        return not_here(name, f"transformers' prompt lookup {ONE_AT_A_TIME}")
+        return not_runnable(name, f"transformers' prompt lookup {ONE_AT_A_TIME}")
     return transformers_method(case, name, prompt_lookup_num_tokens=LOOKUP_TOKENS)
 
 
@@ -130,11 +130,11 @@ def assisted(case: PeerCase) -> Method:
     assert assistant is not None, "`named_peers` requires one"
     name = f"transformers assisted ({_short(assistant)})"
     if case.batch_size > 1:
-        return not_here(name, f"transformers' assisted generation {ONE_AT_A_TIME}")
+        return not_runnable(name, f"transformers' assisted generation {ONE_AT_A_TIME}")
     options: dict[str, Any] = {"assistant_model": assistant.model}
     if assistant.config.vocab_size != base.config.vocab_size:  # as transformers tells them apart
         if assistant.tokenizer is None or base.tokenizer is None:
-            return not_here(name, "the vocabularies differ, and a model has no tokenizer")
+            return not_runnable(name, "the vocabularies differ, and a model has no tokenizer")
         options |= {"tokenizer": base.tokenizer, "assistant_tokenizer": assistant.tokenizer}
     return transformers_method(case, name, **options)
 
@@ -162,7 +162,7 @@ def flashspec(case: PeerCase) -> Method:
     """The PyPI package of that name: prompt lookup, or with an assistant its own default mix."""
     name = f"flashspec ({_short(case.assistant) if case.assistant else 'prompt lookup'})"
     if case.batch_size > 1:
-        return not_here(name, "flashspec batches prompts of one length only")
+        return not_runnable(name, "flashspec batches prompts of one length only")
     base, built = case.oracle.base, list[Any]()
 
     def run(batch: Batch) -> Answers:

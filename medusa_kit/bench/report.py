@@ -45,7 +45,7 @@ class Named:
 
     @property
     def plain(self) -> bool:
-        """Whether this is our decoding of one node a step."""
+        """Whether this is the kit's decoding of one node a step."""
         return self.drafter == NO_DRAFTER
 
     @property
@@ -72,7 +72,7 @@ class Answers:
     counts: Sequence[int] | None = None  # of tokens, where they are not those of token_ids
     step_tokens: int | None = None  # tokens from steps; None: all but each answer's first
     failed: Collection[int] = ()  # places in the batch that got no answer; no tokens, no seconds
-    said: Sequence[str] = ()
+    method_notes: Sequence[str] = ()
 
     @property
     def tokens(self) -> int:
@@ -81,8 +81,8 @@ class Answers:
     @property
     def notes(self) -> list[str]:
         """Notes of the method, or of the drafter about the last prompt."""
-        if self.said:
-            return list(self.said)
+        if self.method_notes:
+            return list(self.method_notes)
         return list(getattr(self.stats[-1], "drafter_notes", ())) if self.stats else []
 
 
@@ -108,7 +108,8 @@ class Tally:
 
     @property
     def decoding_tokens_per_second(self) -> float | None:
-        """Without the time for reading prompts; None where a method does not report it."""
+        """Tokens a second without the time for reading prompts; None where a method does not report
+        it."""
         if not self.decoding_tokens or not self.decoding_seconds:
             return None
         return self.decoding_tokens / self.decoding_seconds
@@ -143,13 +144,13 @@ class Tally:
             self.depth_steps[index] += share * stats.num_steps
 
     def ratio(self, other: "Tally") -> float:
-        """0 where one of them has no answers, such as in a category."""
+        """The ratio of tokens a second; 0 where one has no answers, such as in a category."""
         return self.tokens_per_second / other.tokens_per_second if other.seconds else 0.0
 
     def ratios(self, other: "Tally") -> list[float]:
-        """Of each batch that both answered."""
+        """The ratio of each batch that both answered."""
         pairs = zip(self.rates, other.rates, strict=True)
-        return [ours / theirs for ours, theirs in pairs if ours is not None and theirs]
+        return [own / others for own, others in pairs if own is not None and others]
 
     def median_ratio(self, other: "Tally") -> float:
         """The median over batches that both answered; 0 without any."""
@@ -157,9 +158,10 @@ class Tally:
         return statistics.median(ratios) if ratios else 0.0
 
     def decoding_ratio(self, other: "Tally") -> float | None:
-        """Without the time for reading prompts; None where a method does not report it."""
-        mine, theirs = self.decoding_tokens_per_second, other.decoding_tokens_per_second
-        return mine / theirs if mine and theirs else None
+        """The ratio of speeds without the time for reading prompts; None where a method does not
+        report it."""
+        own, others = self.decoding_tokens_per_second, other.decoding_tokens_per_second
+        return own / others if own and others else None
 
     def to_json(self, first: "Tally") -> dict[str, Any]:
         """Everything, ratios to `first` included."""
@@ -203,7 +205,7 @@ class MethodResult(Named):
 
 
 def known_by(name: str) -> dict[str, Any]:
-    """What a method of this name is, for files of versions that wrote no more of it."""
+    """Kind and drafter of a method by its name, for files of versions that wrote no more of it."""
     kind = next((kind for start, kind in STARTS.items() if name.startswith(start)), "ours")
     drafter = NO_DRAFTER if name.endswith(PLAIN) else name.rpartition(", ")[2]
     return {"kind": kind, "drafter": drafter if kind == "ours" and drafter in DRAFTERS else None}
@@ -231,7 +233,7 @@ class BenchReport:
 
     @property
     def plain(self) -> MethodResult | None:
-        """Our decoding of one node a step."""
+        """The kit's decoding of one node a step."""
         return next((result for result in self.ran if result.plain), None)
 
     @property

@@ -51,7 +51,8 @@ def read_counts(text: str) -> Counts | None:
 
 
 def fetch_counts(endpoint: Endpoint) -> Counts | None:
-    """The same from the server; None also where it has no such page or does not answer."""
+    """The counters of the server's /metrics page; None where it has no such page or none of them,
+    or does not answer."""
     root = endpoint.url.rstrip("/").removesuffix("/v1")
     request = urllib.request.Request(root + "/metrics", headers=endpoint.headers())
     try:

@@ -2,10 +2,10 @@
 
 Greedy answers are compared with transformers generate on an untouched second model, sampled ones
 with one-node decoding with the same seed. Where the second model is in pieces
-(layerwise_oracle.py), both are held against the token that it chooses at each place. At the first
-difference the margin, which is how far the
-worse of the two tokens is below the likeliest, tells rounding (below the rounding tolerance,
-measured at load) from a bug. A tie of two tokens excuses no third token and no other length.
+(layerwise_oracle.py), both are compared with the token that it chooses at each position. At the
+first difference the margin, which is how far the worse of the two tokens is below the likeliest,
+separates rounding (below the rounding tolerance, measured at load) from a bug. A tie of two tokens
+excuses no third token and no other length.
 
 With rounded activations all are compared with one-node decoding in the same precision, and how far
 they agree with float32, which is the second model's, is counted beside that.
@@ -21,7 +21,7 @@ from medusa_kit import console
 from medusa_kit.base.model import BaseModel
 from medusa_kit.bench.agreement import Agreement, first_difference
 from medusa_kit.bench.independent_encoding import compare_encodings
-from medusa_kit.bench.layerwise_oracle import Asked, Choice, LayerwiseOracle
+from medusa_kit.bench.layerwise_oracle import AnsweredPrompt, Choice, LayerwiseOracle
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.report import TRANSFORMERS
 from medusa_kit.bench.verify_report import LAYER_BY_LAYER, Difference, VerifyReport
@@ -35,7 +35,7 @@ from medusa_kit.settings.sampling import SamplingParams
 
 
 class Scores(Protocol):
-    """What tells the margin between two tokens."""
+    """The scores that give the margin between two tokens."""
 
     @property
     def base(self) -> BaseModel: ...
@@ -72,14 +72,14 @@ def verify(
     num_steps, encoded = 0, [engine.encode(prompt) for prompt in prompts]
     with console.progress("verifying", len(prompts), "prompts") as bar:
         for ids in encoded:
-            ours = engine.generate(
+            result = engine.generate(
                 ids, max_new_tokens=max_new_tokens, drafter=drafter, **asdict(sampling)
             )
-            num_steps += ours.stats.num_steps
-            judge.compare(ids, ours.token_ids)
+            num_steps += result.stats.num_steps
+            judge.compare(ids, result.token_ids)
             bar.advance(note=f"{len(judge.differences)} differ" if judge.at_once else "")
     judge.compare_layerwise()
-    num_tokens = sum(len(one.answer) for one in judge.asked)
+    num_tokens = sum(len(answered.answer) for answered in judge.answered)
     length = (num_tokens - len(prompts)) / num_steps if num_steps else 1.0
     attention = (engine.attention if sampling.greedy else engine.verifier.attention).report()
     return VerifyReport(
@@ -110,7 +110,7 @@ class _Judge:
         self._sampling, self._max_new_tokens = sampling, max_new_tokens
         self._rounded = engine.activations != FLOAT32
         self._layerwise = isinstance(oracle, LayerwiseOracle)
-        self.asked, self.differences = list[Asked](), list[Difference]()
+        self.answered, self.differences = list[AnsweredPrompt](), list[Difference]()
         agrees = self._rounded and (self._layerwise or sampling.greedy)
         self.agreement = Agreement() if agrees else None
 
@@ -128,12 +128,12 @@ class _Judge:
         return TRANSFORMERS if self._sampling.greedy else "plain decoding"
 
     def compare(self, ids: list[int], answer: Sequence[int]) -> None:
-        number = len(self.asked)
-        self.asked.append(Asked(ids, answer))
+        number = len(self.answered)
+        self.answered.append(AnsweredPrompt(ids, answer))
         if not self.at_once:
             return
-        own = self._rounded or not self._sampling.greedy
-        expected = self._plain(ids) if own else self._generated(ids)
+        by_engine = self._rounded or not self._sampling.greedy
+        expected = self._plain(ids) if by_engine else self._generated(ids)
         if list(answer) != expected:
             scores: Scores = OwnScores(self._engine) if self._rounded else self._whole
             self.differences.append(
@@ -144,15 +144,15 @@ class _Judge:
             self.agreement.compare([answer], [self._generated(ids)])
 
     def compare_layerwise(self) -> None:
-        """All answers at once, where the second model is in pieces."""
+        """Compare all answers at once, where the second model is in pieces."""
         if not isinstance(self._oracle, LayerwiseOracle):
             return
-        missed = self._oracle.misses(self.asked, self._max_new_tokens, self._sampling)
+        missed = self._oracle.misses(self.answered, self._max_new_tokens, self._sampling)
         if self.agreement is None:
             self.differences = _differences(missed, tolerance_of(self._engine, self._sampling))
             return
-        for one, misses in zip(self.asked, missed, strict=True):
-            self.agreement.add(len(one.answer), misses[0].position if misses else None)
+        for answered, misses in zip(self.answered, missed, strict=True):
+            self.agreement.add(len(answered.answer), misses[0].position if misses else None)
 
     @property
     def _whole(self) -> Oracle:
@@ -171,7 +171,7 @@ class _Judge:
 
 
 class OwnScores:
-    """Those of an engine's own plain decoding, in its precision."""
+    """The scores of an engine's own plain decoding, in its precision."""
 
     def __init__(self, engine: Engine) -> None:
         self.base, self._verifier = engine.base, engine.verifier
@@ -183,17 +183,17 @@ class OwnScores:
 
 
 def _differences(missed: Sequence[Sequence[Choice]], tolerance: float) -> list[Difference]:
-    """Of each answer that is not the oracle's: where it first differs by more than rounding, else
-    where it first differs."""
-    found = list[Difference]()
+    """A difference of each answer that is not the oracle's: the first by more than rounding, else
+    the first."""
+    differences = list[Difference]()
     for prompt, misses in enumerate(missed):
-        all_of_it = [
-            Difference(prompt, one.position, one.expected, one.actual, one.margin, tolerance)
-            for one in misses
+        of_answer = [
+            Difference(prompt, miss.position, miss.expected, miss.actual, miss.margin, tolerance)
+            for miss in misses
         ]
-        if all_of_it:
-            found.append(next((d for d in all_of_it if not d.is_rounding), all_of_it[0]))
-    return found
+        if of_answer:
+            differences.append(next((d for d in of_answer if not d.is_rounding), of_answer[0]))
+    return differences
 
 
 def tolerance_of(engine: Engine, sampling: SamplingParams) -> float:
@@ -209,12 +209,12 @@ def difference_of(
     index: int,
     prompt_ids: Sequence[int],
     max_new_tokens: int,
-    ours: Sequence[int],
+    actual: Sequence[int],
     expected: Sequence[int],
 ) -> Difference:
-    """The first difference of two answers that are not the same. `by`: tells the margin."""
-    position = first_difference(ours, expected)
-    tokens = [ids[position] if position < len(ids) else None for ids in (expected, ours)]
+    """The first difference of two answers that are not the same. `by`: gives the margin."""
+    position = first_difference(actual, expected)
+    tokens = [ids[position] if position < len(ids) else None for ids in (expected, actual)]
     margin = float("inf")
     if None not in tokens:
         prefix = [*prompt_ids, *expected[:position]]

@@ -89,7 +89,7 @@ class VerifyReport:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "VerifyReport":
         """TypeError or ValueError for what is no such report."""
-        about = {name: one for name, one in record.items() if name not in OWN}
+        about = {name: value for name, value in record.items() if name not in OWN}
         found = {"agreement": record.get("agreement_with_float32"), **record, "about": about}
         return TypeAdapter(cls).validate_python(found)
 

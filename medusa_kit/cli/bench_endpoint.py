@@ -238,11 +238,11 @@ class Served:
         unless the server is measured alone or tokens are drawn by chance."""
         from medusa_kit.base.loading import load_tokenizer
         from medusa_kit.bench.about import About
-        from medusa_kit.bench.endpoint import Asked
+        from medusa_kit.bench.endpoint import Question
         from medusa_kit.bench.load import report
         from medusa_kit.bench.load.run import LoadRun, PlainAnswers
 
-        questions = [Asked(number, messages)
+        questions = [Question(number, messages)
                      for number, (messages, _) in enumerate(asked, start=1)]  # fmt: skip
         sampling, plain = self.endpoint.sampling, None
         if not self.alone and sampling.greedy:
@@ -263,10 +263,10 @@ class Served:
     def _method(
         self, asked: Sequence[Any], keys: Sequence[Any], tokenizer: Any, compare: bool
     ) -> Any:
-        from medusa_kit.bench.endpoint import Asked, EndpointRun
+        from medusa_kit.bench.endpoint import EndpointRun, Question
 
         prompts = {
-            key: Asked(number, messages)
+            key: Question(number, messages)
             for number, (key, (messages, _)) in enumerate(zip(keys, asked, strict=True), start=1)
         }
         self.runs.append(EndpointRun(self.endpoint, prompts, tokenizer, self.concurrency,

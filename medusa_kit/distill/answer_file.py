@@ -79,22 +79,25 @@ class AnswerFile:
         self._outdated: dict[str, Any] | None = None  # settings, where text was encoded otherwise
         self._earlier = EarlierAnswers()
         if self.path.is_file() and self.path.stat().st_size:
-            there = self._check_settings(settings)
-            if there.get(ENCODING) == settings.get(ENCODING):
+            stored = self._check_settings(settings)
+            if stored.get(ENCODING) == settings.get(ENCODING):
                 self._read(self.path, self._remember)
             else:
-                self._outdated = there
+                self._outdated = stored
                 self._read(self.path, self._earlier.add)
         for path in earlier_files(link_target(self.path)):
             if not _differing(settings, read_settings(path) or {}):
                 self._read(path, self._earlier.add)
 
-    def claim(self, identity: str, asked: str, prompt_ids: list[int], any_id: bool = False) -> bool:
-        """Whether this was asked under this id, or `any_id`, and belongs to no other prompt yet.
+    def claim(
+        self, identity: str, digest: str, prompt_ids: list[int], any_id: bool = False
+    ) -> bool:
+        """Whether there is an answer to this under this id, or `any_id`, that belongs to no other
+        prompt yet. `digest`: of what is asked.
 
         Rows of an older version say what was asked by prompt_ids.
         """
-        for key in (asked, tuple(prompt_ids)):
+        for key in (digest, tuple(prompt_ids)):
             ids = self._free.get(key, [])
             if ids and (any_id or identity in ids):
                 index = ids.index(identity) if identity in ids else 0
@@ -106,25 +109,25 @@ class AnswerFile:
         """Ids of those of the prompts, not answered yet, that an answer serves which was made when
         text was encoded otherwise. These answers become rows of this file; what else there was in
         it is set aside."""
-        found = list(self._earlier.pick(prompts, stop_ids))
+        picked = list(self._earlier.pick(prompts, stop_ids))
         file, then = link_target(self.path), self._outdated
         try:
             aside = None if then is None else set_aside(file, then)
         except OSError as error:
             raise MedusaKitError(f"{self.path} cannot be renamed: {error.strerror}") from error
-        if found:
-            asked = [{"id": one.id, ASKED: one.asked} for one, _ in found]
-            self.append([row | new for (_, row), new in zip(found, asked, strict=True)])
+        if picked:
+            claims = [{"id": prompt.id, ASKED: prompt.asked} for prompt, _ in picked]
+            self.append([row | new for (_, row), new in zip(picked, claims, strict=True)])
         if aside is not None and self._earlier.all_used:
             aside.unlink()
             settings_path(aside).unlink()
         elif aside is not None:
             console.note(
                 f"{self.path} was made when text was encoded otherwise, or before that was written "
-                f"down: {len(found)} of its answers serve prompts whose tokens are the same now, "
+                f"down: {len(picked)} of its answers serve prompts whose tokens are the same now, "
                 f"other prompts are answered again. As it was, the file is {aside}"
             )
-        return {one.id for one, _ in found}
+        return {prompt.id for prompt, _ in picked}
 
     def has_id(self, identity: str) -> bool:
         return identity in self._ids
@@ -156,29 +159,29 @@ class AnswerFile:
         self.num_rows += len(records)
 
     def _remember(self, record: dict[str, Any]) -> None:
-        asked = record[ASKED] if ASKED in record else tuple(record["prompt_ids"])
-        self._free.setdefault(asked, []).append(str(record["id"]))
+        key = record[ASKED] if ASKED in record else tuple(record["prompt_ids"])
+        self._free.setdefault(key, []).append(str(record["id"]))
         self._ids.add(str(record["id"]))
         self.num_rows += 1
 
     def _check_settings(self, settings: dict[str, Any]) -> dict[str, Any]:
         """The settings that are there. Raises ConfigError where they are others."""
-        there = read_settings(self.path)
-        if there is None:
+        stored = read_settings(self.path)
+        if stored is None:
             raise ConfigError(
                 f"{self.path} exists, but {self._meta.name} is missing, so it is unknown how its "
                 "rows were made",
                 hint="choose another output file",
             )
-        if differing := _differing(settings, there):
+        if differing := _differing(settings, stored):
             raise ConfigError(
                 f"{self.path} holds answers made with other settings (now ≠ then): "
                 + "; ".join(differing),
                 hint="choose another output file",
             )
-        if _is_older(settings, there):
+        if _is_older(settings, stored):
             console.note(f"{self._meta}: {OLD_NOTE}")
-        return there
+        return stored
 
     def _read(self, path: Path, remember: Callable[[dict[str, Any]], None]) -> None:
         """Calls `remember` with each row. Raises DataError."""

@@ -29,9 +29,9 @@ class Prompt(Protocol):
 
 
 def earlier_files(file: Path) -> list[Path]:
-    """Those beside `file`, without their settings."""
-    found = sorted(file.parent.glob(f"{glob.escape(file.name)}{EARLIER}*"))
-    return [path for path in found if not path.name.endswith(".meta.json")]
+    """The files of earlier answers beside `file`, without their settings."""
+    paths = sorted(file.parent.glob(f"{glob.escape(file.name)}{EARLIER}*"))
+    return [path for path in paths if not path.name.endswith(".meta.json")]
 
 
 def set_aside(file: Path, settings: dict[str, Any]) -> Path:

@@ -101,8 +101,8 @@ def generate_answers(
     room = base.info.context_length - max_new_tokens
     with answer_file(out_path, settings) as out:
         report = GenerateReport()
-        num_rows = base.info.vocab_size
-        tasks = _tasks(base.tokenizer, rows, turns, on_error, room, num_rows, out, report)
+        vocab_size = base.info.vocab_size
+        tasks = _tasks(base.tokenizer, rows, turns, on_error, room, vocab_size, out, report)
         tasks = _with_earlier(tasks, out, report, base.stop_token_ids)
         _answer(base, tasks, out, report, max_new_tokens, batch_size, sampling)
     return report
@@ -120,8 +120,9 @@ def _answer(
     backends = prepare_backends(base)  # answers come through the cache and attention of trees
     missing = [task for task in tasks if not task.answered]
     with console.progress("answering", len(tasks), "prompts", done=report.already_there) as bar:
-        for task, row in _answered(backends, missing, max_new_tokens, batch_size, sampling):
-            records = [_record(task, row.token_ids, row.finish_reason or "length", sampling)]
+        for task, request in _answered(backends, missing, max_new_tokens, batch_size, sampling):
+            reason = request.finish_reason or "length"
+            records = [_record(task, request.token_ids, reason, sampling)]
             out.append(records)
             _count(report, records)
             bar.advance(1, f"{report.tokens:,} tokens")
@@ -139,7 +140,8 @@ def fetch_answers(
     turns: str = "first",
     on_error: str = "skip",
 ) -> GenerateReport:
-    """The same from a server. `fetch` answers one conversation; `concurrency` of them run at once.
+    """Append a server's answers to `out_path`, going on where an earlier run stopped. `fetch`
+    answers one conversation; `concurrency` of them run at once.
 
     A row that the server refuses (DataError) is skipped or fatal. `settings` (the server's model
     and limits) are kept beside the file and compared with those of a later run.
@@ -197,7 +199,7 @@ def _fetch(
 
 
 def asked_messages(messages: Sequence[Message], turns: str) -> list[Message]:
-    """What the model is asked: up to the first user turn, or up to the last one.
+    """The messages that the model answers: up to the first user turn, or up to the last one.
 
     Raises DataError for a conversation without a user turn, ConfigError for another `turns`.
     """
@@ -206,8 +208,8 @@ def asked_messages(messages: Sequence[Message], turns: str) -> list[Message]:
     users = [index for index, message in enumerate(messages) if message["role"] == "user"]
     if not users:
         raise DataError("the conversation has no user turn", hint=EXAMPLES)
-    asked = messages[: (users[0] if turns == "first" else users[-1]) + 1]
-    return [{k: v for k, v in message.items() if k != "weight"} for message in asked]
+    prompt = messages[: (users[0] if turns == "first" else users[-1]) + 1]
+    return [{k: v for k, v in message.items() if k != "weight"} for message in prompt]
 
 
 def _sent(row: Conversation | AnswerRow | BadRow, turns: str) -> Conversation | AnswerRow | BadRow:
@@ -226,12 +228,12 @@ def _tasks(
     turns: str,
     on_error: str,
     room: int | None,
-    num_rows: int | None,
+    vocab_size: int | None,
     out: AnswerFile,
     report: GenerateReport,
 ) -> list[_Task]:
     """All prompts that can be answered. Those already answered are among them, since the order
-    depends on all. `room`: for a prompt's tokens; `num_rows`: of the base's embeddings."""
+    depends on all. `room`: for a prompt's tokens; `vocab_size`: of the base's embeddings."""
     tasks: list[_Task] = []
     seen: set[str] = set()
     first: DataError | None = None  # why the first skipped row was skipped
@@ -245,8 +247,8 @@ def _tasks(
             ids = encode_asked(tokenizer, messages, row.tools)
             if not ids:
                 raise DataError("the prompt has no token")
-            if num_rows is not None:
-                _check_prompt(ids, num_rows, tokenizer)
+            if vocab_size is not None:
+                _check_prompt(ids, vocab_size, tokenizer)
             if room is not None and len(ids) > room:
                 raise DataError(f"the prompt has {len(ids)} tokens; there is room for {room}")
         except DataError as error:
@@ -258,8 +260,8 @@ def _tasks(
         identity = row.id or f"{Path(row.source).stem}:{row.row}"
         if identity in seen:  # rows of a source may share an id; answers must not
             identity = _unused(f"{identity}#{row.row}", lambda name: name in seen)
-        asked = digest_of(messages, getattr(tokenizer, "chat_template", None), row.tools)
-        tasks.append(_Task(identity, row.row, messages, ids, asked, identity == row.id))
+        digest = digest_of(messages, getattr(tokenizer, "chat_template", None), row.tools)
+        tasks.append(_Task(identity, row.row, messages, ids, digest, identity == row.id))
         seen.add(identity)
         report.unused.update(row.unused)
     if not tasks:
@@ -271,10 +273,10 @@ def _tasks(
     return _matched(tasks, seen, out, report)
 
 
-def _check_prompt(ids: Sequence[int], num_rows: int, tokenizer: Any) -> None:
-    """Raises DataError, since the row is to blame."""
+def _check_prompt(ids: Sequence[int], vocab_size: int, tokenizer: Any) -> None:
+    """Raises DataError for token ids that the model does not have, since the row is to blame."""
     try:
-        check_token_ids(ids, num_rows, tokenizer)
+        check_token_ids(ids, vocab_size, tokenizer)
     except ConfigError as error:
         raise DataError(error.message, hint=error.hint) from error
 
@@ -285,11 +287,11 @@ def _matched(
     """The tasks, marked where answered already; ids of other prompts' answers are changed."""
     tasks = [replace(t, answered=out.claim(t.id, t.asked, t.prompt_ids)) for t in tasks]
     for index, task in enumerate(tasks):
-        found = task.answered
-        if not found and not task.named:
-            found = out.claim(task.id, task.asked, task.prompt_ids, any_id=True)
-            tasks[index] = replace(task, answered=found)
-        report.already_there += found
+        answered = task.answered
+        if not answered and not task.named:
+            answered = out.claim(task.id, task.asked, task.prompt_ids, any_id=True)
+            tasks[index] = replace(task, answered=answered)
+        report.already_there += answered
     for index, task in enumerate(tasks):
         if task.answered or not out.has_id(task.id):
             continue
@@ -315,7 +317,7 @@ def _with_earlier(
 def _unused(name: str, used: Callable[[str], bool]) -> str:
     """The name, or the first of name#2, name#3 ... that is not in use."""
     names = itertools.chain([name], (f"{name}#{number}" for number in itertools.count(2)))
-    return next(one for one in names if not used(one))
+    return next(candidate for candidate in names if not used(candidate))
 
 
 def _answered(
@@ -332,31 +334,32 @@ def _answered(
     """
     verifier, group = backends.verifier, batch_size * GROUP_BATCHES
     for start in range(0, len(tasks), group):
-        some = tasks[start : start + group]
-        rows = [
+        tasks_together = tasks[start : start + group]
+        requests = [
             make_request(
                 verifier,
                 task.prompt_ids,
                 replace(sampling, seed=(sampling.seed << 32) + zlib.crc32(task.id.encode())),
                 max_new_tokens,
             )
-            for task in some
+            for task in tasks_together
         ]
-        pack_for_rows(verifier.base, min(batch_size, len(rows)))
-        waiting = deque(zip(some, rows, strict=True))
+        pack_for_rows(verifier.base, min(batch_size, len(requests)))
+        waiting = deque(zip(tasks_together, requests, strict=True))
         drafter = PlainDrafter(verifier.base.device)
-        for _ in Scheduler(verifier).run(rows, drafter, batch_size):
+        for _ in Scheduler(verifier).run(requests, drafter, batch_size):
             while waiting and waiting[0][1].finish_reason is not None:
                 yield waiting.popleft()
 
 
 def _sampling_record(sampling: SamplingParams) -> dict[str, Any]:
-    """As kept in rows and in the file's settings. Newer options are left out where not in use."""
+    """Sampling options as rows and the file's settings have them. Newer ones are left out where
+    they are not in use."""
     record: dict[str, Any] = {"temperature": sampling.temperature}
     if not sampling.greedy:
         record |= {"top_k": sampling.top_k, "top_p": sampling.top_p, "seed": sampling.seed}
-    at_rest = asdict(SamplingParams(sampling.temperature, seed=sampling.seed))
-    record |= {name: v for name, v in asdict(sampling).items() if v != at_rest[name]}
+    defaults = asdict(SamplingParams(sampling.temperature, seed=sampling.seed))
+    record |= {name: v for name, v in asdict(sampling).items() if v != defaults[name]}
     if sampling.logit_bias:  # JSON's keys are strings
         record["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
     return record

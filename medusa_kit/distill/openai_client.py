@@ -88,9 +88,9 @@ class Endpoint:
         every request or cannot be reached.
         """
         goes_on = chat_template(tokenizer) is None
-        asked = encode_prompt(tokenizer, messages) if goes_on else messages
+        prompt = encode_prompt(tokenizer, messages) if goes_on else messages
         choice, text, usage = self.completion(
-            self.ask(self.body(asked), lambda response, _: response.read())
+            self.ask(self.body(prompt), lambda response, _: response.read())
         )
         reason = "stop" if choice.get("finish_reason") == "stop" else "length"
         if self.return_token_ids:
@@ -110,7 +110,7 @@ class Endpoint:
                 f"{self.url} sends no token_ids",
                 hint="vLLM and recent SGLang do; leave out --return-token-ids",
             )
-        if not isinstance(ids, list) or any(type(one) is not int or one < 0 for one in ids):
+        if not isinstance(ids, list) or any(type(token) is not int or token < 0 for token in ids):
             raise DataError(f"{self.url} sends token_ids {reprlib.repr(ids)}; expected token ids")
         return ids
 
@@ -119,18 +119,19 @@ class Endpoint:
         try:
             reply = parse_json(raw)
             choice = reply["choices"][0]
-            told = choice["message"]["content"] if "message" in choice else choice["text"]
-            if not isinstance(told, str | None):
-                raise TypeError(told)
-            return choice, told or "", reply.get("usage") or {}
+            text = choice["message"]["content"] if "message" in choice else choice["text"]
+            if not isinstance(text, str | None):
+                raise TypeError(text)
+            return choice, text or "", reply.get("usage") or {}
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise self._no_completion(raw) from error
 
-    def body(self, asked: list[Message] | list[int]) -> dict[str, Any]:
-        """Of a request for the answer to a conversation, or for what continues these tokens."""
+    def body(self, prompt: list[Message] | list[int]) -> dict[str, Any]:
+        """The body of a request for the answer to a conversation, or for what continues these
+        tokens."""
         body: dict[str, Any] = {
             "model": self.model,
-            "prompt" if asked and isinstance(asked[0], int) else "messages": asked,
+            "prompt" if prompt and isinstance(prompt[0], int) else "messages": prompt,
             "max_tokens": self.max_new_tokens,
             "temperature": self.sampling.temperature,
             "seed": self.sampling.seed,
@@ -143,7 +144,8 @@ class Endpoint:
         return body
 
     def headers(self) -> dict[str, str]:
-        """With the key, where the environment has one. Raises ConfigError for an impossible one."""
+        """The request's headers, with the key where the environment has one. Raises ConfigError for
+        an impossible one."""
         headers = {"Content-Type": "application/json"}
         if key := self._key():
             if not (key.isascii() and key.isprintable()):
@@ -183,10 +185,10 @@ class Endpoint:
                 with opener.open(request, timeout=self.timeout_seconds) as response:
                     return read(response, started)
             except urllib.error.HTTPError as error:
-                asked = seconds_to_wait(error.headers.get("Retry-After"), otherwise=wait)
-                if error.code not in RETRYABLE or attempt == self.retries or asked is None:
+                seconds = seconds_to_wait(error.headers.get("Retry-After"), otherwise=wait)
+                if error.code not in RETRYABLE or attempt == self.retries or seconds is None:
                     raise self._refused(error) from error
-                wait = asked
+                wait = seconds
             except (OSError, http.client.HTTPException) as error:
                 if attempt == self.retries:
                     raise MedusaKitError(
@@ -218,9 +220,9 @@ class Endpoint:
 def _check_whole(message: dict[str, Any]) -> None:
     """Raises DataError where the text is not all that the model wrote."""
     apart = ("tool_calls", "function_call", "reasoning_content", "reasoning")
-    if found := next((key for key in apart if message.get(key)), None):
+    if field_name := next((key for key in apart if message.get(key)), None):
         raise DataError(
-            f"the server sends a part of the answer as {found!r}, so its tokens are not known",
+            f"the server sends a part of the answer as {field_name!r}, so its tokens are not known",
             hint="start it without a parser of reasoning or calls, or add --return-token-ids",
         )
 

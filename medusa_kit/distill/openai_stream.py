@@ -106,7 +106,7 @@ def _pieces(endpoint: Endpoint, response: Any, started: float) -> Streamed:
     texts, usage, reason = list[str](), dict[str, Any](), None
     ids: list[int] = []
     arrived = list[Arrived]()
-    told = 0  # of `ids`, those that belong to a piece
+    num_assigned = 0  # of `ids`, those that belong to a piece
     for piece in _events(endpoint, response):
         usage = piece.get("usage") or usage
         for choice in piece.get("choices") or ():
@@ -114,8 +114,8 @@ def _pieces(endpoint: Endpoint, response: Any, started: float) -> Streamed:
             reason = choice.get("finish_reason") or reason
             ids += choice.get("token_ids") or ()
             if any(delta.get(part) for part in TEXT_PARTS):
-                arrived.append(Arrived(time.perf_counter(), tuple(ids[told:])))
-                told = len(ids)
+                arrived.append(Arrived(time.perf_counter(), tuple(ids[num_assigned:])))
+                num_assigned = len(ids)
                 texts.append(delta.get("content") or "")
     ended = time.perf_counter()
     if reason is None:
@@ -123,8 +123,8 @@ def _pieces(endpoint: Endpoint, response: Any, started: float) -> Streamed:
     first = arrived[0].at if arrived else None
     if len(arrived) == 1 and (usage.get("completion_tokens") or 2) > 1:
         first = None  # the server held it back until it was complete
-    if arrived and told < len(ids):  # without text, as a stop token is
-        arrived[-1] = replace(arrived[-1], token_ids=(*arrived[-1].token_ids, *ids[told:]))
+    if arrived and num_assigned < len(ids):  # without text, as a stop token is
+        arrived[-1] = replace(arrived[-1], token_ids=(*arrived[-1].token_ids, *ids[num_assigned:]))
     done = "stop" if reason == "stop" else "length"
     counts = _counts(usage)
     return Streamed(

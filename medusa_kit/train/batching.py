@@ -134,8 +134,8 @@ class LiveFeed:
         self.base, self.items, self.cutting, self.options = base, items, cutting, options
         self.joint, self.original = joint, original
         self._sizes = [len(item.positions_P) for item in items]
-        wanted = max(1, round(sum(self._sizes) / cutting.update_positions))
-        self.updates_per_epoch = min(wanted, len(items))
+        target = max(1, round(sum(self._sizes) / cutting.update_positions))
+        self.updates_per_epoch = min(target, len(items))
 
     def epoch(self, seed: int, first: int = 0) -> Iterator[Update]:
         generator = torch.Generator().manual_seed(seed)
@@ -161,10 +161,10 @@ class LiveFeed:
     def _batch_of(self, chosen: list[int]) -> Batch:
         items = [self.items[i] for i in chosen]
         if not self.joint:
-            found = Positions.joined(list(run_batches(self.base, items, self.options)))
-            places_P = torch.arange(len(found.ahead_PJ), device=found.ahead_PJ.device)
-            soft = found.soft_hidden if self.options.soft_all else found.soft
-            return Batch(found.ahead_PJ, found.hidden_PD, soft(places_P))
+            positions = Positions.joined(list(run_batches(self.base, items, self.options)))
+            indices_P = torch.arange(len(positions.ahead_PJ), device=positions.ahead_PJ.device)
+            soft = positions.soft_hidden if self.options.soft_all else positions.soft
+            return Batch(positions.ahead_PJ, positions.hidden_PD, soft(indices_P))
         ahead_PJ = torch.cat([torch.from_numpy(item.ahead_PJ) for item in items])
         rows = Rows.of(items, self.base.device, self.options.packing)
         original = None
@@ -179,8 +179,8 @@ def partition(sizes: Sequence[int], parts: int) -> list[tuple[int, int]]:
     None is empty if there are enough items; otherwise the last ones are.
     """
     if len(sizes) < parts:
-        one_each = [(index, index + 1) for index in range(len(sizes))]
-        return one_each + [(len(sizes), len(sizes))] * (parts - len(sizes))
+        single = [(index, index + 1) for index in range(len(sizes))]
+        return single + [(len(sizes), len(sizes))] * (parts - len(sizes))
     sums = np.concatenate([[0], np.cumsum(sizes)])
     ranges, start = [], 0
     for part in range(1, parts + 1):

@@ -43,11 +43,11 @@ def head_targets(example: EncodedExample, num_heads: int) -> HeadTargets:
     ahead_PJ[:, 0] = ids_T[positions_P + 1]
     unbroken_P = np.ones(len(positions_P), dtype=bool)
     for k in range(num_heads):
-        places_P = positions_P + 2 + k
-        inside_P = places_P < len(ids_T)
+        targets_P = positions_P + 2 + k
+        inside_P = targets_P < len(ids_T)
         unbroken_P &= inside_P
-        unbroken_P[inside_P] &= written_T[places_P[inside_P]]
-        ahead_PJ[unbroken_P, k + 1] = ids_T[places_P[unbroken_P]]
+        unbroken_P[inside_P] &= written_T[targets_P[inside_P]]
+        ahead_PJ[unbroken_P, k + 1] = ids_T[targets_P[unbroken_P]]
     return HeadTargets(example.input_ids, positions_P, ahead_PJ)
 
 
@@ -58,7 +58,7 @@ def prepare(examples: Sequence[EncodedExample], num_heads: int) -> list[HeadTarg
 
 
 def on_all_tokens(items: Sequence[HeadTargets]) -> list[HeadTargets]:
-    """The same rows, with the tokens of prompts as roots and targets too.
+    """Rows with the tokens of prompts as roots and targets too.
 
     Left out are the first tokens of prompts where they are the same in all rows, such as a system
     prompt.
@@ -96,19 +96,20 @@ def split(
             hint="an example needs an assistant turn of 2 tokens or more; "
             "`medusa-kit data inspect` shows what is trained on",
         )
-    wanted = min(max(round(len(items) * eval_fraction), 1), len(items) - 1)
-    chosen = _chosen(list(groups.values()), wanted, seed)
+    num_held_out = min(max(round(len(items) * eval_fraction), 1), len(items) - 1)
+    chosen = _chosen(list(groups.values()), num_held_out, seed)
     training = [item for index, item in enumerate(items) if index not in chosen]
     return training, [items[index] for index in sorted(chosen)]
 
 
-def _chosen(groups: Sequence[list[int]], wanted: int, seed: int) -> set[int]:
-    """Random groups of `wanted` members at most; where none is that small, one of the smallest."""
+def _chosen(groups: Sequence[list[int]], max_members: int, seed: int) -> set[int]:
+    """The members of random groups, at most `max_members`; where no group is that small, of one of
+    the smallest."""
     generator = torch.Generator().manual_seed(seed)
-    order = [groups[place] for place in torch.randperm(len(groups), generator=generator).tolist()]
+    order = [groups[index] for index in torch.randperm(len(groups), generator=generator).tolist()]
     chosen: set[int] = set()
     for group in order:
-        if len(chosen) + len(group) <= wanted:
+        if len(chosen) + len(group) <= max_members:
             chosen.update(group)
     smallest = min(len(group) for group in groups)
     return chosen or set(next(group for group in order if len(group) == smallest))

@@ -61,7 +61,7 @@ def dry_run(
 
 
 def _no_text(recipe: TrainRecipe) -> str | None:
-    """What is said of text that is not there yet."""
+    """The message about text that is not there yet, or None."""
     try:
         check_there(recipe.data)
     except DataError as error:
@@ -92,30 +92,30 @@ def _tried(base: BaseModel, recipe: TrainRecipe, missing: str | None) -> list[st
 def _text(
     recipe: TrainRecipe, rows: Sequence[HeadTargets], held_out: Sequence[HeadTargets]
 ) -> Text:
-    positions, held = (sum(len(item.positions_P) for item in items) for items in (rows, held_out))
-    return Text(positions, sum(len(item.input_ids) for item in rows), held)
+    trained, kept_out = (sum(len(item.positions_P) for item in part) for part in (rows, held_out))
+    return Text(trained, sum(len(item.input_ids) for item in rows), kept_out)
 
 
 def _forecast(trial: Trial, base: BaseModel, recipe: TrainRecipe, heads: MedusaHeads) -> Forecast:
     module = trial.run.module
-    ours = set(map(id, heads.parameters()))
-    moving = [p for p in module.parameters() if p.requires_grad and id(p) not in ours]
+    of_heads = set(map(id, heads.parameters()))
+    moving = [p for p in module.parameters() if p.requires_grad and id(p) not in of_heads]
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
     kept = moments(module.heads, trained, recipe)
     weights = weights_of(recipe, heads, moving, base.info.num_parameters, kept)
     options = feature_options(recipe, base)
-    found = Forecast(
+    forecast = Forecast(
         recipe, weights, trial.speed, trial.peak, base.info.hidden_size, base.dtype.itemsize,
         options,
     )  # fmt: skip
     tried = Text(trial.positions, trial.tokens, trial.held_out)
-    found.peak += _deepspeed_bytes(recipe, weights.trained) - found.tried(tried)
-    return found
+    forecast.peak += _deepspeed_bytes(recipe, weights.trained) - forecast.tried(tried)
+    return forecast
 
 
 def _deepspeed_bytes(recipe: TrainRecipe, trained: int) -> float:
-    """What it has beside plain torch: its code, a flat copy of gradients and, where a whole base
-    trains in 16 bits, float32 copies of weights and moments."""
+    """Bytes that DeepSpeed takes beside plain torch: its code, a flat copy of gradients and, where
+    a whole base trains in 16 bits, float32 copies of weights and moments."""
     if not recipe.deepspeed.enabled:
         return 0.0
     low = recipe.trains_whole_base and recipe.base.dtype != "float32"
@@ -147,7 +147,7 @@ def _sizes(
 def _needs(
     forecast: Forecast, text: Text, trial: Trial, base: BaseModel, missing: str | None
 ) -> list[str]:
-    """Extrapolated from the trial."""
+    """Lines with the memory, disk and time that a run needs, extrapolated from the trial."""
     if missing is not None:
         return [forecast.written(text.scaled(SIZES[0])), *forecast.table(text)]
     recipe, weights = forecast.recipe, forecast.weights
@@ -173,8 +173,8 @@ def _shown(base: BaseModel, item: HeadTargets) -> str:
     """The beginning of a row, with the trained tokens marked."""
     trained = {int(position) + 1 for position in item.positions_P}
     shown, inside = [], False
-    for place, token in enumerate(item.input_ids[:SHOWN_TOKENS]):
-        if (place in trained) != inside:
+    for position, token in enumerate(item.input_ids[:SHOWN_TOKENS]):
+        if (position in trained) != inside:
             shown.append("«" if not inside else "»")
             inside = not inside
         shown.append(base.tokenizer.decode([token]) if base.tokenizer else f" {token}")

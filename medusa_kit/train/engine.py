@@ -136,7 +136,7 @@ class DeepspeedEngine:
         if recipe.deepspeed.zero_stage == 3:
             # The hooks of the module's forward and backward gather these once a micro-step, since
             # the losses read them chunk by chunk and head by head.
-            for parameter in module.held_parameters():
+            for parameter in module.parameters_read_outside():
                 self._deepspeed.zero.register_external_parameter(module, parameter)
 
     def forward(self, batch: Batch, terms: Terms) -> HeadsLoss:
@@ -204,11 +204,12 @@ def _check_trained(module: Stage) -> None:
             )
 
 
-def _check_same_dtypes(there: dict[str, Tensor], here: dict[str, Tensor], path: Path) -> None:
-    for name, weight in there.items():
-        if name in here and weight.dtype != here[name].dtype:
+def _check_same_dtypes(saved: dict[str, Tensor], trained: dict[str, Tensor], path: Path) -> None:
+    for name, weight in saved.items():
+        if name in trained and weight.dtype != trained[name].dtype:
             raise ConfigError(
-                f"{path} holds {name} in {weight.dtype}; it is trained in {here[name].dtype} now",
+                f"{path} holds {name} in {weight.dtype}; it is trained in "
+                f"{trained[name].dtype} now",
                 hint=GO_ON_AS_BEGUN,
             )
 

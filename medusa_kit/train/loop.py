@@ -72,8 +72,8 @@ class TrainingLoop:
         self._score, self._keep, self._pace = score, keep, pace
         self.average = MovingAverage(engine.module, recipe.train.average)
         self.tracking: Tracking | None = None
-        self.most = feed.updates_per_epoch * recipe.train.epochs
-        self.num_updates = self.most
+        self.max_updates = feed.updates_per_epoch * recipe.train.epochs
+        self.num_updates = self.max_updates
         self.step = 0
         self.best: float | None = None  # simulated acceptance length of the kept weights
         # Plain numbers: tensors kept between blocks of logits would fragment the heap.
@@ -85,7 +85,7 @@ class TrainingLoop:
         return time.monotonic() - self.began
 
     def ran(self) -> dict[str, Any]:
-        """How far it has come, which may be less than the recipe's epochs."""
+        """How far training has come, which may be less than the recipe's epochs."""
         epochs = self.step / max(1, self.feed.updates_per_epoch)
         return {"updates": self.step, "epochs": round(epochs, 4), "of_updates": self.num_updates}
 
@@ -119,38 +119,38 @@ class TrainingLoop:
         if distributed.any_of(lost, self.engine.module.heads.base.device):
             self.best = None
 
-    def _check_identity(self, there: dict[str, Any]) -> None:
-        match = compare(there["base"], self.identity["base"])
+    def _check_identity(self, saved: dict[str, Any]) -> None:
+        match = compare(saved["base"], self.identity["base"])
         if match is Match.OLD:
             console.note(f"the checkpoint in {self.folder.path}: {OLD_NOTE}")
         elif match is not Match.SAME:
             raise IncompatibleBaseError(
                 f"the checkpoint in {self.folder.path} belongs to a base with fingerprint "
-                f"{there['base']}, this one has {self.identity['base']}",
+                f"{saved['base']}, this one has {self.identity['base']}",
                 hint="load the base it was started with, or add --fresh to start over",
             )
-        encodings = compare_encodings(there.get(ENCODING), self.identity[ENCODING])
+        encodings = compare_encodings(saved.get(ENCODING), self.identity[ENCODING])
         if encodings is Encodings.OTHER:
             raise ConfigError(
                 f"the checkpoint in {self.folder.path} was written when text was encoded otherwise",
                 hint="load the base as it was, or add --fresh to start over",
             )
-        if there.get(TRAINED_IN) is None and self._was_in_16_bits:
+        if saved.get(TRAINED_IN) is None and self._was_in_16_bits:
             raise ConfigError(
                 f"the checkpoint in {self.folder.path} is of adapters in {self.recipe.base.dtype}; "
                 "they are trained in float32 now",
                 hint=GO_ON_AS_BEGUN,
             )
-        if there["data"] != self.identity["data"]:
+        if saved["data"] != self.identity["data"]:
             raise ConfigError(
                 f"the data changed since the checkpoint in {self.folder.path} was written",
                 hint="restore the data files, or add --fresh to start over",
             )
-        if there["processes"] != self.identity["processes"]:
+        if saved["processes"] != self.identity["processes"]:
             raise ConfigError(
-                f"the checkpoint in {self.folder.path} was written by {there['processes']} "
+                f"the checkpoint in {self.folder.path} was written by {saved['processes']} "
                 f"processes; now there are {self.identity['processes']}",
-                hint=f"use --nproc {there['processes']}, or add --fresh to start over",
+                hint=f"use --nproc {saved['processes']}, or add --fresh to start over",
             )
 
     @property
@@ -195,25 +195,25 @@ class TrainingLoop:
     def _keep_pace(self, bar: console.ProgressBar) -> None:
         if self._pace is None:
             return
-        wanted = self._pace(self.step, self.num_updates)
-        self.num_updates = min(max(wanted, self.step, 1), self.most)
+        target = self._pace(self.step, self.num_updates)
+        self.num_updates = min(max(target, self.step, 1), self.max_updates)
         bar.expect(self.num_updates)
 
     def _update(self, update: Update) -> None:
         """Raises MedusaKitError, before any weight changes, when the loss is not finite; also where
         memory is full."""
-        with self._told_when_full(keep=True):
+        with self._explaining_full_memory(keep=True):
             total = HeadsLoss(*together_on_host(*self._gradients(update)))
         if not math.isfinite(float(total.loss)):
             self._not_finite(update, float(total.loss))
-        with self._told_when_full(keep=False):
+        with self._explaining_full_memory(keep=False):
             self.engine.update(learning_rate(self.recipe.train, self.step, self.num_updates))
             self.average.add(self.step)
         self.recent.append({name: part.tolist() for name, part in total._asdict().items()})
         self.step += 1
 
     def _gradients(self, update: Update) -> HeadsLoss:
-        """Those of all micro-batches, added up in the weights; returns the losses' sums."""
+        """Add up the gradients of all micro-batches in the weights; returns the losses' sums."""
         joint = self.recipe.joint_options
         weight = heads_weight(joint, self.step, self.num_updates)
         terms = self.engine.module.terms(update.ahead_PJ, weight)
@@ -227,15 +227,16 @@ class TrainingLoop:
         )
 
     @contextlib.contextmanager
-    def _told_when_full(self, keep: bool) -> Iterator[None]:
-        """Says where memory is full. `keep`: the weights are still those that the last update left,
-        and nothing is due but the next, so a checkpoint is written. Raises MedusaKitError."""
+    def _explaining_full_memory(self, keep: bool) -> Iterator[None]:
+        """Raises MedusaKitError, which explains, where memory is full inside. `keep`: the weights
+        are still those that the last update left, and nothing is due but the next, so a checkpoint
+        is written."""
         try:
             yield
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            said = in_one_line(error) or type(error).__name__
+            message = in_one_line(error) or type(error).__name__
             error.__traceback__ = None  # its frames hold tensors
             kept = keep and self.step and distributed.world() == 1
             if kept:
@@ -247,7 +248,7 @@ class TrainingLoop:
                 else "the same command resumes from the checkpoint, if any"
             )  # fmt: skip
             raise MedusaKitError(
-                f"memory is full at update {self.step + 1} of {self.num_updates}: {said}",
+                f"memory is full at update {self.step + 1} of {self.num_updates}: {message}",
                 hint=f"{went_on}; a new run needs less with a smaller train.micro_batch_positions "
                 "and as much more train.accumulation (the losses stay the same)",
             ) from None
@@ -299,15 +300,15 @@ class TrainingLoop:
 
     def judge(self, keep: bool = True) -> HeadScores:
         """Score on the held-out rows, and with `keep` the weights if they are the best so far."""
-        with self._told_when_full(keep=False), self.average.in_place():
+        with self._explaining_full_memory(keep=False), self.average.in_place():
             return self._judge(keep)
 
     def _judge(self, keep: bool) -> HeadScores:
         scores = self._score()
         top1 = " ".join(console.number(share, ".3f") for share in scores.top1)
         length = scores.acceptance_length
-        said = "" if length is None else f", acceptance length {length:.3f} with 16 nodes"
-        console.note(f"update {self.step}: held-out top-1 {top1}{said}")
+        length_note = "" if length is None else f", acceptance length {length:.3f} with 16 nodes"
+        console.note(f"update {self.step}: held-out top-1 {top1}{length_note}")
         self._write({"step": self.step, "held_out": scores.as_dict()})
         last = self.step == self.num_updates
         if keep and (self._is_best(length) if self.recipe.train.keep == "best" else last):

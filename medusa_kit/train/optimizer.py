@@ -26,27 +26,27 @@ Part = tuple[list[nn.Parameter], float]  # and their factor of the learning rate
 class Optimizers:
     """Several that step together, each with its own part of the weights."""
 
-    def __init__(self, all_of_them: Sequence[torch.optim.Optimizer]) -> None:
-        self.all = tuple(all_of_them)
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.all = tuple(optimizers)
 
     @property
     def param_groups(self) -> list[Group]:
-        return [group for one in self.all for group in one.param_groups]
+        return [group for optimizer in self.all for group in optimizer.param_groups]
 
     def step(self) -> None:
-        for one in self.all:
-            one.step()
+        for optimizer in self.all:
+            optimizer.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        for one in self.all:
-            one.zero_grad(set_to_none)
+        for optimizer in self.all:
+            optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"all": [one.state_dict() for one in self.all]}
+        return {"all": [optimizer.state_dict() for optimizer in self.all]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for one, saved in zip(self.all, state["all"], strict=True):
-            one.load_state_dict(saved)
+        for optimizer, saved in zip(self.all, state["all"], strict=True):
+            optimizer.load_state_dict(saved)
 
 
 def make_optimizer(
@@ -57,11 +57,11 @@ def make_optimizer(
     if recipe.train.optimizer == "adamw":
         return _adamw(parts, recipe, fused), [factor for _, factor in parts]
     matrices = set(map(id, network_matrices(module.heads)))
-    by_muon = _not_empty([([p for p in some if id(p) in matrices], f) for some, f in parts])
-    by_adamw = _not_empty([([p for p in some if id(p) not in matrices], f) for some, f in parts])
-    found: list[torch.optim.Optimizer] = []
+    by_muon = _not_empty([([p for p in part if id(p) in matrices], f) for part, f in parts])
+    by_adamw = _not_empty([([p for p in part if id(p) not in matrices], f) for part, f in parts])
+    optimizers: list[torch.optim.Optimizer] = []
     if by_muon:
-        found.append(
+        optimizers.append(
             torch.optim.Muon(
                 _groups(by_muon),
                 lr=recipe.train.learning_rate,
@@ -70,8 +70,8 @@ def make_optimizer(
             )
         )
     if by_adamw:
-        found.append(_adamw(by_adamw, recipe, fused))
-    return Optimizers(found), [factor for _, factor in (*by_muon, *by_adamw)]
+        optimizers.append(_adamw(by_adamw, recipe, fused))
+    return Optimizers(optimizers), [factor for _, factor in (*by_muon, *by_adamw)]
 
 
 def moments(heads: MedusaHeads, trained: int, recipe: TrainRecipe) -> int:
@@ -84,7 +84,7 @@ def network_matrices(heads: MedusaHeads) -> list[nn.Parameter]:
     """The trained weights [out, in] of the heads' layers, without those of own projections."""
     projections = set(map(id, heads.projections.parameters()))
     linear = [module for module in heads.modules() if isinstance(module, nn.Linear)]
-    weights = [p for one in linear for p in one.parameters() if p.ndim == 2 and p.requires_grad]
+    weights = [p for layer in linear for p in layer.parameters() if p.ndim == 2 and p.requires_grad]
     return [weight for weight in weights if id(weight) not in projections]
 
 

@@ -60,7 +60,7 @@ class Run:
     module: Stage
     feed: Feed
     held_out: list[HeadTargets]  # longest first
-    held_features: Positions | None  # None where the base is trained: then computed each time
+    held_out_features: Positions | None  # None where the base is trained: then computed each time
     options: FeatureOptions
     chunk: int
     num_positions: int  # trained on in one epoch
@@ -73,11 +73,11 @@ class Run:
 
         def score() -> HeadScores:
             self.module.eval()
-            store = self.held_features
+            store = self.held_out_features
             if store is None:
                 store = Positions.joined(list(run_batches(base, self.held_out, self.options)))
             # Gather after the base has run, since its forward releases what it gathered.
-            needed = [*self.module.held_parameters(), *heads.parameters()]
+            needed = [*self.module.parameters_read_outside(), *heads.parameters()]
             with contextlib.nullcontext() if engine is None else engine.whole(needed):
                 scores = evaluate(heads, store, self.chunk, starts)
             self.module.train()
@@ -128,15 +128,17 @@ def prepare_run(
     plain = FeatureOptions(options.batch_tokens, 0, options.packing)
     module: Stage
     feed: Feed
-    held_features: Positions | None = None
+    held_out_features: Positions | None = None
     if joint:
         module, feed = _joint(base, heads, training, recipe, cutting, options)
     else:
-        held_features = collect_features(base, held_out, plain, "held-out features")
+        held_out_features = collect_features(base, held_out, plain, "held-out features")
         feed = _medusa1_feed(base, training, recipe, cutting, options)
         module = Medusa1(heads, LossOptions.of(train))
     num_positions = sum(len(item.positions_P) for item in training)
-    return Run(module, feed, held_out, held_features, plain, train.chunk_positions, num_positions)
+    return Run(
+        module, feed, held_out, held_out_features, plain, train.chunk_positions, num_positions
+    )
 
 
 def _check_precision(base: BaseModel, train: TrainSection) -> None:
@@ -211,22 +213,22 @@ def _original(
     """The original's guesses at every position of each item; only the likeliest tokens are kept."""
     order = sorted(range(len(items)), key=lambda i: -len(items[i].input_ids))
     top = min(top, base.info.vocab_size)
-    wanted = FeatureOptions(options.batch_tokens, top, options.packing)
-    found, left = {}, iter(order)
+    kept_options = FeatureOptions(options.batch_tokens, top, options.packing)
+    by_index, remaining = {}, iter(order)
     total = sum(len(item.positions_P) for item in items)
     num_bytes = total * top * 8
     console.note(f"the original's predictions: {num_bytes / 1e9:.3f} GB in memory")
     with console.progress("the original's predictions", total, unit="tok") as bar:
-        for batch in run_batches(base, [items[i] for i in order], wanted):
+        for batch in run_batches(base, [items[i] for i in order], kept_options):
             done = 0
             while done < len(batch.ahead_PJ):
-                index = next(left)
+                index = next(remaining)
                 size = len(items[index].positions_P)
                 part = Positions(*(tensor[done : done + size].clone() for tensor in batch))
-                found[index] = part._replace(hidden_PD=part.hidden_PD[:, :0].clone())
+                by_index[index] = part._replace(hidden_PD=part.hidden_PD[:, :0].clone())
                 done += size
             bar.advance(done)
-    return found
+    return by_index
 
 
 def new_heads(base: BaseModel, training: Sequence[HeadTargets], recipe: TrainRecipe) -> MedusaHeads:
@@ -272,20 +274,20 @@ def untrained_heads(
 
 
 def _adopt(heads: MedusaHeads, base: BaseModel) -> None:
-    """From now on they are this base's, which may be one that was fine-tuned from theirs."""
-    theirs, info = heads.config, base.info
-    if compare(theirs.base_fingerprint, info.fingerprint) is Match.OTHER:
+    """Make earlier heads those of this base, which may be one that was fine-tuned from theirs."""
+    config, info = heads.config, base.info
+    if compare(config.base_fingerprint, info.fingerprint) is Match.OTHER:
         console.note(
-            f"the earlier heads are those of another base ({theirs.base_model_name!r}, fingerprint "
-            f"{theirs.base_fingerprint}); they learn {info.name!r} from here on"
+            f"the earlier heads are those of another base ({config.base_model_name!r}, fingerprint "
+            f"{config.base_fingerprint}); they learn {info.name!r} from here on"
         )
-    if compare_encodings(theirs.encoding, base.encoding) is Encodings.OTHER:
+    if compare_encodings(config.encoding, base.encoding) is Encodings.OTHER:
         console.note(
             "the earlier heads were trained on text that was encoded otherwise; they learn it as "
             "it is encoded now from here on"
         )
     heads.config = replace(
-        theirs, base_model_name=lasting_name(info.name, info.source),
+        config, base_model_name=lasting_name(info.name, info.source),
         base_model_revision=info.revision,
         base_model_type=info.model_type, base_fingerprint=info.fingerprint,
         base_quantized=info.quantized, encoding=base.encoding,
@@ -293,8 +295,8 @@ def _adopt(heads: MedusaHeads, base: BaseModel) -> None:
 
 
 def check_earlier_heads(recipe: TrainRecipe) -> None:
-    """Before anything is loaded: the heads to go on from are there and of the recipe's shape, as
-    far as their config says. Raises CheckpointError, ConfigError, HubError."""
+    """Check before anything is loaded that the heads to go on from are there and of the recipe's
+    shape, as far as their config says. Raises CheckpointError, ConfigError, HubError."""
     if (earlier := recipe.train.heads_from) is None:
         return
     folder = heads_place(earlier)
@@ -321,9 +323,9 @@ def _check_same(config: HeadsConfig, options: HeadsSection, source: str) -> None
     if options.mlp_size is not None:  # else whatever the earlier run took
         names.append("mlp_size")
     differing = [
-        f"{name} is {there}; heads.{name} is {wanted}"
+        f"{name} is {earlier}; heads.{name} is {requested}"
         for name in names
-        if (there := getattr(config, name)) != (wanted := getattr(options, name))
+        if (earlier := getattr(config, name)) != (requested := getattr(options, name))
     ]
     if differing:
         raise ConfigError(

@@ -14,7 +14,7 @@ import torch
 from medusa_kit.base.model import BaseModel
 from medusa_kit.train.data import HeadTargets
 from medusa_kit.train.features.features import FeatureOptions, batches, by_length, run
-from medusa_kit.train.features.likeliest import LOGIT_ROWS
+from medusa_kit.train.features.top_tokens import LOGIT_ROWS
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Readings:
     """A model's predictions at every held-out position, one example after the other."""
 
     surprise_P: torch.Tensor  # nats, of the token in the text
-    said_P: torch.Tensor  # the model's own greedy token
+    greedy_P: torch.Tensor  # the model's own greedy token
     starts: np.ndarray  # where each example begins
 
     @property
@@ -51,7 +51,7 @@ def read(
     whole: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Readings:
     """Run the model over held-out rows. `whole`: a context that gathers the output embedding."""
-    surprise, said, sizes = [], [], []
+    surprise, greedy, sizes = [], [], []
     for group in batches(by_length(items), options.batch_tokens, options.packing):
         positions = run(base, group, FeatureOptions(options.batch_tokens, 0, options.packing))
         roots_P = positions.ahead_PJ[:, 0].long()
@@ -60,14 +60,14 @@ def read(
                 rows = slice(start, start + LOGIT_ROWS)
                 log_chance_CV = base.head_logits(positions.hidden_PD[rows]).float().log_softmax(-1)
                 surprise.append(-log_chance_CV.gather(1, roots_P[rows, None])[:, 0].cpu())
-                said.append(log_chance_CV.argmax(-1).cpu())
+                greedy.append(log_chance_CV.argmax(-1).cpu())
         sizes += [len(item.positions_P) for item in group]
     starts = np.cumsum([0, *sizes[:-1]])
-    return Readings(torch.cat(surprise), torch.cat(said), starts)
+    return Readings(torch.cat(surprise), torch.cat(greedy), starts)
 
 
 def compare(before: Readings, after: Readings) -> Quality:
-    same_P = (before.said_P == after.said_P).numpy()
+    same_P = (before.greedy_P == after.greedy_P).numpy()
     return Quality(
         before.perplexity,
         after.perplexity,

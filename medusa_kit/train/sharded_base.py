@@ -59,7 +59,7 @@ def loads_layerwise(recipe: TrainRecipe) -> bool:
 def load(recipe: TrainRecipe, device: torch.device) -> ShardedBase:
     """The recipe's base in pieces. Raises as load_base_model does."""
     options = recipe.base
-    source, place = resolve(options.model)
+    source, location = resolve(options.model)
     quiet_transformers()
     with quiet():
         deepspeed = import_deepspeed(device)
@@ -72,7 +72,7 @@ def load(recipe: TrainRecipe, device: torch.device) -> ShardedBase:
         config["bf16"]["enabled"] = options.dtype == "bfloat16"  # else it is read in float32
         alive = HfDeepSpeedConfig(config)  # transformers finds it as long as it exists
         dtype = DTYPES[options.dtype]
-        model, tokenizer = from_pretrained(place, dtype, options.revision, "sdpa", False)
+        model, tokenizer = from_pretrained(location, dtype, options.revision, "sdpa", False)
         del alive
         base = ShardedBase(model, deepspeed, tokenizer, options.model, source, options.revision)
     console.note(f"the base is spread over {distributed.world()} processes")

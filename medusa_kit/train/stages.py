@@ -20,7 +20,7 @@ from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.settings.recipe import JointSection
 from medusa_kit.train.batching import Batch
 from medusa_kit.train.features.features import Positions
-from medusa_kit.train.features.likeliest import likeliest
+from medusa_kit.train.features.top_tokens import top_tokens
 from medusa_kit.train.loss.loss import (
     HeadsLoss,
     LossOptions,
@@ -62,7 +62,7 @@ class Medusa1(nn.Module):
                 terms.counts_K,
             )  # fmt: skip
 
-    def held_parameters(self) -> list[nn.Parameter]:
+    def parameters_read_outside(self) -> list[nn.Parameter]:
         """Weights that are read outside their module's own forward, chunk by chunk."""
         return list(self.heads.projections.parameters())
 
@@ -92,20 +92,23 @@ class Medusa2(nn.Module):
     def forward(self, batch: Batch, terms: Terms) -> HeadsLoss:
         assert batch.rows is not None
         original = batch.original or self._original(batch)
-        held = None if original is None else original.cut(self.joint.distill_top)
+        guesses = None
+        if original is not None:
+            top = original.cut(self.joint.distill_top)
+            guesses = SoftTargets(top.likeliest_PS, top.chances_PS)
         hidden_PD = batch.rows.hidden_PD(self._base[0])
-        own = base_loss(
+        own_loss = base_loss(
             self._base[0], hidden_PD, batch.ahead_PJ[:, 0], self.options, terms.count,
-            None if held is None else SoftTargets(held.likeliest_PS, held.chances_PS),
+            guesses,
         )  # fmt: skip
         soft = None
         if original is not None and self.medusa1.options.soft_share > 0:
-            top = self.medusa1.options.soft_top or self.joint.distill_top
-            soft = original.cut(top).soft(torch.arange(len(hidden_PD), device=hidden_PD.device))
+            count = self.medusa1.options.soft_top or self.joint.distill_top
+            soft = original.cut(count).soft(torch.arange(len(hidden_PD), device=hidden_PD.device))
         ahead = Batch(batch.ahead_PJ, hidden_PD, soft)
         heads = self.medusa1(ahead, terms)
-        loss = own + terms.heads_weight * heads.loss
-        return heads._replace(loss=loss, base=own.detach())
+        loss = own_loss + terms.heads_weight * heads.loss
+        return heads._replace(loss=loss, base=own_loss.detach())
 
     @torch.no_grad()
     def _original(self, batch: Batch) -> Positions | None:
@@ -120,14 +123,14 @@ class Medusa2(nn.Module):
             hidden_PD = batch.rows.hidden_PD(base)
         self.model.train(training)
         top = original_top(self.joint, self.medusa1.options)
-        guesses = likeliest(base, hidden_PD, min(top, base.info.vocab_size))
+        guesses = top_tokens(base, hidden_PD, min(top, base.info.vocab_size))
         return Positions.without_runners_up(hidden_PD, batch.ahead_PJ, *guesses)
 
-    def held_parameters(self) -> list[nn.Parameter]:
+    def parameters_read_outside(self) -> list[nn.Parameter]:
         base = self._base[0]
         embeddings: list[Any] = [base.output_embedding, base.model.get_input_embeddings()]
-        held = [p for embedding in embeddings for p in embedding.parameters(recurse=False)]
-        return [*dict.fromkeys(held), *self.medusa1.held_parameters()]
+        parameters = [p for embedding in embeddings for p in embedding.parameters(recurse=False)]
+        return [*dict.fromkeys(parameters), *self.medusa1.parameters_read_outside()]
 
     def groups(self) -> list[tuple[list[nn.Parameter], float]]:
         base = [p for p in self.model.parameters() if p.requires_grad]

@@ -78,7 +78,7 @@ def train(
     owns_group = distributed.start(device)
     folder = RunFolder(recipe)
     try:
-        with folder.held():
+        with folder.locked():
             folder.open(fresh)
             if sharded_base.loads_layerwise(recipe):
                 base: BaseModel = sharded_base.load(recipe, device)
@@ -118,12 +118,12 @@ def load_base(
     if four_bit:
         adapters.require_4bit(device.type)
     _note_smaller_dtype(recipe, device)
-    place: dict[str, Any] = {
+    options: dict[str, Any] = {
         "dtype": recipe.base.dtype, "device": str(device), "revision": recipe.base.revision
     }  # fmt: skip
     if recipe.stage == "medusa1" and not recipe.train.runners_up:  # a model of torch reads these
-        return load_frozen(recipe.base.model, **place)
-    return load_base_model(recipe.base.model, **place, four_bit=four_bit)
+        return load_frozen(recipe.base.model, **options)
+    return load_base_model(recipe.base.model, **options, four_bit=four_bit)
 
 
 def _note_smaller_dtype(recipe: TrainRecipe, device: torch.device) -> None:
@@ -160,17 +160,17 @@ def _warn_of_other_answers(base: BaseModel, recipe: TrainRecipe) -> None:
     """Warn of answers that another model wrote, or to prompts that were encoded otherwise: heads
     guess best on text of their own base."""
     for source in dict.fromkeys(entry.source for entry in recipe.data.entries()):
-        theirs = base_that_answered(source)
-        if theirs is not None and compare(theirs, base.info.fingerprint) is Match.OTHER:
+        answered_by = base_that_answered(source)
+        if answered_by is not None and compare(answered_by, base.info.fingerprint) is Match.OTHER:
             console.warn(
-                f"{source} holds the answers of another base (fingerprint {theirs}; "
+                f"{source} holds the answers of another base (fingerprint {answered_by}; "
                 f"{base.info.name!r} has {base.info.fingerprint}): drafts will be accepted less "
                 "often. `medusa-kit data generate` makes answers of this base"
             )
-        elif (found := how_encoded(source, base.encoding)) in DIFFERS:
-            told = "holds" if found is Encodings.OTHER else "does not say whether it holds"
+        elif (encoding := how_encoded(source, base.encoding)) in DIFFERS:
+            holds = "holds" if encoding is Encodings.OTHER else "does not say whether it holds"
             console.warn(
-                f"{source} {told} answers to prompts that were encoded otherwise than "
+                f"{source} {holds} answers to prompts that were encoded otherwise than "
                 f"{base.info.name!r} encodes them now: drafts may be accepted less often. The "
                 "`medusa-kit data generate` that made it, run again, mends it"
             )
@@ -185,7 +185,7 @@ def train_heads(
 ) -> TrainReport:
     """`train` for a base and rows that are already in memory."""
     folder = RunFolder(recipe)
-    with folder.held(), by_onednn(base.device):
+    with folder.locked(), by_onednn(base.device):
         folder.open(fresh)
         return _train_heads(base, examples, recipe, folder, pace)
 
@@ -228,9 +228,9 @@ def _train_heads(
         after = None
         if before is not None:
             run.module.eval()
-            held = run.module.held_parameters()
+            parameters = run.module.parameters_read_outside()
             with loop.average.in_place():
-                readings = quality.read(base, held_out, options, lambda: engine.whole(held))
+                readings = quality.read(base, held_out, options, lambda: engine.whole(parameters))
             after = quality.compare(before, readings)
     finally:
         engine.close()
@@ -251,7 +251,7 @@ def _train_heads(
 def _split(
     items: Sequence[HeadTargets], recipe: TrainRecipe, checkpoint: Checkpoint | None
 ) -> tuple[list[HeadTargets], list[HeadTargets]]:
-    """As the run began: versions before kept rows that are the same on both sides."""
+    """(training, held out) as the run began: earlier versions had equal rows on both sides."""
     options = (items, recipe.data.eval_fraction, recipe.seed)
     parts = split(*options)
     if checkpoint is None or checkpoint.progress.get("data") == _digest(parts[0]):

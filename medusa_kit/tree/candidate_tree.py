@@ -65,7 +65,8 @@ class CandidateTree:
 
     @classmethod
     def from_choices(cls, choices: Iterable[Sequence[int]]) -> "CandidateTree":
-        """From a list of paths as published for Medusa: `[[0], [1], [0, 0], ...]`, in any order."""
+        """A tree from a list of paths as published for Medusa: `[[0], [1], [0, 0], ...]`, in any
+        order."""
         if isinstance(choices, str | bytes | dict) or not isinstance(choices, Iterable):
             raise TreeError(f"choices are {_shown(choices)}; expected a list of paths like [0, 2]")
         return cls(tuple(choices))  # type: ignore[arg-type]  # made tuples by the checks

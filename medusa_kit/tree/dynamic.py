@@ -45,11 +45,11 @@ class DynamicTree:
     doubts: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, least in (("num_nodes", 2), ("num_ranks", 1), ("beam", 1)):
+        for name, minimum in (("num_nodes", 2), ("num_ranks", 1), ("beam", 1)):
             value = getattr(self, name)
-            if type(value) is not int or value < least:
+            if type(value) is not int or value < minimum:
                 raise TreeError(
-                    f"{name} of a dynamic tree is {value!r}, expected a whole number >= {least}"
+                    f"{name} of a dynamic tree is {value!r}, expected a whole number >= {minimum}"
                 )
         found = self.temperatures
         if not isinstance(found, list | tuple) or not found or not all(map(_is_scale, found)):
@@ -69,7 +69,7 @@ class DynamicTree:
 
     @classmethod
     def from_dict(cls, fields: Any) -> "DynamicTree":
-        """From the fields of `as_dict`. Raises TreeError for anything else."""
+        """A tree from the fields of `as_dict`. Raises TreeError for anything else."""
         names = set(cls.__dataclass_fields__)
         # Trees saved before there was copying have no doubts.
         if not isinstance(fields, dict) or {"doubts", *fields} != names:

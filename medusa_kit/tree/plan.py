@@ -45,8 +45,8 @@ class PlannedTree:
         return self.dynamic or self.static
 
     def as_chain(self) -> "PlannedTree":
-        """Of a static tree the first guess below the root, its first guess, and so on; in a dynamic
-        one's place a chain as deep."""
+        """The chain to verify instead: of a static tree the first guess below the root, its first
+        guess, and so on; for a dynamic one a chain as deep."""
         if self.dynamic is not None:
             depth = min(len(self.dynamic.temperatures), self.dynamic.num_nodes - 1)
             return PlannedTree(self.batch_size, CandidateTree.chain(depth))
@@ -82,7 +82,7 @@ class TreePlan:
 
     @classmethod
     def of(cls, static: CandidateTree, dynamic: DynamicTree | None = None) -> "TreePlan":
-        """The same tree for every batch size."""
+        """A plan with one tree for every batch size."""
         return cls((PlannedTree(1, static, dynamic),))
 
     @classmethod
@@ -98,7 +98,7 @@ class TreePlan:
         return cls.of(tree)
 
     def as_chains(self) -> "TreePlan":
-        """The same with the likeliest path of each tree, for models that verify chains alone."""
+        """The plan with the likeliest path of each tree, for models that verify chains alone."""
         return TreePlan(tuple(planned.as_chain() for planned in self.trees))
 
     def for_batch(self, batch_size: int) -> Tree:

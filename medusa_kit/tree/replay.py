@@ -86,7 +86,7 @@ def node_shares(tree: Tree, statistics: RankStatistics) -> list[float]:
 
 
 def _accepted_nodes(tree: CandidateTree, ranks_PK: np.ndarray) -> list[np.ndarray]:
-    """Of each node, the rows at which it and all of its path are right."""
+    """The rows at which each node and all of its path are right."""
     accepted_NP = [np.ones(len(ranks_PK), dtype=bool)]
     for node in range(1, tree.num_nodes):
         at_head = ranks_PK[:, tree.depths[node] - 1] == tree.ranks[node]

@@ -197,11 +197,11 @@ def _check_sizes(sizes: Sequence[int], statistics: RankStatistics) -> None:
     if not sizes:
         raise TreeError("no tree sizes to search, expected at least one number of nodes")
     heads, ranks = statistics.num_heads, statistics.num_ranks
-    most = 1 + sum(ranks**depth for depth in range(1, heads + 1))
+    max_nodes = 1 + sum(ranks**depth for depth in range(1, heads + 1))
     for size in sizes:
-        if not 1 <= size <= most:
+        if not 1 <= size <= max_nodes:
             raise TreeError(
-                f"a tree of {size} nodes cannot exist; expected 1 to {most} "
+                f"a tree of {size} nodes cannot exist; expected 1 to {max_nodes} "
                 f"({heads} heads with {ranks} ranks, and the root)"
             )
 

@@ -124,7 +124,7 @@ class RankStatistics:
         return self._answers(fit), self._answers(held_out)
 
     def _answers(self, answers: np.ndarray) -> "RankStatistics":
-        """Only these answers, in the order given."""
+        """The statistics of these answers alone, in the order given."""
         lengths_A = self.lengths()[answers]
         ends_A = np.cumsum(lengths_A)
         first_A = self.starts[answers]
@@ -141,18 +141,18 @@ class RankStatistics:
         first = parts[0]
         for part in parts[1:]:
             for name in ("num_heads", "num_ranks", "meta"):
-                ours, theirs = getattr(first, name), getattr(part, name)
-                if ours != theirs:
+                expected, actual = getattr(first, name), getattr(part, name)
+                if expected != actual:
                     raise CheckpointError(
-                        f"statistics with {name} {theirs} do not join those with {name} {ours}",
+                        f"statistics with {name} {actual} do not join those with {name} {expected}",
                         hint="join only statistics of the same heads on the same base model",
                     )
         sizes = [part.num_positions for part in parts]
         offsets = np.cumsum([0, *sizes[:-1]])
         starts = [part.starts + offset for part, offset in zip(parts, offsets, strict=True)]
         ranks_PK = np.concatenate([part.ranks_PK for part in parts])
-        found = [part.entries_PK for part in parts if part.entries_PK is not None]
-        entries_PK = np.concatenate(found) if len(found) == len(parts) else None
+        entries = [part.entries_PK for part in parts if part.entries_PK is not None]
+        entries_PK = np.concatenate(entries) if len(entries) == len(parts) else None
         starts_A = np.concatenate(starts)
         return replace(first, ranks_PK=ranks_PK, starts=starts_A, entries_PK=entries_PK)
 
@@ -162,7 +162,7 @@ class RankStatistics:
             temporary.write_bytes(self.as_bytes())
 
     def as_bytes(self) -> bytes:
-        """What `save` writes."""
+        """The bytes that `save` writes."""
         header = {"format": FORMAT, "version": VERSION, "num_ranks": self.num_ranks}
         text = json.dumps({**header, "meta": self.meta})
         arrays = {"ranks_PK": self.ranks_PK, "starts": self.starts, "header": np.array(text)}
@@ -198,10 +198,10 @@ _UNREADABLE = (
 def _read_fields(arrays: Any) -> tuple[np.ndarray, np.ndarray, int, dict[str, Any], Any]:
     """The fields of RankStatistics, in order, from an opened .npz file."""
     header = json.loads(str(arrays["header"]))
-    found = (header["format"], header["version"])
-    if found != (FORMAT, VERSION):
+    version = (header["format"], header["version"])
+    if version != (FORMAT, VERSION):
         raise CheckpointError(
-            f"format {found[0]!r} version {found[1]!r}, expected {FORMAT!r} version {VERSION}"
+            f"format {version[0]!r} version {version[1]!r}, expected {FORMAT!r} version {VERSION}"
         )
     entries_PK = arrays["entries_PK"] if "entries_PK" in arrays.files else None
     meta = dict(header["meta"])
@@ -232,15 +232,15 @@ def _check_ends(ranks_PK: np.ndarray, lengths_A: np.ndarray) -> None:
     """Ranks must be present exactly where the answer still has a token for that head."""
     num_positions, num_heads = ranks_PK.shape
     ends_P = np.repeat(np.cumsum(lengths_A), lengths_A)
-    left_P = ends_P - np.arange(num_positions)  # rows from this one to the answer's last
-    past_end_PK = np.arange(1, num_heads + 1) >= left_P[:, None]
+    remaining_P = ends_P - np.arange(num_positions)  # rows from this one to the answer's last
+    past_end_PK = np.arange(1, num_heads + 1) >= remaining_P[:, None]
     wrong = np.argwhere(((ranks_PK == NOT_AVAILABLE) != past_end_PK) | (ranks_PK < NOT_AVAILABLE))
     if len(wrong):
         row, k = wrong[0].tolist()
         expected = str(NOT_AVAILABLE) if past_end_PK[row, k] else "a rank >= 0"
         raise CheckpointError(
             f"head {k} has rank {ranks_PK[row, k]} at row {row}, expected {expected} there: "
-            f"the answer has {left_P[row] - 1} more tokens after the row's own"
+            f"the answer has {remaining_P[row] - 1} more tokens after the row's own"
         )
 
 

@@ -141,8 +141,8 @@ def tree_entries(
     for start in range(0, len(hidden_PD), chunk_positions):
         ahead = ahead_PJ[start : start + chunk_positions].tolist()
         hidden_BD = hidden_PD[start : start + chunk_positions].to(drafter.heads.base.device)
-        places = range(start + 1, start + len(ahead) + 1)
-        texts = [text_T[: len(prompt_ids) + place] for place in places]
+        lengths = range(start + 1, start + len(ahead) + 1)
+        texts = [text_T[: len(prompt_ids) + length] for length in lengths]
         texts = texts if drafter.tree.doubts else []
         grown = drafter.grow(hidden_BD, [row[0] for row in ahead], texts=texts)
         for row, tokens in enumerate(grown.tokens_BN.tolist()):

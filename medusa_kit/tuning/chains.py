@@ -23,30 +23,30 @@ from medusa_kit.tuning.step_time import measure_step_times
 
 @dataclass(frozen=True)
 class Unread:
-    """Of the average step: tokens in front of its chain, and forwards for such tokens alone."""
+    """The average step's tokens in front of its chain, and forwards for such tokens alone."""
 
     tokens: float
     forwards: float
 
 
 def chain_of(tree: CandidateTree) -> CandidateTree:
-    """What is verified of a tree."""
+    """The chain that is verified of a tree."""
     return PlannedTree(1, tree).as_chain().static
 
 
 def chains(sizes: Sequence[int], held_out: RankStatistics) -> dict[int, SearchResult]:
     """A chain for each number of nodes that there are heads for."""
-    found = {}
+    results = {}
     for size in sizes:
         if size <= held_out.num_heads + 1:
             tree = CandidateTree.chain(size - 1)
             length = replay(tree, held_out).acceptance_length
-            found[size] = SearchResult(tree, float("nan"), length, "chain", ())
-    return found
+            results[size] = SearchResult(tree, float("nan"), length, "chain", ())
+    return results
 
 
 def unread_by_replay(tree: CandidateTree, statistics: RankStatistics) -> Unread:
-    """What stays unread where every step drafts this chain."""
+    """The tokens that stay unread where every step drafts this chain."""
     starts = np.flatnonzero(replay(tree, statistics).starts_P).tolist()
     begins = set(statistics.starts.tolist())
     unread = tokens = forwards = 0
@@ -64,20 +64,20 @@ def unread_by_replay(tree: CandidateTree, statistics: RankStatistics) -> Unread:
 def chain_step_times(
     engine: Engine, trees: Mapping[Any, Tree], statistics: RankStatistics, batch_size: int
 ) -> dict[Any, float]:
-    """`measure_step_times`, with what each chain leaves unread.
+    """Seconds of a step for each chain, as `measure_step_times`, with what it leaves unread.
 
     A step's time is taken as linear in the tokens that it reads, between none unread and the most.
     """
     none = measure_step_times(engine, trees, batch_size=batch_size)
     if len(trees) == 1:
         return none
-    most = measure_step_times(engine, trees, batch_size=batch_size, num_unread=MAX_UNREAD)
-    alone = min(seconds for key, seconds in most.items() if trees[key].num_nodes > 1)
-    found = dict(none)
+    with_most = measure_step_times(engine, trees, batch_size=batch_size, num_unread=MAX_UNREAD)
+    alone = min(seconds for key, seconds in with_most.items() if trees[key].num_nodes > 1)
+    times = dict(none)
     for key, tree in trees.items():
         if tree.num_nodes > 1:
             assert isinstance(tree, CandidateTree)
-            left = unread_by_replay(tree, statistics)
-            more = max(most[key] - none[key], 0.0) * left.tokens / MAX_UNREAD
-            found[key] = none[key] + more + alone * left.forwards
-    return found
+            unread = unread_by_replay(tree, statistics)
+            more = max(with_most[key] - none[key], 0.0) * unread.tokens / MAX_UNREAD
+            times[key] = none[key] + more + alone * unread.forwards
+    return times

@@ -9,7 +9,7 @@ from medusa_kit import console
 
 
 def draw(path: Path, plot: Callable[[Any, Path], None]) -> None:
-    """`plot` gets the module that draws (plots.py), and the path."""
+    """Draw a chart. `plot` gets the module that draws (plots.py), and the path."""
     try:
         plots = import_module("medusa_kit.tuning.plots")
     except ImportError:

@@ -24,20 +24,20 @@ def take_statistics(
     source: str,
     dynamic_nodes: int | None = None,
 ) -> RankStatistics:
-    """Measured on answers, and written. `source`: what they are called; `dynamic_nodes`: the size
-    of dynamic trees to record, if any."""
+    """Measure statistics on answers, and write them. `source`: the name of the answers;
+    `dynamic_nodes`: the size of dynamic trees to record, if any."""
     assert engine.heads is not None
     dynamic = None
     if dynamic_nodes is not None:
         dynamic = fitted_dynamic_tree(engine.base, engine.heads, answers, dynamic_nodes)
-    found = calibrate(engine.base, engine.heads, answers, dynamic=dynamic)
-    found = replace(found, meta={**found.meta, "prompts": source})
-    found.save(folder / STATISTICS_NAME)
-    return found
+    statistics = calibrate(engine.base, engine.heads, answers, dynamic=dynamic)
+    statistics = replace(statistics, meta={**statistics.meta, "prompts": source})
+    statistics.save(folder / STATISTICS_NAME)
+    return statistics
 
 
 def write_search(engine: Engine, search: TreeSearch, folder: Path) -> None:
-    """tree.json, and tree.png where matplotlib is there."""
+    """Write tree.json, and tree.png where matplotlib is there."""
     save_plan(search.plan, folder / TREE_NAME, search.as_extra(engine))
     console.note(f"wrote {folder / TREE_NAME}")
     alone = [row for row in search.rows if row.batch_size == 1]

@@ -61,14 +61,14 @@ def measure_step_times(
                 pack_for_rows(engine.base, trees[key].num_nodes * batch_size)
                 count = -(-repeats // rounds)
                 unread = num_unread if trees[key].num_nodes > 1 else 0
-                pairs = [(_median(one, drafter, count, unread), _median(one, plain, count))
-                         for one in steps]  # fmt: skip
-                ratios[key].append(statistics.mean(ours / one for ours, one in pairs))
-                plain_times += [one for _, one in pairs]
+                pairs = [(_median(times, drafter, count, unread), _median(times, plain, count))
+                         for times in steps]  # fmt: skip
+                ratios[key].append(statistics.mean(tree_time / times for tree_time, times in pairs))
+                plain_times += [times for _, times in pairs]
                 bar.advance()
     one_node = statistics.median(plain_times)
-    found = {key: one_node * statistics.median(several) for key, several in ratios.items()}
-    return {**found, 1: one_node}
+    medians = {key: one_node * statistics.median(several) for key, several in ratios.items()}
+    return {**medians, 1: one_node}
 
 
 def _median(steps: RepeatedSteps, drafter: Drafter, repeats: int, num_unread: int = 0) -> float:

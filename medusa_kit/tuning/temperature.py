@@ -55,9 +55,9 @@ def _minimum(losses_G: Tensor) -> float:
     """The temperature of least loss; losses are smooth in log(temperature), with even steps."""
     if not losses_G.any():
         return 1.0
-    place = int(losses_G.argmin())
-    if place in (0, len(TRIED_G) - 1):
-        return float(TRIED_G[place])
-    before, lowest, after = losses_G[place - 1 : place + 2].tolist()
+    index = int(losses_G.argmin())
+    if index in (0, len(TRIED_G) - 1):
+        return float(TRIED_G[index])
+    before, lowest, after = losses_G[index - 1 : index + 2].tolist()
     shift = 0.5 * (before - after) / (before - 2 * lowest + after)
-    return float(TRIED_G[place] * (TRIED_G[1] / TRIED_G[0]) ** shift)
+    return float(TRIED_G[index] * (TRIED_G[1] / TRIED_G[0]) ** shift)

@@ -139,13 +139,13 @@ def search_tree(
             f"only {statistics.num_positions:,} calibration tokens; a reliable tree needs "
             f"{FEW_POSITIONS:,} or more"
         )
-    wanted = sorted({1, *sizes, *([fixed_size] if fixed_size else [])})
+    all_sizes = sorted({1, *sizes, *([fixed_size] if fixed_size else [])})
     fit, held_out = statistics.split(HELD_OUT, seed=0)
     if engine.verifier.chains_only:
         CandidateTree.chain((fixed_size or 1) - 1).check_fits(statistics.num_heads, 1)
-        results = chains(wanted, held_out)
+        results = chains(all_sizes, held_out)
     else:
-        results = best_trees(fit, wanted, held_out)
+        results = best_trees(fit, all_sizes, held_out)
     contenders = [_static_row(result) for result in results.values()]
     contenders += _dynamic_rows(engine, results, held_out)
     rows, by_batch = [], []
@@ -162,33 +162,33 @@ def search_tree(
 
 
 def _best_of_one_size(engine: Engine, rows: Sequence[TreeRow], timed: Sequence[TreeRow]) -> TreeRow:
-    """The one that decoding is expected to make most of. Of those that are alike it is a dynamic
-    one where nodes are verified as they pay, since its chances are those of the step."""
+    """The row that decoding is expected to be fastest with. Of those that are alike it is a dynamic
+    one where nodes are verified as they gain, since its chances are those of the step."""
     speeds = [_decoded(engine, row, timed).speed_up for row in rows]
-    least = ALIKE * max(speeds)
-    alike = [row for row, speed in zip(rows, speeds, strict=True) if speed >= least]
+    min_speed = ALIKE * max(speeds)
+    alike = [row for row, speed in zip(rows, speeds, strict=True) if speed >= min_speed]
     if not engine.pays:
         return _fastest(alike)
     return _fastest([row for row in alike if row.dynamic] or alike)
 
 
 def _fastest(rows: Sequence[TreeRow]) -> TreeRow:
-    """Ties go to fewer nodes, then to static trees."""
+    """The fastest row; ties go to fewer nodes, then to static trees."""
     return max(sorted(rows, key=lambda row: row.num_nodes), key=lambda row: row.speed_up)
 
 
 def _decoded(engine: Engine, row: TreeRow, timed: Sequence[TreeRow]) -> TreeRow:
-    """The row itself, or where nodes are verified as they pay the fastest of its sort that is no
-    larger, plain decoding among them."""
+    """The row that decoding comes to: the row itself, or where nodes are verified as they gain the
+    fastest of its sort that is no larger, plain decoding among them."""
     if not engine.pays:
         return row
 
-    def made_of_it(one: TreeRow) -> bool:
-        same_sort = (one.dynamic is None) == (row.dynamic is None)
-        smaller = one.batch_size == row.batch_size and one.num_nodes <= row.num_nodes
-        return smaller and (same_sort or one.num_nodes == 1)
+    def can_come_of_it(candidate: TreeRow) -> bool:
+        same_sort = (candidate.dynamic is None) == (row.dynamic is None)
+        smaller = candidate.batch_size == row.batch_size and candidate.num_nodes <= row.num_nodes
+        return smaller and (same_sort or candidate.num_nodes == 1)
 
-    return _fastest([one for one in timed if made_of_it(one)])
+    return _fastest([candidate for candidate in timed if can_come_of_it(candidate)])
 
 
 def _with_acceptance(row: TreeRow, statistics: RankStatistics) -> TreeRow:
@@ -231,7 +231,7 @@ def _dynamic_rows(
 def _timed(
     engine: Engine, rows: Sequence[TreeRow], batch_size: int, statistics: RankStatistics
 ) -> list[TreeRow]:
-    """The same rows with their step times at this batch size, static before dynamic ones."""
+    """The rows with their step times at this batch size, static before dynamic ones."""
     trees: dict[Any, Tree] = {
         row.num_nodes if row.dynamic is None else ("dynamic", row.num_nodes): row.dynamic
         or row.tree
@@ -253,8 +253,8 @@ def _timed(
 
 
 def judge_tree(engine: Engine, statistics: RankStatistics, tree: CandidateTree) -> TreeSearch:
-    """The same table for one given tree (a published `medusa_choices` list, say), or for what can
-    be verified of it."""
+    """The table of `search_tree` for one given tree (a published `medusa_choices` list, say), or
+    for what can be verified of it."""
     _check_statistics(engine, statistics)
     assert engine.heads is not None
     tree = chain_of(tree) if engine.verifier.chains_only else tree
@@ -290,10 +290,10 @@ def _check_statistics(engine: Engine, statistics: RankStatistics) -> None:
             hint="calibrate again",
         )
     encoding = engine.base.encoding
-    found = compare_encodings(statistics.meta.get(ENCODING), encoding)
-    if encoding is not None and found in DIFFERS:
-        told = "were taken on" if found is Encodings.OTHER else "do not say whether they are of"
+    encodings = compare_encodings(statistics.meta.get(ENCODING), encoding)
+    if encoding is not None and encodings in DIFFERS:
+        what = "were taken on" if encodings is Encodings.OTHER else "do not say whether they are of"
         console.note(
-            f"the statistics {told} text that was encoded otherwise than {engine.base.info.name} "
+            f"the statistics {what} text that was encoded otherwise than {engine.base.info.name} "
             "encodes it now; `medusa-kit tree-search --prompts FILE` takes new ones"
         )

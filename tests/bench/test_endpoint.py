@@ -11,7 +11,7 @@ from support.serving.streaming_server import StreamingServer
 from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.bench import endpoint as endpoint_module
 from medusa_kit.bench.bench import Method, bench
-from medusa_kit.bench.endpoint import Asked, EndpointRun
+from medusa_kit.bench.endpoint import EndpointRun, Question
 from medusa_kit.bench.report import Answers, BenchReport, Decoding
 from medusa_kit.bench.served_acceptance import read_counts, steps_between
 from medusa_kit.distill.openai_client import Endpoint
@@ -29,10 +29,11 @@ def endpoint(server: StreamingServer, **options: Any) -> Endpoint:
 
 def served(server: StreamingServer, count: int, **options: Any) -> EndpointRun:
     """Questions q1, q2, …; here they are known by their numbers from 0."""
-    asked = {
-        (row,): Asked(row + 1, [{"role": "user", "content": f"q{row + 1}"}]) for row in range(count)
+    questions = {
+        (number,): Question(number + 1, [{"role": "user", "content": f"q{number + 1}"}])
+        for number in range(count)
     }
-    return EndpointRun(endpoint(server), asked, byte_tokenizer, **{"compare": False, **options})
+    return EndpointRun(endpoint(server), questions, byte_tokenizer, **{"compare": False, **options})
 
 
 def measured(run: EndpointRun, *others: Method, **options: Any) -> BenchReport:

@@ -12,7 +12,7 @@ from support.serving.streaming_server import StreamingServer
 from support.small_engines import build_engine, lively_chat_base, random_heads
 
 from medusa_kit.base.gguf import byte_tokenizer
-from medusa_kit.bench.endpoint import Asked
+from medusa_kit.bench.endpoint import Question
 from medusa_kit.bench.load.arrivals import Closed, Poisson
 from medusa_kit.bench.load.records import (
     RequestRecord,
@@ -28,8 +28,8 @@ from medusa_kit.distill.openai_stream import Arrived, Streamed, stream_answer
 from medusa_kit.errors import MedusaKitError
 
 
-def questions(count: int) -> list[Asked]:
-    return [Asked(n, [{"role": "user", "content": f"q{n}"}]) for n in range(1, count + 1)]
+def questions(count: int) -> list[Question]:
+    return [Question(n, [{"role": "user", "content": f"q{n}"}]) for n in range(1, count + 1)]
 
 
 def load_run(server: StreamingServer, count: int, **options: Any) -> LoadRun:

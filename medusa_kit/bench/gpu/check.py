@@ -143,35 +143,36 @@ def _decoding(
         running.close()  # type: ignore[attr-defined]  # it is a generator
 
 
-def print_findings(found: dict[str, Any]) -> None:
-    for table in _tables(found):
+def print_findings(findings: dict[str, Any]) -> None:
+    for table in _tables(findings):
         console.out.print(table)
 
 
-def _tables(found: dict[str, Any]) -> Iterator[Table]:
-    setup, check = found["setup"], found["self_check"]
-    title = NO_MEASUREMENT if found["dry_run"] else setup["device"]
+def _tables(findings: dict[str, Any]) -> Iterator[Table]:
+    setup, check = findings["setup"], findings["self_check"]
+    title = NO_MEASUREMENT if findings["dry_run"] else setup["device"]
     rows = [(name, str(value)) for name, value in setup.items()
             if value is not None and not isinstance(value, dict)]  # fmt: skip
     torchs = setup["sdpa"]
     on = [name for name in torchs["order"] if torchs["on"].get(name.removesuffix("_attention"))]
     rows += [("SDPA, in order", ", ".join(on)), ("cuDNN", str(torchs["cudnn"] or NONE))]
-    rows += [("model", f"random weights in the shape of {found['model']}")]
+    rows += [("model", f"random weights in the shape of {findings['model']}")]
     rows += [("self-check", f"passed, error {check['relative_error']:.1e}")]
-    rows += [("attention", found["attention"]["used"])]
-    rows += [("not used", line) for line in found["attention"]["fallbacks"]]
-    rows += [("captured", "yes" if found["captured"] else "no"), ("steps", found["steps_run_by"])]
+    rows += [("attention", findings["attention"]["used"])]
+    rows += [("not used", line) for line in findings["attention"]["fallbacks"]]
+    rows += [("captured", "yes" if findings["captured"] else "no")]
+    rows += [("steps", findings["steps_run_by"])]
     yield console.table(title, ("what", "found"), rows)
     steps = [
         (
-            str(one["nodes"]),
-            f"{one['ms']:.3f}",
-            f"{one['least_ms']:.3f}",
-            "yes" if one["captured"] else "no",
-            NONE if one["host_syncs"] is None else f"{one['host_syncs']:.1f}",
+            str(step["nodes"]),
+            f"{step['ms']:.3f}",
+            f"{step['least_ms']:.3f}",
+            "yes" if step["captured"] else "no",
+            NONE if step["host_syncs"] is None else f"{step['host_syncs']:.1f}",
         )
-        for one in found["steps"]
+        for step in findings["steps"]
     ]
     columns = ("nodes", "ms", "least", "captured", "waits of the host")
-    none = " (no measurement)" if found["dry_run"] else ""
+    none = " (no measurement)" if findings["dry_run"] else ""
     yield console.table(f"Steps after {PREFIX} tokens{none}", columns, steps)

@@ -72,11 +72,11 @@ class Clock:
             for _ in range(repeats):
                 call()
             return None
-        with warnings.catch_warnings(record=True) as said, _warnings_of_syncs():
+        with warnings.catch_warnings(record=True) as caught, _warnings_of_syncs():
             warnings.simplefilter("always")
             for _ in range(repeats):
                 call()
-        return sum(SYNC_WARNING in str(one.message) for one in said) / repeats
+        return sum(SYNC_WARNING in str(warning.message) for warning in caught) / repeats
 
 
 @contextmanager
@@ -90,7 +90,8 @@ def _warnings_of_syncs() -> Iterator[None]:
 
 
 def _set_mode(mode: int | str) -> None:
-    """Without torch's warning, at the first call in a process, that the setting is a prototype."""
+    """Set torch's debug mode without its warning, at the first call in a process, that the setting
+    is a prototype."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode(mode)

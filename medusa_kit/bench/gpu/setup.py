@@ -22,7 +22,7 @@ STATE = ("driver_version", "clocks.sm", "clocks.mem", "clocks_throttle_reasons.a
 
 def describe(device: torch.device) -> dict[str, Any]:
     """The device, the versions that figures are measured with, and the date."""
-    found: dict[str, Any] = {
+    description: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "device": processor_name(device),
         "system": f"{platform.system()} {platform.machine()}",
@@ -34,14 +34,14 @@ def describe(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         state = _state(device)
-        found |= {
+        description |= {
             "driver": state.get("driver_version") or _driver(),
             "memory_gb": round(properties.total_memory / 1e9, 1),
             "compute_capability": f"{properties.major}.{properties.minor}",
             "multiprocessors": properties.multi_processor_count,
             "state": state,
         }
-    return found | {"sdpa": sdpa()}
+    return description | {"sdpa": sdpa()}
 
 
 def sdpa() -> dict[str, Any]:
@@ -69,13 +69,13 @@ def _kinds() -> Iterable[tuple[str, Any]]:
 
 
 def _versions(packages: Iterable[str]) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {}
     for package in packages:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+            versions[package] = None
+    return versions
 
 
 def _state(device: torch.device) -> dict[str, str]:

@@ -55,7 +55,7 @@ class Shape:
 
     @property
     def all_weights(self) -> int:
-        """The same with the input embedding."""
+        """The weights of all linear layers and both embeddings."""
         return self.linear_weights + self.vocab_size * self.hidden_size
 
     @property

@@ -57,12 +57,12 @@ class Poisson:
     def run(self, questions: Sequence[Q], ask: "Ask[Q, R]", start: float) -> list[R]:
         """A request is due when it arrives: one that is sent late has waited."""
         with ThreadPoolExecutor(max(1, len(questions))) as pool:
-            asked = []
+            futures = []
             for question, after in zip(questions, self.times(len(questions)), strict=True):
                 if (early := start + after - self.clock()) > 0:
                     self.wait(early)
-                asked.append(pool.submit(ask, question, start + after))
-            return [one.result() for one in asked]
+                futures.append(pool.submit(ask, question, start + after))
+            return [future.result() for future in futures]
 
 
 Load = Closed | Poisson

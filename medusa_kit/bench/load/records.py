@@ -1,7 +1,7 @@
 """What became of each request, and the figures of many.
 
 Times are seconds since the measurement began. A request's first token is timed from when it was
-due, so that one which had to wait before it could be sent is not told better than it was.
+due, so that one which had to wait before it could be sent does not look better than it was.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class RequestRecord:
         return self.error is None
 
     def waits(self) -> list[float]:
-        """Between one piece of text and the next."""
+        """The seconds between one piece of text and the next."""
         times = [at for at, _ in self.pieces]
         return [after - before for before, after in pairwise(times)]
 
@@ -83,28 +83,29 @@ def answered(
 
 
 def _sizes(pieces: Sequence[Arrived], tokens: int, start: float) -> list[tuple[float, float]]:
-    """Where the server does not say how many tokens a piece has, all have as many."""
-    told = any(piece.token_ids for piece in pieces)
+    """The time and the number of tokens of each piece. Where the server does not say how many a
+    piece has, all have as many."""
+    has_ids = any(piece.token_ids for piece in pieces)
     mean = tokens / len(pieces) if pieces else 0.0
-    return [(one.at - start, len(one.token_ids) if told else mean) for one in pieces]
+    return [(piece.at - start, len(piece.token_ids) if has_ids else mean) for piece in pieces]
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
     """p50, p95 and p99, interpolated between the nearest values; None of no values."""
     if not values:
         return None
-    found = numpy.percentile(values, PERCENTILES)
-    return {f"p{at}": float(value) for at, value in zip(PERCENTILES, found, strict=True)}
+    percents = numpy.percentile(values, PERCENTILES)
+    return {f"p{at}": float(value) for at, value in zip(PERCENTILES, percents, strict=True)}
 
 
 def summary(records: Sequence[RequestRecord]) -> dict[str, Any]:
     """The figures of all requests of one measurement."""
-    good = [one for one in records if one.answered]
-    seconds = max((one.ended for one in records), default=0.0)
-    tokens = sum(one.tokens for one in good)
-    compared = [one.same for one in good if one.same is not None]
+    good = [record for record in records if record.answered]
+    seconds = max((record.ended for record in records), default=0.0)
+    tokens = sum(record.tokens for record in good)
+    compared = [record.same for record in good if record.same is not None]
     firsts = [one.first_token - one.arrival for one in good if one.first_token is not None]
-    cached = [one.cached_tokens for one in good if one.cached_tokens is not None]
+    cached = [record.cached_tokens for record in good if record.cached_tokens is not None]
     return {
         "requests": len(records),
         "answered": len(good),
@@ -115,30 +116,31 @@ def summary(records: Sequence[RequestRecord]) -> dict[str, Any]:
         "answers_per_second": len(good) / seconds if seconds else 0.0,
         "most_at_once": most_at_once(records),
         "first_token_seconds": percentiles(firsts),
-        "token_seconds": percentiles([wait for one in good for wait in one.token_times()]),
-        "piece_seconds": percentiles([wait for one in good for wait in one.waits()]),
-        "answer_seconds": percentiles([one.ended - one.arrival for one in good]),
+        "token_seconds": percentiles([wait for record in good for wait in record.token_times()]),
+        "piece_seconds": percentiles([wait for record in good for wait in record.waits()]),
+        "answer_seconds": percentiles([record.ended - record.arrival for record in good]),
         "acceptance_length": _acceptance_length(good),
         "cached_tokens": sum(cached) if cached else None,
         "compared": len(compared),
         "same": sum(compared) if compared else None,
-        "differing": [one.number for one in good if one.same is False],
+        "differing": [record.number for record in good if record.same is False],
     }
 
 
 def most_at_once(records: Sequence[RequestRecord]) -> int:
     """Requests that were in progress together. One that ends as another starts is before it."""
-    changes = [(one.started, 1) for one in records] + [(one.ended, -1) for one in records]
-    running = most = 0
+    changes = [(record.started, 1) for record in records]
+    changes += [(record.ended, -1) for record in records]
+    running = peak = 0
     for _, change in sorted(changes):
         running += change
-        most = max(most, running)
-    return most
+        peak = max(peak, running)
+    return peak
 
 
 def _acceptance_length(records: Sequence[RequestRecord]) -> float | None:
-    """Over all steps; None where the server does not tell."""
-    told = [(one.acceptance_length, one.steps) for one in records
-            if one.acceptance_length is not None and one.steps]  # fmt: skip
-    steps = sum(steps for _, steps in told)
-    return sum(length * steps for length, steps in told) / steps if steps else None
+    """The acceptance length over all steps; None where the server does not report it."""
+    known = [(record.acceptance_length, record.steps) for record in records
+            if record.acceptance_length is not None and record.steps]  # fmt: skip
+    steps = sum(steps for _, steps in known)
+    return sum(length * steps for length, steps in known) / steps if steps else None

@@ -75,27 +75,27 @@ def _milliseconds(known: Mapping[str, float] | None) -> str:
 
 def notes(run: LoadRun, points: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the tables mean, and which requests failed or differ."""
-    said = ["first token: from when the request was due; between tokens: the wait for a piece of "
+    notes = ["first token: from when the request was due; between tokens: the wait for a piece of "
             "text, shared among its tokens; between pieces: the wait itself"]  # fmt: skip
     if run.compared_by is not None:
-        said.append(f"same: answers that equal plain decoding of the base here"
+        notes.append(f"same: answers that equal plain decoding of the base here"
                     f"{_precision(run)}, by {run.compared_by}")  # fmt: skip
     if all(point["first_token_seconds"] is None for point in points):
-        said.append("it sends answers whole: the time to the first token is not known")
-    failed = [one for point in run.points for one in point.records if not one.answered]
-    for one in failed[:FAILURES_SHOWN]:
-        said.append(f"prompt {one.number} failed: {one.error}")
+        notes.append("it sends answers whole: the time to the first token is not known")
+    failed = [record for point in run.points for record in point.records if not record.answered]
+    for record in failed[:FAILURES_SHOWN]:
+        notes.append(f"prompt {record.number} failed: {record.error}")
     if len(failed) > FAILURES_SHOWN:
-        said.append(f"{len(failed)} requests failed in all")
+        notes.append(f"{len(failed)} requests failed in all")
     differing = sorted({number for point in points for number in point["differing"]})
     if differing:
-        said.append(f"another answer than plain decoding's: prompts "
+        notes.append(f"another answer than plain decoding's: prompts "
                     f"{', '.join(map(str, differing))}")  # fmt: skip
-    return said
+    return notes
 
 
 def _precision(run: LoadRun) -> str:
-    """Of the answers compared with; empty for float32."""
+    """The precision of the answers that are compared with; empty for float32."""
     if run.plain is None or run.plain.activations == FLOAT32:
         return ""
     return f" with {run.plain.activations} activations"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from medusa_kit.bench.endpoint import Asked
+from medusa_kit.bench.endpoint import Question
 from medusa_kit.bench.load.arrivals import Load
 from medusa_kit.bench.load.records import RequestRecord, answered, summary
 from medusa_kit.distill.openai_client import Endpoint, encode_again
@@ -25,13 +25,15 @@ class PlainAnswers:
     activations: str = FLOAT32  # the precision
 
     @classmethod
-    def by(cls, engine: Engine, questions: Sequence[Asked], max_new_tokens: int) -> "PlainAnswers":
-        """One prompt at a time, greedy, one token a step."""
+    def by(
+        cls, engine: Engine, questions: Sequence[Question], max_new_tokens: int
+    ) -> "PlainAnswers":
+        """The answers of an engine: one prompt at a time, greedy, one token a step."""
         results = {
-            one.number: engine.generate(
-                engine.encode(one.messages), max_new_tokens=max_new_tokens, drafter="none"
+            question.number: engine.generate(
+                engine.encode(question.messages), max_new_tokens=max_new_tokens, drafter="none"
             )
-            for one in questions
+            for question in questions
         }
         return cls(
             {number: result.token_ids for number, result in results.items()},
@@ -41,7 +43,8 @@ class PlainAnswers:
         )
 
     def same(self, record: RequestRecord) -> bool:
-        """By token ids but the stop token, which not every server sends; else by the text."""
+        """Whether an answer is plain decoding's, by token ids but the stop token, which not every
+        server sends; else by the text."""
         if record.token_ids is None:
             return record.text == self.texts[record.number]
         return self._shown(record.token_ids) == self._shown(self.ids[record.number])
@@ -70,7 +73,7 @@ class LoadRun:
     """
 
     endpoint: Endpoint
-    questions: Sequence[Asked]
+    questions: Sequence[Question]
     tokenizer: Callable[[], Any]
     include_usage: bool = True
     plain: PlainAnswers | None = None
@@ -81,22 +84,22 @@ class LoadRun:
         endpoint = replace(self.endpoint, retries=0)
         start = time.perf_counter()
 
-        def ask(asked: Asked, due: float) -> RequestRecord:
+        def ask(question: Question, due: float) -> RequestRecord:
             sent = time.perf_counter()
             try:
-                got = stream_answer(endpoint, asked.messages, include_usage=self.include_usage)
-                return answered(asked.number, got, self._count(got), due, start)
+                got = stream_answer(endpoint, question.messages, include_usage=self.include_usage)
+                return answered(question.number, got, self._count(got), due, start)
             except MedusaKitError as error:
                 why = error.message.replace(endpoint.url, "the server")  # reports are shared
                 ended = time.perf_counter() - start
-                return RequestRecord(asked.number, due - start, sent - start, ended, error=why)
+                return RequestRecord(question.number, due - start, sent - start, ended, error=why)
 
         point = LoadPoint(load, load.run(self.questions, ask, start))
         for record in point.records:
             if self.plain is not None and record.answered:
                 record.same = self.plain.same(record)
         self.points.append(point)
-        if not any(one.answered for done in self.points for one in done.records):
+        if not any(record.answered for done in self.points for record in done.records):
             raise MedusaKitError(f"the server answers no request: {point.records[0].error}")
         return point
 
@@ -112,8 +115,8 @@ class LoadRun:
         """How answers were compared with plain decoding."""
         if self.plain is None:
             return None
-        answers = [one for point in self.points for one in point.records if one.answered]
-        by_ids = sum(one.token_ids is not None for one in answers)
+        answers = [record for point in self.points for record in point.records if record.answered]
+        by_ids = sum(record.token_ids is not None for record in answers)
         if by_ids == len(answers):
             return "token ids"
         return "text" if not by_ids else "token ids, or text where there are none"
@@ -121,7 +124,7 @@ class LoadRun:
     def as_dict(self) -> dict[str, Any]:
         """For JSON: the figures of each load, with every request."""
         points = [
-            {**point.as_dict(), "requests_made": [one.as_dict() for one in point.records]}
+            {**point.as_dict(), "requests_made": [record.as_dict() for record in point.records]}
             for point in self.points
         ]
         return {

@@ -65,10 +65,10 @@ class CachedPositions:
     ) -> None:
         self.ahead_PJ = torch.cat([torch.from_numpy(item.ahead_PJ) for item in items])
         self._dtype = dtype
-        places, self._shards = read_shards(folder, _tensors(options))
+        rows_by_digest, self._shards = read_shards(folder, _tensors(options))
         shard, row = [], []
         for item in items:
-            index, start, count = places[row_digest(item)]
+            index, start, count = rows_by_digest[row_digest(item)]
             shard.append(np.full(count, index, dtype=np.int32))
             row.append(np.arange(start, start + count))
         self._shard_P = torch.from_numpy(np.concatenate(shard))
@@ -177,14 +177,14 @@ def _open(folder: Path, identity: dict[str, Any]) -> None:
         _write_index(folder, identity)
         return
     try:
-        there = {WHOLE_ROWS: False, RUNNERS_UP: False, **parse_json(path.read_text())}
+        stored = {WHOLE_ROWS: False, RUNNERS_UP: False, **parse_json(path.read_text())}
     except (ValueError, TypeError, OSError) as error:
         raise IncompatibleBaseError(
             f"{path} cannot be read: {error}", hint="remove the folder, or choose another cache_dir"
         ) from error
-    different = {key: f"{key} {value!r} ≠ {there.get(key)!r}" for key, value in identity.items()
-                 if there.get(key) != value}  # fmt: skip
-    outdated = _outdated(there, identity)
+    different = {key: f"{key} {value!r} ≠ {stored.get(key)!r}" for key, value in identity.items()
+                 if stored.get(key) != value}  # fmt: skip
+    outdated = _outdated(stored, identity)
     if different and different.keys() <= outdated.keys():
         why = " and ".join(outdated[key] for key in different)
         console.note(f"the feature cache in {folder} {why}: its hidden states are computed again")
@@ -198,13 +198,13 @@ def _open(folder: Path, identity: dict[str, Any]) -> None:
         )
 
 
-def _outdated(there: dict[str, Any], identity: dict[str, Any]) -> dict[str, str]:
+def _outdated(stored: dict[str, Any], identity: dict[str, Any]) -> dict[str, str]:
     """What may differ because the cache is an old one, each with the reason in words."""
     reasons = {
         ENCODING: "was made when text was encoded otherwise, or does not say how it was",
         WHOLE_ROWS: "is of all tokens, for heads with a prefix layer, which are no more",
     }
-    if compare(there.get(FINGERPRINT), identity[FINGERPRINT]) is Match.OLD:
+    if compare(stored.get(FINGERPRINT), identity[FINGERPRINT]) is Match.OLD:
         reasons[FINGERPRINT] = (
             "has an old fingerprint of its base, which does not show whether it is this base's"
         )
@@ -255,40 +255,40 @@ def _fill(
     options: FeatureOptions,
 ) -> None:
     """Compute this process's share of the missing rows, shard by shard."""
-    own = by_length(missing)[distributed.rank() :: distributed.world()]
-    total = sum(len(item.positions_P) for item in own)
-    held: list[tuple[HeadTargets, Positions]] = []
+    own_rows = by_length(missing)[distributed.rank() :: distributed.world()]
+    total = sum(len(item.positions_P) for item in own_rows)
+    pending: list[tuple[HeadTargets, Positions]] = []
     size = 0
     with console.progress("hidden states", total, unit="tok") as bar:
-        for item, positions in _rows(base, own, options):
+        for item, positions in _rows(base, own_rows, options):
             hidden_PD, others_PD = positions.hidden_PD.to(dtype), positions.others_PD.to(dtype)
-            held.append((item, positions._replace(hidden_PD=hidden_PD, others_PD=others_PD)))
+            pending.append((item, positions._replace(hidden_PD=hidden_PD, others_PD=others_PD)))
             size += hidden_PD.nbytes + others_PD.nbytes
             bar.advance(len(item.positions_P))
             if size >= SHARD_BYTES:
-                _write(folder, held)
-                held, size = [], 0
-        if held:
-            _write(folder, held)
+                _write(folder, pending)
+                pending, size = [], 0
+        if pending:
+            _write(folder, pending)
 
 
 def _rows(
     base: BaseModel, items: Sequence[HeadTargets], options: FeatureOptions
 ) -> Iterator[tuple[HeadTargets, Positions]]:
     for group in batches(items, options.batch_tokens, options.packing):
-        found = run(base, group, options)
+        positions = run(base, group, options)
         done = 0
         for item in group:
             size = len(item.positions_P)
-            yield item, Positions(*(part[done : done + size].cpu() for part in found))
+            yield item, Positions(*(part[done : done + size].cpu() for part in positions))
             done += size
 
 
-def _write(folder: Path, held: Sequence[tuple[HeadTargets, Positions]]) -> None:
-    whole = Positions.joined([positions for _, positions in held])
+def _write(folder: Path, pending: Sequence[tuple[HeadTargets, Positions]]) -> None:
+    whole = Positions.joined([positions for _, positions in pending])
     tensors = {"hidden_PD": whole.hidden_PD.contiguous()}
     if whole.likeliest_PS.shape[1]:
         tensors |= {"likeliest_PS": whole.likeliest_PS, "chances_PS": whole.chances_PS}
     if whole.others_P1.shape[1]:
         tensors |= {name: getattr(whole, name).contiguous() for name in OTHERS}
-    write_shard(folder, [(row_digest(item), len(item.positions_P)) for item, _ in held], tensors)
+    write_shard(folder, [(row_digest(item), len(item.positions_P)) for item, _ in pending], tensors)

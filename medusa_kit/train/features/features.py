@@ -17,9 +17,9 @@ from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel, relative_error
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.train import distributed
 from medusa_kit.train.data import HeadTargets
-from medusa_kit.train.features.likeliest import likeliest
 from medusa_kit.train.features.rows import Rows
 from medusa_kit.train.features.runners_up import read_with_runners_up
+from medusa_kit.train.features.top_tokens import top_tokens
 from medusa_kit.train.loss.loss import SoftHidden, SoftTargets
 
 # The share of free GPU memory that stored features may take; heads and logits need the rest.
@@ -66,12 +66,12 @@ class Positions(NamedTuple):
         return cls(hidden_PD, ahead_PJ, likeliest_PS, chances_PS, *none)
 
     @classmethod
-    def empty(cls, total: int, like: "Positions", **place: Any) -> "Positions":
-        return cls(*(torch.empty(total, t.shape[1], dtype=t.dtype, **place) for t in like))
+    def empty(cls, total: int, like: "Positions", **options: Any) -> "Positions":
+        return cls(*(torch.empty(total, t.shape[1], dtype=t.dtype, **options) for t in like))
 
     @classmethod
     def joined(cls, parts: Sequence["Positions"]) -> "Positions":
-        """One after another."""
+        """The positions of all parts, one after another."""
         return cls(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     def rows(self, rows_P: Tensor) -> tuple[Tensor, Tensor, SoftTargets | None]:
@@ -79,7 +79,7 @@ class Positions(NamedTuple):
         return self.hidden_PD[rows_P], self.ahead_PJ[rows_P], self.soft(rows_P)
 
     def cut(self, top: int) -> "Positions":
-        """With only the `top` likeliest tokens of each; they are held in falling order."""
+        """Positions with only the `top` likeliest tokens of each, likeliest first."""
         likeliest_PS, chances_PS = self.likeliest_PS[:, :top], self.chances_PS[:, :top]
         return self._replace(likeliest_PS=likeliest_PS, chances_PS=chances_PS)
 
@@ -132,7 +132,7 @@ def batches(
 
 
 def by_length(items: Sequence[HeadTargets]) -> list[HeadTargets]:
-    """Longest first, so that padding is small and a lack of memory shows at once."""
+    """Rows, longest first, so that padding is small and a lack of memory shows at once."""
     return sorted(items, key=lambda item: -len(item.input_ids))
 
 
@@ -153,7 +153,7 @@ def run(base: BaseModel, group: Sequence[HeadTargets], options: FeatureOptions) 
     else:
         hidden_PD = Rows.of(group, base.device, options.packing).hidden_PD(base)
         others = [ahead_PJ[:, :0], hidden_PD[:, :0]]
-    guesses = likeliest(base, hidden_PD, options.soft_top)
+    guesses = top_tokens(base, hidden_PD, options.soft_top)
     return Positions(hidden_PD, ahead_PJ, *guesses, *others)
 
 
@@ -165,7 +165,7 @@ def collect_features(
 ) -> Positions:
     """Run the base once over all items, longest first; processes share the work."""
     total = sum(len(item.positions_P) for item in items)
-    place = _storage(base, total, options)
+    storage = _storage(base, total, options)
     store: Positions | None = None
     done = 0
     rank, world = distributed.rank(), distributed.world()
@@ -175,9 +175,9 @@ def collect_features(
             size = sum(len(item.positions_P) for item in group)
             owner = index % world
             if owner == rank or store is None:
-                found = run(base, group, options)
-            store = store or Positions.empty(total, found, **place)
-            for kept, new in zip(store, found, strict=True):
+                positions = run(base, group, options)
+            store = store or Positions.empty(total, positions, **storage)
+            for kept, new in zip(store, positions, strict=True):
                 # By way of the base's device: processes cannot send what lies in host memory.
                 part = kept[done : done + size]
                 sent = new.to(part.dtype) if owner == rank else part.to(base.device)
@@ -207,14 +207,14 @@ def check_packing(base: BaseModel, items: Sequence[HeadTargets]) -> None:
 def _storage(base: BaseModel, num_positions: int, options: FeatureOptions) -> dict[str, Any]:
     """Tensor options of the store: on the GPU where it fits, else pinned. Prints its size."""
     num_bytes = num_positions * base.info.hidden_size * base.dtype.itemsize * options.states
-    place: dict[str, Any] = {"device": base.device}
+    storage: dict[str, Any] = {"device": base.device}
     if base.device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(base.device)
         if num_bytes > DEVICE_SHARE * free_bytes:
-            place = {"device": "cpu", "pin_memory": True}
-    where = "host" if torch.device(place["device"]).type == "cpu" else "GPU"
+            storage = {"device": "cpu", "pin_memory": True}
+    where = "host" if torch.device(storage["device"]).type == "cpu" else "GPU"
     console.note(
         f"{num_positions:,} training tokens: {num_bytes / 1e9:.3f} GB of hidden states in {where} "
         "memory"
     )
-    return place
+    return storage

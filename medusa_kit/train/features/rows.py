@@ -32,7 +32,7 @@ class Rows(NamedTuple):
         )
 
     def hidden_PD(self, base: BaseModel) -> Tensor:
-        """With gradient, where the base has any."""
+        """The hidden states of the rows, with gradient where the base has any."""
         hidden_BTD = base.traced_hidden_states(
             self.input_ids_BT, self.mask_BT, self.position_ids_BT
         )
@@ -45,12 +45,12 @@ def _padded(
     length = max(len(item.input_ids) for item in items)
     input_ids_BT = torch.zeros(len(items), length, dtype=torch.int64)
     mask_BT = torch.zeros_like(input_ids_BT)
-    places = []
+    flat = []
     for index, item in enumerate(items):
         input_ids_BT[index, : len(item.input_ids)] = torch.tensor(item.input_ids)
         mask_BT[index, : len(item.input_ids)] = 1
-        places.append(torch.from_numpy(item.positions_P) + index * length)
-    return input_ids_BT, mask_BT, None, torch.cat(places)
+        flat.append(torch.from_numpy(item.positions_P) + index * length)
+    return input_ids_BT, mask_BT, None, torch.cat(flat)
 
 
 def _packed(
@@ -60,6 +60,6 @@ def _packed(
     ids = torch.cat([torch.tensor(item.input_ids) for item in items])
     position_ids = torch.cat([torch.arange(len(item.input_ids)) for item in items])
     starts = torch.tensor([0, *(len(item.input_ids) for item in items)]).cumsum(0)
-    places = [torch.from_numpy(item.positions_P) + int(start)
+    flat = [torch.from_numpy(item.positions_P) + int(start)
               for item, start in zip(items, starts[:-1], strict=True)]  # fmt: skip
-    return ids[None], None, position_ids[None], torch.cat(places)
+    return ids[None], None, position_ids[None], torch.cat(flat)

@@ -19,8 +19,8 @@ from torch import Tensor
 from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.train.data import HeadTargets
-from medusa_kit.train.features.likeliest import likeliest
 from medusa_kit.train.features.rows import Rows
+from medusa_kit.train.features.top_tokens import top_tokens
 
 AMONG = 4  # likeliest tokens, beside the text's own, of which one is drawn by its probability
 
@@ -72,19 +72,19 @@ def check_runners_up(base: BaseModel, items: Sequence[HeadTargets]) -> None:
     first = (hidden_BTD.shape[1] - 1) % 2  # the last token is among those compared
     wide = hidden_BTD[0, first::2].float()
     apart_TD = again_BTD[0, first::2].float() - wide
-    found = float(apart_TD.square().mean(-1).sqrt().max() / wide.std().clamp_min(1e-12))
+    distance = float(apart_TD.square().mean(-1).sqrt().max() / wide.std().clamp_min(1e-12))
     allowed = RELATIVE_TOLERANCE[hidden_BTD.dtype]
-    if not found <= allowed:
+    if not distance <= allowed:
         raise IncompatibleBaseError(
             f"{base.info.model_type}: a hidden state of a row of {len(longest.input_ids)} tokens "
-            f"differs by {found:.1e} of the spread where its token is read as a runner-up "
+            f"differs by {distance:.1e} of the spread where its token is read as a runner-up "
             f"(allowed {allowed:.0e})",
             hint=f"{hint}, or shorter rows (data.max_length) if attention has windows",
         )
 
 
 def _every_other_replaced(base: BaseModel, ids_BT: Tensor) -> Tensor:
-    """All but the last token, the third last and so on are others."""
+    """Tokens in which all but the last one, the third last and so on are replaced."""
     others_BT, first = ids_BT.clone(), ids_BT.shape[1] % 2
     others_BT[:, first::2] = (ids_BT[:, first::2] + 1) % base.info.vocab_size
     return others_BT
@@ -129,8 +129,8 @@ def _masks(base: BaseModel, num_rows: int, length: int) -> Tensor | dict[str, Te
 
 
 def _mask(base: BaseModel, num_rows: int, length: int, window: int) -> Tensor:
-    """Over the text's tokens, then these: each of these sees itself and the text before it, at most
-    `window` tokens in all."""
+    """The mask over the text's tokens, then these: each of these sees itself and the text before
+    it, at most `window` tokens in all."""
     at_T = torch.arange(length, device=base.device)
     behind_TT = at_T[:, None] - at_T  # how far each token of the text lies behind each of these
     before_TT = (behind_TT > 0) & (behind_TT < window)
@@ -143,16 +143,16 @@ def _draw(base: BaseModel, group: Sequence[HeadTargets], rows: Rows, hidden_BTD:
     """tokens_BT: at each position one of the others that the base finds likeliest there."""
     own_X, others_X = rows.input_ids_BT.flatten(), rows.input_ids_BT.flatten().clone()
     first_P = rows.flat_P % rows.input_ids_BT.shape[1] == 0  # nothing comes before
-    places_P = rows.flat_P[~first_P]
-    before_PD = hidden_BTD.flatten(0, 1)[places_P - 1]
-    ids_PS, chances_PS = likeliest(base, before_PD, min(AMONG + 1, base.info.vocab_size))
-    other_PS = ids_PS != own_X[places_P, None]
+    drawn_P = rows.flat_P[~first_P]
+    before_PD = hidden_BTD.flatten(0, 1)[drawn_P - 1]
+    ids_PS, chances_PS = top_tokens(base, before_PD, min(AMONG + 1, base.info.vocab_size))
+    other_PS = ids_PS != own_X[drawn_P, None]
     kept_PS = other_PS & (other_PS.cumsum(-1) <= AMONG)
     shares_PS = (chances_PS.double() * kept_PS).cumsum(-1)
     uniform_P = _uniform(group).to(base.device)[~first_P]
     below_PS = shares_PS <= (uniform_P * shares_PS[:, -1])[:, None]
     drawn_P1 = below_PS.sum(-1, keepdim=True).clamp_max(ids_PS.shape[1] - 1)
-    others_X[places_P] = ids_PS.gather(-1, drawn_P1)[:, 0].long()
+    others_X[drawn_P] = ids_PS.gather(-1, drawn_P1)[:, 0].long()
     return others_X.view_as(rows.input_ids_BT)
 
 

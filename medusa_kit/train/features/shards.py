@@ -52,29 +52,29 @@ def write_shard(
 
 
 def _checksum(rows: str, tensors: Mapping[str, Tensor]) -> str:
-    """Of a shard's contents, by CRC-32, which takes little time beside reading the file."""
-    found = zlib.crc32(rows.encode())
+    """The CRC-32 of a shard's contents, which takes little time beside reading the file."""
+    crc = zlib.crc32(rows.encode())
     for name, tensor in sorted(tensors.items()):
-        found = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), found)
-        found = zlib.crc32(tensor.contiguous().view(torch.uint8).numpy().data, found)
-    return f"{found:08x}"
+        crc = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), crc)
+        crc = zlib.crc32(tensor.contiguous().view(torch.uint8).numpy().data, crc)
+    return f"{crc:08x}"
 
 
 def shard_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("shard-*.safetensors"))
 
 
-def check_shards(folder: Path, wanted: Collection[str]) -> None:
-    """Compare the checksums of the shards that hold wanted rows; processes share the work.
+def check_shards(folder: Path, requested: Collection[str]) -> None:
+    """Compare the checksums of the shards that have requested rows; processes share the work.
 
     None is removed before all processes have listed the shards, or they would share them out
     differently and leave some unchecked.
     """
-    own = shard_files(folder)[distributed.rank() :: distributed.world()]
+    own_shards = shard_files(folder)[distributed.rank() :: distributed.world()]
     damaged: dict[Path, str] = {}
-    with console.progress("checking hidden states", len(own), unit="shards") as bar:
-        for path in own:
-            if why := _damage(path, wanted):
+    with console.progress("checking hidden states", len(own_shards), unit="shards") as bar:
+        for path in own_shards:
+            if why := _damage(path, requested):
                 damaged[path] = why
             bar.advance(1)
     for part in distributed.gathered(damaged):
@@ -82,17 +82,17 @@ def check_shards(folder: Path, wanted: Collection[str]) -> None:
             _remove_damaged(path, why)
 
 
-def _damage(path: Path, wanted: Collection[str]) -> str | None:
+def _damage(path: Path, requested: Collection[str]) -> str | None:
     """What is wrong with a shard, or None."""
     try:
         shard = _read_shard(path)
     except UNREADABLE as error:
         return f"it cannot be read: {error}"
     expected = shard.header.get(CRC32)
-    if expected is None or not any(digest in wanted for digest, _ in shard.rows):
+    if expected is None or not any(digest in requested for digest, _ in shard.rows):
         return None
-    found = _checksum(shard.header[ROWS], shard.tensors)
-    return None if found == expected else f"its checksum is {found}, expected {expected}"
+    actual = _checksum(shard.header[ROWS], shard.tensors)
+    return None if actual == expected else f"its checksum is {actual}, expected {expected}"
 
 
 def _remove_damaged(path: Path, why: object) -> None:
@@ -114,7 +114,7 @@ def read_shards(
 ) -> tuple[dict[str, tuple[int, int, int]], list[dict[str, Tensor]]]:
     """(digest -> (shard, first row, rows), the shards' tensors), of shards that have tensors of
     these names and no others."""
-    places: dict[str, tuple[int, int, int]] = {}
+    rows_by_digest: dict[str, tuple[int, int, int]] = {}
     shards: list[dict[str, Tensor]] = []
     for path in shard_files(folder):
         try:
@@ -126,7 +126,7 @@ def read_shards(
             continue
         start = 0
         for digest, count in shard.rows:
-            places[digest] = (len(shards), start, count)
+            rows_by_digest[digest] = (len(shards), start, count)
             start += count
         shards.append(shard.tensors)
-    return places, shards
+    return rows_by_digest, shards

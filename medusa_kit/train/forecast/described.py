@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from medusa_kit.base.files import check_there, resolve, stored_config
+from medusa_kit.base.files import check_readable, resolve, stored_config
 from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.model import BaseModel, BaseModelInfo
 from medusa_kit.base.placement import DTYPES
@@ -19,18 +19,18 @@ WEIGHTS = ("*.safetensors", "*.bin")
 
 def has_weights(name: str, revision: str | None) -> bool:
     """Whether a base's weights are on this machine, so that no large download is needed."""
-    source, place = resolve(name, weights=False)
+    source, location = resolve(name, weights=False)
     if source == "hub":
         from transformers.utils import cached_file
 
         try:
-            found = cached_file(place, "config.json", revision=revision, local_files_only=True)
+            found = cached_file(location, "config.json", revision=revision, local_files_only=True)
         except OSError:
             return False
-        place = str(Path(found).parent)
+        location = str(Path(found).parent)
     elif source != "folder":
         return True
-    return any(any(Path(place).glob(pattern)) for pattern in WEIGHTS)
+    return any(any(Path(location).glob(pattern)) for pattern in WEIGHTS)
 
 
 class DescribedBase(BaseModel):
@@ -38,7 +38,7 @@ class DescribedBase(BaseModel):
 
     def __init__(self, options: BaseSection) -> None:
         """Raises CheckpointError where there is no config, or none of a causal model."""
-        check_there(options.model, options.revision)
+        check_readable(options.model, options.revision)
         config = stored_config(options.model, options.revision)
         assert config is not None
         try:

@@ -27,9 +27,9 @@ KEPT_LAYERS = 2.0  # of which so many are alive at once; where the base learns, 
 
 
 def columns(recipe: TrainRecipe, base: BaseModel) -> torch.Tensor | None:
-    """As many tokens as the recipe's heads keep of a vocabulary."""
-    wanted = recipe.heads.reduced_size
-    return None if wanted is None else torch.arange(min(wanted, base.info.vocab_size))
+    """Token ids, as many as the recipe's heads keep of a vocabulary; None for all."""
+    requested = recipe.heads.reduced_size
+    return None if requested is None else torch.arange(min(requested, base.info.vocab_size))
 
 
 def rows_assumed(recipe: TrainRecipe) -> str:
@@ -79,15 +79,15 @@ def described(
 
 def from_config(recipe: TrainRecipe, device: torch.device, missing: str | None) -> list[str]:
     """The report. `missing`: what is said of the text. Raises CheckpointError."""
-    found = described(recipe, lambda dtype: products_a_second(device, dtype), peak_bytes(device))
-    forecast, text = found.forecast, found.text
-    said = "text that is there is not read" if missing is None else missing
+    run = described(recipe, lambda dtype: products_a_second(device, dtype), peak_bytes(device))
+    forecast, text = run.forecast, run.text
+    note = "text that is there is not read" if missing is None else missing
     return [
-        f"stage {recipe.stage}: {found.trained:,} trained parameters, of them "
-        f"{found.in_heads:,} in the heads",
-        f"{recipe.base.model}: {found.numbers:,} parameters by its config; its weights are not on "
+        f"stage {recipe.stage}: {run.trained:,} trained parameters, of them "
+        f"{run.in_heads:,} in the heads",
+        f"{recipe.base.model}: {run.numbers:,} parameters by its config; its weights are not on "
         "this machine, so time is estimated from products of this device, and memory from sizes",
-        f"{said}; {rows_assumed(recipe)}",
+        f"{note}; {rows_assumed(recipe)}",
         forecast.written(text.scaled(SIZES[0])),
         *forecast.table(text),
     ]

@@ -107,7 +107,7 @@ class Forecast:
         return trained + float(text.held_out) * self._numbers * self._itemsize
 
     def tried(self, text: Text) -> float:
-        """The same of a trial, which keeps all of them in memory."""
+        """Bytes of a trial's hidden states, all of which are in memory."""
         if not self.stored:
             return 0.0
         each = self._numbers * self._itemsize
@@ -124,7 +124,7 @@ class Forecast:
         return self.peak + self.in_memory(text) + mapped + guesses
 
     def disk(self, text: Text) -> float:
-        """At most, while one checkpoint takes the place of another."""
+        """Bytes on disk at most, while one checkpoint replaces another."""
         weights = self.weights
         written = weights.heads_bytes + weights.moved_bytes + weights.merged_bytes
         features = self.features(text) if self.on_disk else 0.0

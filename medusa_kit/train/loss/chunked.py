@@ -35,7 +35,7 @@ class SharedTargets(NamedTuple):
     hidden_PD: Tensor | None = None
     of_base_P: Tensor | None = None
 
-    def some(self, rows: slice) -> "SharedTargets":
+    def chunk(self, rows: slice) -> "SharedTargets":
         return SharedTargets(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
 
     def of_base(self, project: Callable[[Tensor], Tensor]) -> Tensor | None:
@@ -81,17 +81,17 @@ class _ChunkedLoss(torch.autograd.Function):
             with torch.set_grad_enabled(with_gradient):
                 z_CD = z_PD[rows].detach().requires_grad_(with_gradient)
                 logits_CR = project(z_CD)
-            some = targets.some(rows)
-            if (shares_CR := some.of_base(project)) is not None:
-                loss, gradient_CR = _cross_entropy(logits_CR.detach(), some, shares_CR)
+            of_chunk = targets.chunk(rows)
+            if (shares_CR := of_chunk.of_base(project)) is not None:
+                loss, gradient_CR = _cross_entropy(logits_CR.detach(), of_chunk, shares_CR)
             else:
-                loss, gradient_CR = LOSSES[kind](logits_CR.detach(), some)
+                loss, gradient_CR = LOSSES[kind](logits_CR.detach(), of_chunk)
             total += loss
             if gradient_PD is not None:
                 inputs = [z_CD, *weights]
-                found = torch.autograd.grad(logits_CR, inputs, gradient_CR.to(logits_CR.dtype))
-                gradient_PD[rows] = found[0]
-                for kept, new in zip(weight_gradients, found[1:], strict=True):
+                gradients = torch.autograd.grad(logits_CR, inputs, gradient_CR.to(logits_CR.dtype))
+                gradient_PD[rows] = gradients[0]
+                for kept, new in zip(weight_gradients, gradients[1:], strict=True):
                     kept += new
         if gradient_PD is not None:
             ctx.save_for_backward(gradient_PD, *weight_gradients)
@@ -130,10 +130,10 @@ def _with_rest(logits_CR: Tensor, targets: SharedTargets) -> tuple[Tensor, Tenso
     loss = -(log_chance_CR.gather(1, index_CS) * shares_CS).sum()
     chance_CR = log_chance_CR.exp_()
     others_CR = chance_CR.scatter(1, index_CS[:, 1:], 0.0)
-    left_C = others_CR.sum(1).clamp_min(TINY)
-    loss = loss - (rest_C * left_C.log()).sum()
+    outside_C = others_CR.sum(1).clamp_min(TINY)
+    loss = loss - (rest_C * outside_C.log()).sum()
     gradient_CR = chance_CR.mul_((shares_CS.sum(1) + rest_C)[:, None])
-    gradient_CR -= others_CR.mul_((rest_C / left_C)[:, None])
+    gradient_CR -= others_CR.mul_((rest_C / outside_C)[:, None])
     return loss, gradient_CR.scatter_add_(1, index_CS, -shares_CS)
 
 

@@ -160,7 +160,7 @@ def _of_head(
 def _of_others(
     heads: MedusaHeads, targets_P: Tensor, soft: SoftTargets | SoftHidden | None, k: int
 ) -> SharedTargets:
-    """After runners-up the base's distribution is the whole target, since no text follows."""
+    """The targets after runners-up: the base's distribution alone, since no text follows."""
     assert isinstance(soft, SoftHidden)
     assert soft.others_PKD is not None
     columns_P1, dtype = heads.to_columns(targets_P)[:, None], loss_dtype(heads)

@@ -19,7 +19,8 @@ NAME = "average.pt"  # in a checkpoint's folder
 
 
 class MovingAverage:
-    """Of a module's trained weights, in float32 at least. With `decay` None it does nothing."""
+    """The moving average of a module's trained weights, in float32 at least. With `decay` None it
+    does nothing."""
 
     def __init__(self, module: nn.Module, decay: float | None) -> None:
         self._decay = decay
@@ -65,9 +66,9 @@ class MovingAverage:
             return
         path = folder / NAME
         try:
-            there = torch.load(path, map_location="cpu", weights_only=True)
+            saved = torch.load(path, map_location="cpu", weights_only=True)
             for name, kept in self._kept.items():
-                kept.copy_(there[name])
+                kept.copy_(saved[name])
         except Exception as error:  # zip, pickle, key, size and OS errors
             raise CheckpointError(
                 f"{path} cannot be read: {in_one_line(error)}",

@@ -5,7 +5,7 @@ output_dir/metrics.jsonl       one line every `log_every` updates and every eval
 output_dir/checkpoint/step-N/  engine, random states, progress.json (last); only while unfinished
 output_dir/heads/              the heads: the best so far, or with train.keep=last the last
 output_dir/model/, adapter/    from Medusa-2: model or adapter, with the heads inside
-output_dir/.training.lock      held by the process that trains here; .training.json names it
+output_dir/.training.lock      locked by the process that trains here; .training.json names it
 output_dir/run.json            versions, recipe, scores; written last: the run is finished
 """
 
@@ -64,7 +64,7 @@ class RunFolder:
         self._fresh = False  # an older run is dropped once the new one begins
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """A context in which no other training writes here; the main process holds the lock.
 
         Raises ConfigError where another training writes here, MedusaKitError where the folder
@@ -124,8 +124,8 @@ class RunFolder:
         return datetime.fromisoformat(self.date)
 
     def begin(self) -> None:
-        """Before the first update: remove the files of a run that is started over or never saved
-        a checkpoint."""
+        """Remove the files of a run that is started over or never saved a checkpoint, before the
+        first update."""
         if distributed.is_main():
             if self._fresh:
                 self._drop_checkpoints()

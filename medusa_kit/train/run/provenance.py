@@ -13,9 +13,9 @@ PACKAGES = ("torch", "transformers", "deepspeed", "peft", "datasets")
 
 
 def provenance(recipe: TrainRecipe, ran: dict[str, Any] | None = None) -> str:
-    """As JSON text. `ran`: how far the training had come."""
-    found = {"versions": versions(), "git": git_state(), "recipe": recipe.model_dump()}
-    return json.dumps(found if ran is None else {**found, "ran": ran}, indent=2)
+    """Versions, commit and recipe as JSON text. `ran`: how far the training had come."""
+    record = {"versions": versions(), "git": git_state(), "recipe": recipe.model_dump()}
+    return json.dumps(record if ran is None else {**record, "ran": ran}, indent=2)
 
 
 def versions() -> dict[str, str]:

@@ -54,7 +54,7 @@ def joint_folder(recipe: TrainRecipe) -> Path:
 
 
 def heads_folder(recipe: TrainRecipe, folder: RunFolder) -> Path:
-    """Where the heads are kept."""
+    """The folder that the heads are kept in."""
     return joint_folder(recipe) / PAIRED_FOLDER if recipe.stage == "medusa2" else folder.heads
 
 

@@ -6,7 +6,7 @@ from medusa_kit.settings.recipe import JointSection, TrainSection
 
 
 def learning_rate(train: TrainSection, step: int, num_updates: int) -> float:
-    """At update `step`, from 0: linear warm-up, then half a cosine down to 0."""
+    """The learning rate at update `step`, from 0: linear warm-up, then half a cosine down to 0."""
     warmup = round(train.warmup_ratio * num_updates)
     if step < warmup:
         return train.learning_rate * (step + 1) / warmup

@@ -11,7 +11,7 @@ from medusa_kit.base.model import BaseModel
 LOGIT_ROWS = 1024  # rows of the base's logits that exist at once
 
 
-def likeliest(base: BaseModel, hidden_PD: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def top_tokens(base: BaseModel, hidden_PD: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """(ids_PS int32, probabilities_PS float32) of the base's likeliest next tokens."""
     ids_PS = torch.empty(len(hidden_PD), count, dtype=torch.int32, device=hidden_PD.device)
     chances_PS = torch.empty(len(hidden_PD), count, device=hidden_PD.device)
