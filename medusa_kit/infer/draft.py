@@ -101,8 +101,8 @@ class Draft:
         counts = [topology.num_used for topology in self.topologies]
         if min(counts) == self.tokens_BN.shape[1]:
             return self.tokens_BN.flatten()
-        rows = zip(self.tokens_BN, counts, strict=True)
-        return torch.cat([tokens_N[:count] for tokens_N, count in rows])
+        trees = zip(self.tokens_BN, counts, strict=True)
+        return torch.cat([tokens_N[:count] for tokens_N, count in trees])
 
 
 @dataclass(eq=False, kw_only=True)
@@ -145,7 +145,8 @@ class State:
 
     @cached_property
     def hidden_BD(self) -> Tensor:
-        """At the last committed token of each request, whose next token is the root."""
+        """Hidden states at the last committed token of each request, whose next token is the
+        root."""
         parts = [request.hidden_1D for request in self.requests if request.hidden_1D is not None]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -278,7 +279,7 @@ class Drafter(ABC):
         """These requests have ended, or were cancelled before they began."""
 
     def describe(self) -> str:
-        """Its name in statistics, with what it did so far."""
+        """The drafter's name in statistics, with what it did so far."""
         return self.name
 
     @property

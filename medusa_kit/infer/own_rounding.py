@@ -50,7 +50,7 @@ def allowed_error(base: BaseModel, measured: float) -> float:
 
 @no_gradients
 def own_rounding(base: BaseModel) -> float:
-    """By how much the model differs from itself: read at once and token by token, and with its
+    """The error of the model compared with itself: read at once and token by token, and with its
     embeddings off by a last bit.
 
     The second is needed where a processor happens to sum both readings in the same order.
@@ -92,7 +92,7 @@ def _last_bit_off(embedding: torch.nn.Module) -> Iterator[None]:
 
 
 def own_cached_error(base: BaseModel) -> str:
-    """By how much a quantised base differs from itself, read at once and with its own cache."""
+    """A note on how much a quantised base differs from itself, read at once and with its cache."""
     ids = random_ids(base, OWN_ROUNDING_TOKENS, torch.Generator().manual_seed(0))
     ids_1T = torch.tensor([ids], device=base.device)
     try:

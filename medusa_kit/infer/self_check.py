@@ -73,7 +73,7 @@ class Reference(Protocol):
         """logits_BV after the last token of each text, by plain forwards."""
 
     def tensors(self) -> Iterable[tuple[str, Tensor]]:
-        """Its weights by name, one after the other."""
+        """The model's weights by name, one after the other."""
 
 
 @dataclass(frozen=True)

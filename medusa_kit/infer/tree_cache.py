@@ -75,7 +75,8 @@ class TreeCacheLayer(CacheLayerMixin):
         return keys.to(computed_in), values.to(computed_in)
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
-        """The same of the keys [B, N, E] by which a layer chooses among its slots: [B, L, E]."""
+        """Write the keys [B, N, E] by which a layer chooses among its slots; return those of the
+        slots in sight [B, L, E]."""
         if self._indexer is None:
             self._indexer = self.cache.more_slots()
         keys_B1NE = indexer_key_states[:, None]

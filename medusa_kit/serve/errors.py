@@ -113,8 +113,8 @@ class ErrorBody(BaseModel):
 
 # For the OpenAPI document.
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": said}
-    for status, said in {
+    status: {"model": ErrorBody, "description": description}
+    for status, description in {
         400: "The request cannot be answered; `param` is the field to blame.",
         404: "There is no such model.",
         415: "The Content-Type is not application/json.",

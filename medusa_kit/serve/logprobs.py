@@ -49,7 +49,7 @@ class ScoredText:
         added_alone, alternatives = [], []
         for token, score in zip(settled.tokens, scores, strict=True):
             added_alone.append(self._added(token))
-            alternatives.append([(*one, self._added(one[0])) for one in score.top_tokens])
+            alternatives.append([(*named, self._added(named[0])) for named in score.top_tokens])
             self._go_on(token, added_alone[-1])
         added = self._agreed(settled, added_alone)
         offsets = self._offsets(settled, added)

@@ -68,8 +68,9 @@ class Answering(Protocol):
 
 
 class Server(uvicorn.Server):
-    """At the first signal new requests get 503 and those under way go on, for `drain_timeout`
-    seconds at most; at the second they are cancelled. It returns, so the exit status is 0.
+    """A server that ends by signals. At the first new requests get 503 and those under way go on,
+    for `drain_timeout` seconds at most; at the second they are cancelled. It returns, so the exit
+    status is 0.
 
     `ready`: what is called once connections are taken.
     """
@@ -98,7 +99,7 @@ class Server(uvicorn.Server):
             self._until = 0.0
 
     def drain(self) -> None:
-        """From any thread."""
+        """Let answers under way finish, and take no more requests. Any thread may call."""
         self._service.closing = True
         self._until = time.monotonic() + self._service.config.drain_timeout
 

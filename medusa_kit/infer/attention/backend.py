@@ -110,5 +110,5 @@ class BackendFailure(RuntimeError):
 
 
 def compute_capability(index: int | None = None) -> tuple[int, int]:
-    """Of the CUDA device with that index, or of the current one."""
+    """The compute capability of the CUDA device with that index, or of the current one."""
     return torch.cuda.get_device_capability(index)

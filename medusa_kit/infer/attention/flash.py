@@ -103,15 +103,15 @@ def cut_slots(step: TreeStep, window: int | None) -> Cut:
     lengths, N = step.lengths, step.num_nodes
     even = min(lengths) == max(lengths)
     if window is None or not step.window_applies(window):
-        slots_BK = None if even else _places(step, step.device_lengths(), 0)
+        slots_BK = None if even else _node_slots(step, step.device_lengths(), 0)
         return Cut((0,) * len(lengths), slots_BK, step.sees_BNN)
     # A node is at most N - 1 deep, so all see what the deepest possible one would.
     starts = tuple(min(max(length + N - window, 0), length) for length in lengths)
     lengths_B = step.device_lengths()
     starts_B = (lengths_B + N - window).clamp_min(0).minimum(lengths_B)
     width = min(N, window) - 1  # slots before `starts` that some node sees
-    band_BW = _places(step, starts_B, -width)[:, :width]
-    tree_BN = _places(step, lengths_B, 0)
+    band_BW = _node_slots(step, starts_B, -width)[:, :width]
+    tree_BN = _node_slots(step, lengths_B, 0)
     positions_BN = lengths_B[:, None] + step.depths_BN
     distance_BNW = positions_BN[:, :, None] - band_BW[:, None, :]
     distance_BNN = positions_BN[:, :, None] - positions_BN[:, None, :]
@@ -124,8 +124,8 @@ def cut_slots(step: TreeStep, window: int | None) -> Cut:
     )
 
 
-def _places(step: TreeStep, firsts_B: Tensor, shift: int) -> Tensor:
-    """Slots of N places from `firsts_B` plus `shift` on, int64 [B, N]."""
+def _node_slots(step: TreeStep, firsts_B: Tensor, shift: int) -> Tensor:
+    """N slots of each row from `firsts_B` plus `shift` on, int64 [B, N]."""
     return firsts_B[:, None] + shift + torch.arange(step.num_nodes, device=firsts_B.device)
 
 

@@ -190,8 +190,8 @@ def configuration(rows: int, head_size: int, value_size: int, item_size: int) ->
 
 
 def _splits(programs: int, step: TreeStep, device: torch.device) -> int:
-    """Over how many programs the slots of a row are spread. Each takes its share of the slots in
-    use, so a number chosen for the whole cache, as in a captured step, suits any length."""
+    """The number of programs that the slots of a row are spread over. Each takes its share of the
+    slots in use, so a number for the whole cache, as in a captured step, suits any length."""
     if step.split_finely:
         return FINE_SPLITS
     splits = -(-PROGRAMS_PER_CORE * _num_cores(device) // programs)

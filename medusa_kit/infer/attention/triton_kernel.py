@@ -62,30 +62,30 @@ def _seen_in_tree(
 
 @triton.jit
 def _write(
-    partials, lses, first_place, rows, in_rows, out, top, total,
+    partials, lses, first_row, rows, in_rows, out, top, total,
     EV: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """A tile's output and log-sum-exp; 0 and -inf for rows that saw nothing."""
-    some = total > 0
-    total = tl.where(some, total, 1.0)
+    any_seen = total > 0
+    total = tl.where(any_seen, total, 1.0)
     v = tl.arange(0, BLOCK_V)
-    places = first_place + rows
-    tl.store(lses + places, tl.where(some, top + tl.log(total), float("-inf")), mask=in_rows)
+    offsets = first_row + rows
+    tl.store(lses + offsets, tl.where(any_seen, top + tl.log(total), float("-inf")), mask=in_rows)
     tl.store(
-        partials + places[:, None] * EV + v[None, :], out / total[:, None],
+        partials + offsets[:, None] * EV + v[None, :], out / total[:, None],
         mask=in_rows[:, None] & (v < EV)[None, :],
     )  # fmt: skip
 
 
 @triton.jit
-def _share(length, num_nodes, window, fewest_slots, HAS_WINDOW: tl.constexpr):
+def _share(length, num_nodes, window, min_slots, HAS_WINDOW: tl.constexpr):
     """(first, end) of this program's split of the slots that some node sees. They are split by the
     row's own length, so that in a large cache the programs of a short row have work too."""
     first_seen = 0
     if HAS_WINDOW:  # slots that no node sees are not read
         first_seen = tl.maximum(length - window + 1, 0)
     end = length + num_nodes
-    chunk = tl.maximum(tl.cdiv(end - first_seen, tl.num_programs(2)), fewest_slots)
+    chunk = tl.maximum(tl.cdiv(end - first_seen, tl.num_programs(2)), min_slots)
     first = first_seen + tl.program_id(2) * chunk
     return first, tl.minimum(first + chunk, end)
 
@@ -94,7 +94,7 @@ def _share(length, num_nodes, window, fewest_slots, HAS_WINDOW: tl.constexpr):
 # compiled in the middle of an answer.
 @triton.jit(
     do_not_specialize=[
-        "window", "num_groups", "num_nodes", "num_rows", "num_words", "fewest_slots"
+        "window", "num_groups", "num_nodes", "num_rows", "num_words", "min_slots"
     ]
 )  # fmt: skip
 def split_kernel(
@@ -103,7 +103,7 @@ def split_kernel(
     stride_kb, stride_kg, stride_kl, stride_ke,
     stride_vb, stride_vg, stride_vl, stride_ve,
     scale, softcap, window, num_groups, num_nodes, num_rows, num_words,
-    fewest_slots,
+    min_slots,
     E: tl.constexpr, EV: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
@@ -130,7 +130,7 @@ def split_kernel(
     )  # fmt: skip
     depth = tl.load(depths + node, mask=in_rows, other=0)
     length = tl.load(lengths + b)
-    first, last = _share(length, num_nodes, window, fewest_slots, HAS_WINDOW)
+    first, last = _share(length, num_nodes, window, min_slots, HAS_WINDOW)
     out = tl.zeros([BLOCK_R, BLOCK_V], dtype=tl.float32)
     top = tl.full([BLOCK_R], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK_R], dtype=tl.float32)
@@ -153,8 +153,8 @@ def split_kernel(
             query, keys, values, slots, in_sight, seen, out, top, total, stride_kl, stride_ke,
             stride_vl, stride_ve, scale, softcap, E, EV, HAS_CAP, BLOCK_E, BLOCK_V,
         )  # fmt: skip
-    first_place = (tl.program_id(2) * tl.num_programs(1) + bg).to(tl.int64) * num_rows
-    _write(partials, lses, first_place, rows, in_rows, out, top, total, EV, BLOCK_V)
+    first_row = (tl.program_id(2) * tl.num_programs(1) + bg).to(tl.int64) * num_rows
+    _write(partials, lses, first_row, rows, in_rows, out, top, total, EV, BLOCK_V)
 
 
 @triton.jit(do_not_specialize=["num_splits", "num_nodes", "num_heads"])
@@ -190,5 +190,5 @@ def merge_kernel(
         out = out * decay + tl.sum(partial * weights[:, None], 0)
         total = total * decay + tl.sum(weights, 0)
         top = new_top
-    place = ((b * num_nodes + n) * num_heads + h) * EV
-    tl.store(outputs + place + v, out / total, mask=v < EV)  # total > 0: a node sees itself
+    offset = ((b * num_nodes + n) * num_heads + h) * EV
+    tl.store(outputs + offset + v, out / total, mask=v < EV)  # total > 0: a node sees itself

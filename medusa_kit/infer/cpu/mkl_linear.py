@@ -75,7 +75,7 @@ class PackedLinear(nn.Linear):
         return out[:rows].view(*x_XD.shape[:-1], self.out_features)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of a copy, which packs anew: packed weights cannot be copied."""
+        """The state of a copy, which packs anew: packed weights cannot be copied."""
         return {**self.__dict__, "packs": dict.fromkeys(self.packs)}
 
 

@@ -106,7 +106,7 @@ class Request(RequestText):
         self.hidden_1D = self.prompt_hidden = self.prompt_layers = None
 
     def text_ids(self, tokens: Sequence[int]) -> list[int]:
-        """Those of these tokens that belong to the answer's text: all but the stop tokens."""
+        """The tokens that belong to the answer's text: all but the stop tokens."""
         return [token for token in tokens if token not in self.stop_ids]
 
     @property

@@ -59,7 +59,7 @@ def check_shape(body: bytes) -> None:
 
 
 class _Count:
-    """Of what a body's bytes outside of text are, block by block."""
+    """Counts values, pairs and levels in a body's bytes outside of text, block by block."""
 
     def __init__(self) -> None:
         self._values = self._pairs = self._inside = self._level = 0
@@ -196,5 +196,5 @@ def _trim() -> None:
 
 @cache
 def _thread() -> ThreadPoolExecutor:
-    """Of its own: the loop's other threads may all be busy with prompts."""
+    """The thread for bodies: the loop's other threads may all be busy with prompts."""
     return ThreadPoolExecutor(1, "medusa-kit bodies")

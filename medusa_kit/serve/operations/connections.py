@@ -62,7 +62,8 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     def shutdown(self) -> None:
-        """At the end, which does not wait for requests that are not whole."""
+        """End the connection at the server's end, without a wait for requests that are not
+        whole."""
         if self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete:
             self.transport.abort()
         else:
@@ -109,7 +110,7 @@ class _Deadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Unless it runs."""
+        """Start the time, unless it runs."""
         if self._timer is None and not self._transport.is_closing():
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._seconds, self._transport.abort)

@@ -156,7 +156,7 @@ class AnswerClock:
 
 
 class _HeadsCollector(Collector):
-    """What named heads take."""
+    """Collects the memory that named heads take."""
 
     def __init__(self, heads: HeadsStore) -> None:
         self._heads = heads
@@ -170,7 +170,7 @@ class _HeadsCollector(Collector):
 
 
 class _BatchCollector(Collector):
-    """How the batch stands."""
+    """Collects the numbers of requests and slots in the batch."""
 
     def __init__(self, stats: Callable[[], BatchStats]) -> None:
         self._stats = stats

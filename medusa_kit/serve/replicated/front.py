@@ -41,11 +41,11 @@ class Pool(Protocol):
         ...
 
     async def states(self) -> list[ReplicaState]:
-        """Of those that answer in time."""
+        """The states of the replicas that answer in time."""
         ...
 
     async def running(self) -> int:
-        """How many there are."""
+        """How many replicas there are."""
         ...
 
 

@@ -37,7 +37,7 @@ RAISED = re.compile(r"^[\w.]+(?:Error|Exception): ", re.M)  # the last lines of 
 
 
 class RayReplica(Replica):
-    """By the name that Ray gives it."""
+    """A replica under the name that Ray gives it."""
 
     def __init__(
         self, loading: Mapping[str, Any], config: ServeConfig, folder: str, threads: int

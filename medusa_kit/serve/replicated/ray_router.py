@@ -12,7 +12,8 @@ NAME = f"{__name__}:AffinityRouter"
 
 
 class AffinityRouter(RequestRouter):
-    """Of the replicas that Affinity prefers Ray takes the one with fewest requests under way."""
+    """Ray's router by affinity: of the replicas that are preferred Ray takes the one with the
+    fewest requests under way."""
 
     def initialize_state(self, slack: int = 1) -> None:
         self._affinity = Affinity(slack)

@@ -76,7 +76,7 @@ class Relay:
         await unless_gone(HttpRequest(scope, receive), self._work)
 
     def cancel(self) -> None:
-        """Since the server ends; in its loop."""
+        """End the answer, since the server ends. Called in its loop."""
         self._cancelled = True
         if self._work is not None:
             self._work.cancel()

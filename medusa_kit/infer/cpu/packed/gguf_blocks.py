@@ -90,18 +90,18 @@ def save_scales(path: Path, target: Path) -> None:
     from safetensors.torch import save_file
 
     model = checked(path)
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for tensor in tensors_of(model):
         parts = read_scales(tensor, int(tensor.shape[1])) if len(tensor.shape) == 2 else None
         if parts is not None:
             named = zip(("scales", "offsets"), parts, strict=True)
-            found |= {f"{tensor.name}.{name}": part for name, part in named if part is not None}
+            tensors |= {f"{tensor.name}.{name}": part for name, part in named if part is not None}
     layers = {int(name.split(".")[1]) for name in model.tensors if name.startswith("blk.")}
     metadata = {
         "architecture": str(model.values[ARCHITECTURE]),
         "layers": str(1 + max(layers, default=0)),
     }
-    save_file(found, target, metadata)
+    save_file(tensors, target, metadata)
 
 
 def _halves_in_turn(rows: int, num_heads: int) -> Tensor:

@@ -17,16 +17,16 @@ DRAWN = 1.0  # the temperature of a request that asks for a draw and names none:
 def with_defaults(
     given: Mapping[str, Any], config: Any, several: bool = False
 ) -> tuple[dict[str, Any], bool]:
-    """(`given` with a temperature, whether some of it is the model's own).
+    """(`given` with a temperature, whether some of it is from the model's config).
 
     `given`: keywords of SamplingParams; None is open. `config`: the model's own generation config.
     `several`: several answers to one prompt are asked for, which would be the same if greedy.
     """
     if given.get("temperature") == 0:
         return dict(given), False
-    own = own_sampling(config)
-    taken = {name: value for name, value in own.items() if given.get(name) is None}
-    if given.get("temperature") is not None or own:
+    model_options = own_sampling(config)
+    taken = {name: value for name, value in model_options.items() if given.get(name) is None}
+    if given.get("temperature") is not None or model_options:
         return {**given, **taken}, bool(taken)
     if several or _asks_for_a_draw(given):
         return {**given, "temperature": DRAWN}, False

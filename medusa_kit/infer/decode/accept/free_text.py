@@ -7,8 +7,8 @@ from medusa_kit.settings.grammar import Free
 
 
 class FreeText:
-    """One row's. It keeps the text of the answer that it saw last. `fits`: whether the grammar can
-    begin with these tokens."""
+    """Finds where free text ends in one request's answer, whose last text it keeps. `fits`: whether
+    the grammar can begin with these tokens."""
 
     def __init__(
         self, free: Free, tokens: GrammarTokens, fits: Callable[[list[int]], bool]
@@ -21,7 +21,7 @@ class FreeText:
         self._begun: list[int] | None = None  # what of the last token seen is the grammar's
 
     def behind(self, answer: list[int]) -> list[int] | None:
-        """What of `answer` the grammar has to allow; None where all of it is free."""
+        """The tokens of `answer` that the grammar has to allow; None where all of it is free."""
         same = num_shared(self._seen, answer)
         if same < len(self._seen):
             self._begun = None
@@ -45,7 +45,7 @@ class FreeText:
             self._begun = behind
 
     def _start(self) -> int:
-        """From where on a tag counts."""
+        """The position in the text from which on a tag counts."""
         if self._free.reasoning is None:
             return 0
         opening, closing = (tag.encode() for tag in self._free.reasoning)
@@ -56,7 +56,7 @@ class FreeText:
 
 
 def num_shared(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """How many tokens two texts begin with in common."""
     length = min(len(first), len(second))
     if first[:length] == second[:length]:
         return length

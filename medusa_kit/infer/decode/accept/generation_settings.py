@@ -125,7 +125,8 @@ def check_own_settings(config: Any) -> None:
 
 
 def unusable(config: Any, error: Exception) -> ConfigError:
-    """For values of a base's own generation config that transformers' processors refuse."""
+    """The error for values of a base's own generation config that transformers' processors
+    refuse."""
     values = {name: getattr(config, name, None) for name in _names()}
     honoured = [f"{name}={value!r}" for name, value in values.items()
                 if SETTINGS.get(name) is HONOURED and asks(name, value)]  # fmt: skip
@@ -153,15 +154,17 @@ def own_sampling(config: Any) -> dict[str, Any]:
     temperature, asks = getattr(config, "temperature", None), getattr(config, "do_sample", None)
     if temperature == 0 or not (temperature is not None if asks is None else asks):
         return {}
-    said = {name: getattr(config, name, None) for name in ("top_k", "top_p", "min_p")}
+    options = {name: getattr(config, name, None) for name in ("top_k", "top_p", "min_p")}
     temperature = 1.0 if temperature is None else temperature  # transformers' own
-    return {"temperature": temperature} | {name: value for name, value in said.items() if value}
+    return {"temperature": temperature} | {name: value for name, value in options.items() if value}
 
 
 def asks_only_for(config: Any, names: Container[str]) -> bool:
     """Whether no setting but these and such as change no token is set to anything."""
     others = [name for name in _names() if name not in names]
-    changing = [one for one in others if SETTINGS.get(one, REFUSED) in (HONOURED, REFUSED)]
+    changing = [
+        setting for setting in others if SETTINGS.get(setting, REFUSED) in (HONOURED, REFUSED)
+    ]
     return not any(asks(name, getattr(config, name, None)) for name in changing)
 
 

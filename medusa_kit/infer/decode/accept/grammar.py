@@ -43,7 +43,7 @@ SECONDS_FREE, SECONDS_EACH = 0.5, 0.02
 
 
 class GrammarMask(LogitsProcessor):
-    """One row's. Raises MedusaKitError where no token is left."""
+    """The mask of one request. Raises MedusaKitError where no token remains."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class GrammarMask(LogitsProcessor):
         return [*tokens, *self._stops] if ends and len(self._stops) == 1 else tokens
 
     def _bound(self, answer: list[int]) -> list[int] | None:
-        """What of the answer follows the grammar; None: nothing yet."""
+        """The tokens of the answer that follow the grammar; None: none yet."""
         return answer if self._free is None else self._free.behind(answer)
 
     def _allows(self, answer: list[int]) -> bool:
@@ -104,7 +104,7 @@ class GrammarMask(LogitsProcessor):
         return self._stops.isdisjoint(answer) and (bound is None or self._reach(bound))
 
     def _reach(self, tokens: list[int]) -> bool:
-        """Have the matcher consume exactly `tokens`; whether the grammar allows that."""
+        """Let the matcher consume exactly `tokens`; returns whether the grammar allows that."""
         same = num_shared(self._consumed, tokens)
         if surplus := len(self._consumed) - same:
             self._check(self._matcher.rollback(surplus))
@@ -115,7 +115,8 @@ class GrammarMask(LogitsProcessor):
         return len(self._consumed) == len(tokens)
 
     def _check_refusal(self, tokens: list[int]) -> None:
-        """Of `tokens`, which it could not consume to their end: a mask must not have allowed it."""
+        """Raises MedusaKitError where a mask allowed the token at which the matcher stopped, which
+        could not consume `tokens` to their end."""
         bits, refused = self._masks.get(tuple(self._consumed)), tokens[len(self._consumed)]
         if bits is not None and bits[refused // 8] >> refused % 8 & 1:
             raise MedusaKitError(
@@ -222,7 +223,7 @@ _knowing = threading.Lock()
 def grammar_mask(
     grammar: Grammar, tokenizer: Any, vocab_size: int, stops: frozenset[int], prompt_length: int
 ) -> GrammarMask:
-    """The mask for a row. `vocab_size`: how many logits there are; `stops`: allowed where the
+    """The mask for a request. `vocab_size`: how many logits there are; `stops`: allowed where the
     grammar may end.
 
     Raises ConfigError for a grammar that cannot be met or that llguidance does not know, and where

@@ -19,7 +19,7 @@ START = re.compile(r"^start:.*", re.M)
 
 
 class GrammarTokens:
-    """Those of one tokenizer, for `vocab_size` logits. `stops`: tokens that end an answer.
+    """The tokens of one tokenizer, for `vocab_size` logits. `stops`: tokens that end an answer.
 
     Raises ConfigError for a tokenizer whose tokens are not known as bytes.
     """
@@ -85,8 +85,8 @@ def lark_rules(grammar: Grammar, tokens: GrammarTokens | None) -> str:
     ids = {} if tokens is None else tokens.ids
     special = () if tokens is None else tokens.special
 
-    def by_number(found: re.Match[str]) -> str:
-        return f"<[{ids[found[1]]}]>" if found[1] in ids else found[0]
+    def by_number(match: re.Match[str]) -> str:
+        return f"<[{ids[match[1]]}]>" if match[1] in ids else match[0]
 
     rules = NAMED_TOKEN.sub(by_number, grammar.text)
     if grammar.free is not None:

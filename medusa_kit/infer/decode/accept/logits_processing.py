@@ -108,19 +108,19 @@ def logits_processors(
     """
     check_own_settings(base.generation_config)
     check_bias_ids(params, base.num_logits)
-    own = _own_processors(params, len(prompt_ids), base.device)
+    kit_processors = _kit_processors(params, len(prompt_ids), base.device)
     if mask is not None:
-        own.append(mask)
+        kit_processors.append(mask)
     try:
         config = _generation_config(base, params)
         if asks_only_for(config, USUAL):
-            return _usual_processors(config, own)
+            return _usual_processors(config, kit_processors)
         config.max_length = len(prompt_ids) + max_new_tokens  # where an end is forced
         return base.generation._get_logits_processor(
             generation_config=config,
             input_ids_seq_length=len(prompt_ids),
             encoder_input_ids=torch.tensor([list(prompt_ids)], device=base.device),
-            logits_processor=own,
+            logits_processor=kit_processors,
             device=base.device,
             model_kwargs={},
         )
@@ -132,13 +132,13 @@ def logits_processors(
         raise unusable(base.generation_config, error) from error
 
 
-def _usual_processors(config: Any, own: list[LogitsProcessor]) -> list[LogitsProcessor]:
+def _usual_processors(config: Any, kit_processors: list[LogitsProcessor]) -> list[LogitsProcessor]:
     """transformers' list for a config without other settings than USUAL, in its order. Its function
     for all settings is part of its models' code, which takes seconds to import."""
     made = list[LogitsProcessor]()
     if config.repetition_penalty not in (None, 1.0):
         made.append(RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
-    made += own
+    made += kit_processors
     if not config.do_sample:
         return made
     if config.temperature not in (None, 1.0):
@@ -170,20 +170,22 @@ def check_own_values(base: Settings) -> None:
             raise unusable(base.generation_config, error) from error
 
 
-def _own_processors(
+def _kit_processors(
     params: SamplingParams, prompt_length: int, device: torch.device
 ) -> list[LogitsProcessor]:
-    """Those that transformers lacks."""
-    own: list[LogitsProcessor] = []
+    """The processors that transformers lacks."""
+    processors: list[LogitsProcessor] = []
     if params.presence_penalty or params.frequency_penalty:
-        own.append(CountPenalty(params.presence_penalty, params.frequency_penalty, prompt_length))
+        processors.append(
+            CountPenalty(params.presence_penalty, params.frequency_penalty, prompt_length)
+        )
     if params.logit_bias:
-        own.append(TokenBias(params.logit_bias, device))
-    return own
+        processors.append(TokenBias(params.logit_bias, device))
+    return processors
 
 
 def _generation_config(base: Settings, params: SamplingParams) -> Any:
-    """The base's, with the request's settings in place of its own."""
+    """The base's generation config, with the request's settings in place of its own."""
     config = copy.deepcopy(base.generation_config)
     config.do_sample = not params.greedy
     config.temperature = None if params.greedy else params.temperature

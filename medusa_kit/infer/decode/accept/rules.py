@@ -1,11 +1,11 @@
 """Acceptance rules: which of the drafted nodes to keep, and which token follows them.
 
-Exact: the base model names a token at each node, and the walk goes on while a child holds it.
-Whatever is proposed, the tokens named are those of plain decoding; a wrong guess costs only time.
-Greedy decoding names the likeliest token, exact sampling draws one; `choose` does either.
+Exact: the base model names a token at each node, and the walk goes on while a child has it.
+Whatever is proposed, the tokens named are those of plain decoding; a wrong draft token costs only
+time. Greedy decoding names the likeliest token, exact sampling draws one; `choose` does either.
 
-Typical acceptance (arXiv 2401.10774, §2.3.1) is lossy: every guess that the base model finds likely
-enough counts as its own token, and the longest path of such guesses is taken.
+Typical acceptance (arXiv 2401.10774, §2.3.1) is lossy: every draft token that the base model finds
+likely enough counts as its own, and the longest path of such tokens is taken.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,14 +36,15 @@ def accept(
 
 @dataclass(frozen=True)
 class Verdict:
-    """The base model's log-probabilities of guesses after a node."""
+    """The base model's log-probabilities of draft tokens after a node."""
 
     top_token: int  # its own next token
-    log_probs: list[float]  # of the guesses asked about
-    bar: float  # a guess passes above it
+    log_probs: list[float]  # of the draft tokens
+    bar: float  # a draft token passes above it
 
     def passing(self, guesses: Sequence[int]) -> dict[int, float]:
-        """Those of `guesses` (nodes, in the order of `log_probs`) that pass, with their own."""
+        """Those of `guesses` (nodes, in the order of `log_probs`) that pass, with their
+        log-probabilities."""
         pairs = zip(guesses, self.log_probs, strict=True)
         return {node: log_prob for node, log_prob in pairs if log_prob > self.bar}
 

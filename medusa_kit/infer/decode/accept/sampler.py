@@ -30,7 +30,7 @@ from medusa_kit.transfer import to_device
 
 
 class Sampler:
-    """Names the token after a node of one row."""
+    """Names the token after a node of one request's tree."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Sampler:
 
     @one_thread()
     def judge(self, logits_V: Tensor, prefix: Sequence[int], tokens: Sequence[int]) -> Verdict:
-        """What typical acceptance asks: are these guesses of the next token likely enough?
+        """The verdict of typical acceptance: are these draft tokens likely enough?
 
         The bar is min(epsilon, delta · exp(-entropy)) of the processed distribution (§2.3.1).
         """

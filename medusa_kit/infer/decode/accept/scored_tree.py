@@ -1,4 +1,4 @@
-"""What a request keeps of its tree: its rule applied to what the base model said at each node.
+"""What a request keeps of its tree: its rule applied to the base model's output at each node.
 
 Shapes: N nodes with root, D hidden, V vocabulary, R likeliest tokens, X outputs of watched layers.
 """

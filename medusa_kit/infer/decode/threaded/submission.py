@@ -121,7 +121,7 @@ class Submission:
         self.result()
 
     def _waiting(self) -> threading.Condition:
-        """To be held. Raises where the wait would never end."""
+        """The lock to take for a wait. Raises where the wait would never end."""
         check_process(self._pid)
         if self._thread.is_current and not self.done:
             raise ConfigError(
