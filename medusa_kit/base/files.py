@@ -34,8 +34,8 @@ NO_TOKENIZER = "holds no tokenizer: prompts and answers are token ids"
 
 
 def resolve(name: str, weights: bool = True) -> tuple[str, str]:
-    """(source, the argument of `from_pretrained`). Without `weights` a GGUF file is not dequantised
-    for it."""
+    """(source, location) of the base of this name; the location is a folder or a Hub id, as
+    `from_pretrained` takes it. Without `weights` a GGUF file is not dequantised for it."""
     folder_of = embedded.dequantised_folder if weights else embedded.described_folder
     if name == DEBUG_NAME:
         return "debug", name
@@ -91,42 +91,42 @@ def stored_quantised(name: str, revision: str | None = None) -> str | None:
     try:
         if (path := gguf_source(name)) is not None:
             return _gguf_kinds(path)
-        source, place = resolve(name, weights=False)
+        source, location = resolve(name, weights=False)
         if source == "adapter":
-            info = adapters.read_info(Path(place))
+            info = adapters.read_info(Path(location))
             return stored_quantised(info["base_model"], info["revision"])
-        found = read_config(place, revision)
+        config = read_config(location, revision)
     except Exception:  # as in `from_pretrained`
         return None
-    return _method(found)
+    return _method(config)
 
 
 def stored_config(name: str, revision: str | None = None) -> Any | None:
     """The config of a base's text model, without reading weights; None where it cannot be read,
     which loading reports."""
     try:
-        source, place = resolve(name, weights=False)
+        source, location = resolve(name, weights=False)
         if source == "debug":
             return embedded.debug_model()[0].config
         if source == "adapter":
-            info = adapters.read_info(Path(place))
+            info = adapters.read_info(Path(location))
             return stored_config(info["base_model"], info["revision"])
-        return read_config(place, revision).get_text_config()
+        return read_config(location, revision).get_text_config()
     except Exception:  # as in `from_pretrained`
         return None
 
 
-def check_there(name: str, revision: str | None = None) -> None:
+def check_readable(name: str, revision: str | None = None) -> None:
     """Raises CheckpointError for a base whose config cannot be found or read."""
-    source, place = resolve(name, weights=False)
+    source, location = resolve(name, weights=False)
     if source == "adapter":
-        info = adapters.read_info(Path(place))
-        check_there(info["base_model"], info["revision"])
+        info = adapters.read_info(Path(location))
+        check_readable(info["base_model"], info["revision"])
     elif source != "debug":  # its name must not be looked up on the Hub
         try:
-            read_config(place, revision)
+            read_config(location, revision)
         except Exception as error:  # as in `from_pretrained`
-            raise _cannot_load(place, None, error) from error
+            raise _cannot_load(location, None, error) from error
 
 
 def stored_generation_config(name: str, revision: str | None = None) -> Any | None:
@@ -134,34 +134,35 @@ def stored_generation_config(name: str, revision: str | None = None) -> Any | No
     from transformers import GenerationConfig
 
     try:
-        source, place = resolve(name, weights=False)
+        source, location = resolve(name, weights=False)
         if source == "debug":  # its name must not be looked up on the Hub
             return None
         if source == "adapter":
-            info = adapters.read_info(Path(place))
+            info = adapters.read_info(Path(location))
             return stored_generation_config(info["base_model"], info["revision"])
-        return GenerationConfig.from_pretrained(place, revision=revision)
+        return GenerationConfig.from_pretrained(location, revision=revision)
     except Exception:  # many bases have none
         return None
 
 
-def read_parts(place: str, source: str, revision: str | None) -> tuple[Any, Path, Any | None]:
+def read_parts(location: str, source: str, revision: str | None) -> tuple[Any, Path, Any | None]:
     """(config, the folder that it lies in, tokenizer) of a checkpoint on this machine, without
     weights. Raises what reading raises; CheckpointError for one that is not all here."""
-    folder = Path(place)
+    folder = Path(location)
     if source == "hub":
         from transformers.utils import cached_file
 
-        folder = Path(cached_file(place, "config.json", revision=revision)).parent
-        if not any(_is_tokenizers(path.name) for path in folder.iterdir()):
+        folder = Path(cached_file(location, "config.json", revision=revision)).parent
+        if not any(_is_tokenizer_file(path.name) for path in folder.iterdir()):
             raise CheckpointError(f"{folder} holds no tokenizer")
     config = read_config(str(folder))
     _check_generation_config(folder)
-    return config, folder, _tokenizer(str(folder), None, quietly=True)
+    return config, folder, _tokenizer(str(folder), None, quiet=True)
 
 
 def generation_config_of(folder: Path, config: Any) -> Any:
-    """As transformers has it on a model that it loads from there, whose config is `config`."""
+    """The generation config that transformers gives a model which it loads from `folder` with
+    `config`."""
     from transformers import GenerationConfig
 
     try:
@@ -187,18 +188,18 @@ def built_sizes(config: Any) -> dict[str, int] | None:
 
 
 def _method(config: Any) -> str | None:
-    found = getattr(config, "quantization_config", None)
-    return None if found is None else method_of(found)
+    quantization = getattr(config, "quantization_config", None)
+    return None if quantization is None else method_of(quantization)
 
 
 def _gguf_kinds(path: Path) -> str | None:
-    places = [place for _, place in read_headers(path).tensors.values()]
-    kinds = {place.kind for place in places if len(place.shape) > 1}
+    tensors = [tensor for _, tensor in read_headers(path).tensors.values()]
+    kinds = {tensor.kind for tensor in tensors if len(tensor.shape) > 1}
     return ", ".join(sorted(kinds - GGUF_NUMBERS)) or None
 
 
 def from_pretrained(
-    place: str,
+    location: str,
     dtype: torch.dtype | str,
     revision: str | None,
     attention: str | None,
@@ -216,64 +217,65 @@ def from_pretrained(
     options: dict[str, Any] = {}
     method = "bitsandbytes" if four_bit else None
     try:
-        config = read_config(place, revision)
+        config = read_config(location, revision)
         dtype = load_dtype(dtype, config)
         if four_bit:  # NF4 (QLoRA, arXiv 2305.14314)
-            computed_in = torch.float32 if isinstance(dtype, str) else dtype
+            compute_dtype = torch.float32 if isinstance(dtype, str) else dtype
             options["quantization_config"] = BitsAndBytesConfig(
-                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=computed_in
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute_dtype
             )
-        families.refuse_impossible(config, place)
-        _check_generation_config(Path(place))
+        families.refuse_impossible(config, location)
+        _check_generation_config(Path(location))
         method = method or _method(config)
-        _refuse_unknown(method, place)
+        _refuse_unknown(method, location)
         with building_models:
-            model, found = load_causal(
-                place, config, dtype=dtype, revision=revision, attn_implementation=attention,
+            model, loading_info = load_causal(
+                location, config, dtype=dtype, revision=revision, attn_implementation=attention,
                 **options,
             )  # fmt: skip
         if method is None:
-            _check_nothing_missing(found["missing_keys"], place)
-        tokenizer = _tokenizer(place, revision)
+            _check_nothing_missing(loading_info["missing_keys"], location)
+        tokenizer = _tokenizer(location, revision)
     except MedusaKitError:
         raise
     except Exception as error:  # from OSError to safetensors' own kinds
-        raise _cannot_load(place, method, error) from error
+        raise _cannot_load(location, method, error) from error
     return model, tokenizer
 
 
-def _check_nothing_missing(names: Iterable[str], place: str) -> None:
-    """transformers would fill what is missing with random numbers."""
+def _check_nothing_missing(names: Iterable[str], location: str) -> None:
+    """Raises CheckpointError for missing tensors: transformers would fill them with random
+    numbers."""
     if missing := sorted(names):
         raise CheckpointError(
-            f"{place!r} lacks {len(missing)} tensors of the model, among them {missing[0]!r}",
+            f"{location!r} lacks {len(missing)} tensors of the model, among them {missing[0]!r}",
             hint="config.json may be another model's, or a file of weights may be missing",
         )
 
 
-def not_found(place: str, error: Exception) -> CheckpointError | None:
-    """Where `error` says that neither this machine nor the Hub gave anything of that name. A path
-    that was mistyped looks like a Hub id."""
-    if Path(place).exists() or not isinstance(error, OSError):
+def not_found(location: str, error: Exception) -> CheckpointError | None:
+    """The error to raise where `error` says that neither this machine nor the Hub has anything of
+    that name; None for other errors. A path that was mistyped looks like a Hub id."""
+    if Path(location).exists() or not isinstance(error, OSError):
         return None
-    said = str(error)
-    if "is not a local folder" in said:
-        rest = "nor a model of that name on the Hub that you may see"
-    elif "couldn't connect" in said:
-        rest = "and the Hub, which may have a model of that name, cannot be reached"
+    message = str(error)
+    if "is not a local folder" in message:
+        explanation = "nor a model of that name on the Hub that you may see"
+    elif "couldn't connect" in message:
+        explanation = "and the Hub, which may have a model of that name, cannot be reached"
     else:
         return None
     return CheckpointError(
-        f"there is no folder {place!r} here, {rest}",
+        f"there is no folder {location!r} here, {explanation}",
         hint="check the path; a Hub id needs network and perhaps a login",
     )
 
 
-def _cannot_load(place: str, method: str | None, error: Exception) -> CheckpointError:
-    if (missing := not_found(place, error)) is not None:
+def _cannot_load(location: str, method: str | None, error: Exception) -> CheckpointError:
+    if (missing := not_found(location, error)) is not None:
         return missing
     return CheckpointError(
-        f"cannot load a base model from {place!r}: {error}",
+        f"cannot load a base model from {location!r}: {error}",
         hint=installing(method, error)
         or "a Hub id needs network and perhaps a login; a folder needs config.json, "
         "safetensors and tokenizer files that are whole",
@@ -281,40 +283,44 @@ def _cannot_load(place: str, method: str | None, error: Exception) -> Checkpoint
 
 
 def _check_generation_config(folder: Path) -> None:
-    """transformers would pass over a file that it cannot read, and stop tokens with it."""
+    """Raises CheckpointError for a generation config that cannot be read: transformers would pass
+    over it, and over its stop tokens."""
     path = folder / "generation_config.json"
     if not path.is_file():
         return
     hint = "copy it again from where the model is from"
     try:
-        found = parse_json(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except ValueError as error:
         raise CheckpointError(f"{path} is no JSON: {error}", hint=hint) from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} holds {type(found).__name__}, expected an object", hint=hint)
+    if not isinstance(content, dict):
+        raise CheckpointError(
+            f"{path} holds {type(content).__name__}, expected an object", hint=hint
+        )
 
 
-def _tokenizer(place: str, revision: str | None, quietly: bool = False) -> Any | None:
-    """None for a folder without tokenizer files: token ids can be used without."""
-    folder = Path(place)
-    if folder.is_dir() and not any(_is_tokenizers(path.name) for path in folder.iterdir()):
-        if not quietly:
-            console.note(f"{place} {NO_TOKENIZER}")
+def _tokenizer(location: str, revision: str | None, quiet: bool = False) -> Any | None:
+    """The tokenizer; None for a folder without tokenizer files: token ids can be used without."""
+    folder = Path(location)
+    if folder.is_dir() and not any(_is_tokenizer_file(path.name) for path in folder.iterdir()):
+        if not quiet:
+            console.note(f"{location} {NO_TOKENIZER}")
         return None
-    return read_tokenizer(place, revision)
+    return read_tokenizer(location, revision)
 
 
-def _is_tokenizers(name: str) -> bool:
+def _is_tokenizer_file(name: str) -> bool:
     """Whether a file of a model's folder is, by its name, part of a tokenizer."""
     parts = ("tokenizer", "vocab", "merges", "spiece", "tekken", "sentencepiece")
     return name.endswith((".model", ".tiktoken")) or any(part in name for part in parts)
 
 
-def _refuse_unknown(method: str | None, place: str) -> None:
-    """Refuse it: transformers would read it as unquantised and invent the missing weights."""
+def _refuse_unknown(method: str | None, location: str) -> None:
+    """Raises IncompatibleBaseError for a method of quantisation that transformers does not know: it
+    would read the model as unquantised and invent the missing weights."""
     if method is not None and not is_known(method):
         raise IncompatibleBaseError(
-            f"{place!r} is quantised by {method!r}, a method that transformers does not know",
+            f"{location!r} is quantised by {method!r}, a method that transformers does not know",
             hint="try a newer transformers, or use the model in full precision",
         )
 

@@ -16,7 +16,7 @@ from medusa_kit.base.files import (
 )
 from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.model import VARIANT_KEY, BaseModel
-from medusa_kit.base.placement import AUTO, asked_dtype, pick_device
+from medusa_kit.base.placement import AUTO, pick_device, requested_dtype
 from medusa_kit.base.remembered.described import read_tokenizer
 from medusa_kit.errors import CheckpointError
 from medusa_kit.settings.engine import check_value
@@ -44,19 +44,19 @@ def load_base_model(
     """
     check_value("dtype", dtype)
     quiet_transformers()
-    place = pick_device(device)
-    wanted = asked_dtype(dtype, place)
-    source, model, tokenizer, known = _load(name, wanted, revision, attention, four_bit)
-    model = model if four_bit else _placed(model, place)
+    target_device = pick_device(device)
+    target_dtype = requested_dtype(dtype, target_device)
+    source, model, tokenizer, known = _load(name, target_dtype, revision, attention, four_bit)
+    model = model if four_bit else _on_device(model, target_device)
     base = BaseModel(model, tokenizer, name, source, revision, known, check)
-    if wanted == AUTO:
+    if target_dtype == AUTO:
         console.note(
             f"{name} is loaded in {base.info.dtype}, its checkpoint's dtype (auto on CUDA)"
         )
     return base
 
 
-def _placed(model: Any, device: torch.device) -> Any:
+def _on_device(model: Any, device: torch.device) -> Any:
     """The model on `device`; a quantised model that cannot be moved stays where it was loaded."""
     try:
         return model.to(device)
@@ -76,13 +76,13 @@ def _load(
     """(source, model, tokenizer, None). For an adapter: its base with the adapter merged, and the
     fingerprint last, since merged weights are rounded differently in every dtype.
     """
-    source, place = resolve(name)
+    source, location = resolve(name)
     if source == "debug":
         model, tokenizer = embedded.debug_model()
         return source, model if isinstance(dtype, str) else model.to(dtype), tokenizer, None
     if source != "adapter":
-        return source, *from_pretrained(place, dtype, revision, attention, four_bit), None
-    info, folder = adapters.read_info(Path(place)), Path(place)
+        return source, *from_pretrained(location, dtype, revision, attention, four_bit), None
+    info, folder = adapters.read_info(Path(location)), Path(location)
     _, model, tokenizer, known = _load(info["base_model"], dtype, info["revision"], attention)
     base = BaseModel(model, tokenizer, info["base_model"], "memory", known=known)
     adapters.check_base(info, base.info.fingerprint, folder)
@@ -96,15 +96,15 @@ def _load(
 def load_tokenizer(name: str, revision: str | None = None) -> Any:
     """Only the tokenizer of a base model. Raises CheckpointError."""
     quiet_transformers()
-    source, place = resolve(name, weights=False)
+    source, location = resolve(name, weights=False)
     if source == "debug":
         return embedded.byte_tokenizer()
     if source == "adapter":
-        info = adapters.read_info(Path(place))
+        info = adapters.read_info(Path(location))
         return load_tokenizer(info["base_model"], info["revision"])
     try:
-        return read_tokenizer(place, revision)
+        return read_tokenizer(location, revision)
     except Exception as error:  # as for models
-        if (missing := not_found(place, error)) is not None:
+        if (missing := not_found(location, error)) is not None:
             raise missing from error
-        raise CheckpointError(f"cannot load a tokenizer from {place!r}: {error}") from error
+        raise CheckpointError(f"cannot load a tokenizer from {location!r}: {error}") from error

@@ -13,7 +13,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 
 
-def asked_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
+def requested_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
     """The dtype to load in; AUTO where the checkpoint's config decides.
 
     On an accelerator a step reads every weight, so float32 for a bfloat16 checkpoint would double
@@ -26,7 +26,7 @@ def asked_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
 
 
 def load_dtype(dtype: torch.dtype | str, config: Any) -> torch.dtype | str:
-    """The dtype in which a checkpoint with this config is loaded; `dtype` is from `asked_dtype`.
+    """The dtype to load a checkpoint with this config in; `dtype` is from `requested_dtype`.
 
     AUTO where the config names none: transformers then looks at the weights.
     """
@@ -52,11 +52,11 @@ def pick_device(device: str) -> torch.device:
     if device == AUTO:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        wanted = torch.device(device)
+        chosen = torch.device(device)
     except RuntimeError as error:
         raise ConfigError(f"device {device!r} is unknown", hint="use auto, cpu or cuda") from error
-    if wanted.type == "cuda" and not torch.cuda.is_available():
+    if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             f"device {device!r} was asked for, but torch finds no such CUDA device", hint="use cpu"
         )
-    return wanted
+    return chosen

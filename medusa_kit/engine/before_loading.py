@@ -1,5 +1,5 @@
-"""What can be told wrong before a base is loaded: options, heads and trees, held against each other
-and against the base's config.
+"""Checks before a base is loaded: options, heads and trees are compared with each other and with
+the base's config.
 
 Loading and the self-check of trees take a while; whoever mistyped a folder should not wait for
 them. What only the weights tell, such as a fingerprint, is left to loading.
@@ -13,13 +13,13 @@ import torch
 
 from medusa_kit.base.files import (
     built_sizes,
-    check_there,
+    check_readable,
     quiet_transformers,
     stored_config,
     stored_generation_config,
 )
 from medusa_kit.base.model import BaseModel
-from medusa_kit.base.placement import AUTO, asked_dtype, load_dtype, pick_device
+from medusa_kit.base.placement import AUTO, load_dtype, pick_device, requested_dtype
 from medusa_kit.drafters.native.layer_drafts import check_fits, draft_config, is_there
 from medusa_kit.drafters.native.other_kinds import refuse_other_kinds
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
@@ -54,7 +54,8 @@ AnyTree = Tree | TreePlan | str | Path | list[list[int]] | None
 
 
 def check_loading(config: EngineConfig) -> None:
-    """What `medusa_kit.load` can know of its options by now. Raises what that raises."""
+    """Check what can be known of the options of `medusa_kit.load` by now. Raises what `load`
+    raises."""
     quiet_transformers()
     model, revision, device = config.model, config.revision, pick_device(config.device)
     check_compiled(config.fixed_shapes, config.compiled, device.type)
@@ -75,10 +76,10 @@ def check_loading(config: EngineConfig) -> None:
 
 
 def check_options(options: EngineOptions) -> None:
-    """Objects, and the drafter's options against each other. Raises ConfigError."""
-    for name, (kinds, expected) in OBJECTS.items():
+    """Check objects, and the drafter's options against each other. Raises ConfigError."""
+    for name, (types, expected) in OBJECTS.items():
         if (value := getattr(options, name)) is not None:
-            check_kind(name, value, kinds, expected)
+            check_kind(name, value, types, expected)
     check_drafting(
         options.drafter,
         options.drafter_options,
@@ -95,7 +96,7 @@ def _check_draft_models(options: EngineOptions) -> None:
         if is_there(name):  # and may be of a class of its own
             continue
         try:
-            check_there(name)
+            check_readable(name)
         except CheckpointError as error:
             raise CheckpointError(
                 f"draft model {name!r}: {error.message}", hint=error.hint
@@ -122,12 +123,12 @@ def _draft_models(options: Mapping[str, Any]) -> Iterator[str]:
 def _check_attention(
     attention: str, name: str, dtype: str, device: torch.device, revision: str | None
 ) -> None:
-    wanted = asked_dtype(dtype, device)
-    if isinstance(wanted, str) and attention != "auto":
+    load_in = requested_dtype(dtype, device)
+    if isinstance(load_in, str) and attention != "auto":
         config = stored_config(name, revision)
-        wanted = AUTO if config is None else load_dtype(wanted, config)
-    if not isinstance(wanted, str):  # else only the weights tell
-        choice.check_before_loading(attention, device.type, wanted)
+        load_in = AUTO if config is None else load_dtype(load_in, config)
+    if not isinstance(load_in, str):  # else only the weights tell
+        choice.check_before_loading(attention, device.type, load_in)
 
 
 def check_heads(
@@ -201,41 +202,41 @@ def check_bias(name: str, revision: str | None, params: SamplingParams) -> None:
 def _stored_numbers(
     folder: Path, base: tuple[str, str | None] | None, force: bool
 ) -> tuple[int, int | None]:
-    """(heads, columns of each) of what lies in `folder`, held against the config of `base`."""
+    """(heads, columns of each) of the heads in `folder`, compared with the config of `base`."""
     if not says_ours(folder) and (foreign := read_foreign(folder, quiet=True)) is not None:
         rows = [len(matrix_RD) for matrix_RD in foreign.matrix_list()[:1]]
-        ours: dict[str, Any] = {"hidden size": foreign.hidden_size}
+        expected: dict[str, Any] = {"hidden size": foreign.hidden_size}
         if foreign.token_map_R is not None:
             columns: int | None = len(foreign.token_map_R)
         elif (columns := rows[0] if rows else foreign.vocab_size) is not None:
-            ours["vocabulary size"] = columns
+            expected["vocabulary size"] = columns
         num_heads, about = foreign.num_heads, f"these {foreign.format} heads"
     else:
         config, _ = read_heads(folder)
         num_heads, columns = config.num_heads, config.reduced_size or config.vocab_size
-        ours = {"hidden size": config.hidden_size, "vocabulary size": config.vocab_size}
+        expected = {"hidden size": config.hidden_size, "vocabulary size": config.vocab_size}
         if not force:
-            ours["architecture"] = config.base_model_type
+            expected["architecture"] = config.base_model_type
         about = f"these heads were trained for {config.base_model_name!r} and"
     if base is not None:
-        _check_fit(about, ours, *base)
+        _check_fit(about, expected, *base)
     return num_heads, columns
 
 
-def _check_fit(about: str, ours: dict[str, Any], name: str, revision: str | None) -> None:
+def _check_fit(about: str, expected: dict[str, Any], name: str, revision: str | None) -> None:
     config = stored_config(name, revision)
     if config is None:
         return
-    theirs = {"hidden size": config.hidden_size, "vocabulary size": config.vocab_size,
+    actual = {"hidden size": config.hidden_size, "vocabulary size": config.vocab_size,
               "architecture": config.model_type}  # fmt: skip
-    if all(theirs[what] == value for what, value in ours.items()):
+    if all(actual[what] == value for what, value in expected.items()):
         return
     built = built_sizes(config)  # some families project the hidden state to another size
     if built is None:
         return
-    theirs |= built
-    differing = [f"{what} {value!r} ≠ {theirs[what]!r}" for what, value in ours.items()
-                 if value != theirs[what]]  # fmt: skip
+    actual |= built
+    differing = [f"{what} {value!r} ≠ {actual[what]!r}" for what, value in expected.items()
+                 if value != actual[what]]  # fmt: skip
     if differing:
         raise IncompatibleBaseError(
             f"{about} do not fit {name!r}: {'; '.join(differing)} (heads ≠ base)",

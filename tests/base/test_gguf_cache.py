@@ -16,7 +16,7 @@ from support.gguf.tiny_gguf import write_gguf
 from transformers import PreTrainedTokenizerBase
 
 from medusa_kit.base import gguf as embedded
-from medusa_kit.base.files import check_there, stored_config, stored_generation_config
+from medusa_kit.base.files import check_readable, stored_config, stored_generation_config
 from medusa_kit.base.gguf import dequantised_folder, described_folder
 from medusa_kit.base.loading import load_base_model, load_tokenizer
 from medusa_kit.errors import CheckpointError
@@ -159,7 +159,7 @@ def test_a_cache_that_cannot_be_written_is_told(large: Path, made: list[Path], c
 
 def test_what_needs_no_weights_dequantises_nothing(tmp_path: Path, cache: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf")
-    check_there(str(path))
+    check_readable(str(path))
     config = stored_config(str(path))
     assert config is not None
     assert (config.model_type, config.vocab_size) == ("llama", 260)
@@ -184,7 +184,7 @@ def test_a_described_file_has_all_that_a_dequantised_one_has_but_weights(tmp_pat
 def test_a_file_that_cannot_be_described_leaves_nothing(large: Path, cache: Path) -> None:
     damage_merges(large)
     with pytest.raises(CheckpointError, match=r"a merge of .a. and .z., which are no tokens"):
-        check_there(str(large))
+        check_readable(str(large))
     assert [path for path in cache.iterdir() if path.is_dir() and path.name != "digests"] == []
 
 

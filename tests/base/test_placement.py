@@ -18,7 +18,7 @@ from transformers import Gemma3Config, LlamaConfig
 import medusa_kit
 from medusa_kit.base import loading as base_loading
 from medusa_kit.base.loading import load_base_model
-from medusa_kit.base.placement import AUTO, asked_dtype, load_dtype, stored_dtype
+from medusa_kit.base.placement import AUTO, load_dtype, requested_dtype, stored_dtype
 from medusa_kit.engine import before_loading
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention import choice
@@ -46,7 +46,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
 def test_the_dtype_follows_from_device_and_config(
     asked: str, device: torch.device, stored: Any, expected: Any
 ) -> None:
-    assert load_dtype(asked_dtype(asked, device), LlamaConfig(dtype=stored)) == expected
+    assert load_dtype(requested_dtype(asked, device), LlamaConfig(dtype=stored)) == expected
 
 
 def test_configs_that_name_a_dtype_in_other_ways() -> None:
@@ -60,7 +60,7 @@ def test_configs_that_name_a_dtype_in_other_ways() -> None:
 def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (base_loading, before_loading, int8_weights, packed_base):
         monkeypatch.setattr(module, "pick_device", lambda device: CUDA)
-    monkeypatch.setattr(base_loading, "_placed", lambda model, device: model)
+    monkeypatch.setattr(base_loading, "_on_device", lambda model, device: model)
 
 
 @pytest.fixture(params=["named", "not named"])

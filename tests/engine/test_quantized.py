@@ -137,7 +137,7 @@ def test_a_quantised_model_that_cannot_be_moved_stays_where_it_is() -> None:
             raise ValueError("`.to` is not supported")
 
     fixed = Fixed()
-    assert base_loading._placed(fixed, torch.device("cpu")) is fixed
+    assert base_loading._on_device(fixed, torch.device("cpu")) is fixed
     fixed.is_quantized = False
     with pytest.raises(ValueError, match="not supported"):
-        base_loading._placed(fixed, torch.device("cpu"))
+        base_loading._on_device(fixed, torch.device("cpu"))

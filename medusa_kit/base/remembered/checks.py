@@ -21,7 +21,8 @@ CHECKED_CODE = ("base", "infer")  # folders of the package
 
 
 def record_of_check(**depends_on: Any) -> Record:
-    """`depends_on`: what the result depends on beside machine and versions."""
+    """The record of one check. `depends_on`: what its result depends on beside machine and
+    versions."""
     everything = {**_machine(), **depends_on}
     return Record("checks", short_digest(json.dumps(everything)), {"depends_on": everything})
 
@@ -42,7 +43,7 @@ def _machine() -> dict[str, Any]:
 
 @functools.cache
 def code_digest(package: Path = PACKAGE) -> str:
-    """Of the package's code that loads and decodes, the kernels' sources included."""
+    """The digest of the package's code that loads and decodes, the kernels' sources included."""
     digest = hashlib.sha256()
     for folder in CHECKED_CODE:
         for path in sorted((package / folder).rglob("*")):

@@ -25,23 +25,25 @@ LEGACY = ("added_tokens.json", "special_tokens_map.json")
 TOKENIZERS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 
 
-def read_config(place: str, revision: str | None = None) -> Any:
-    """What AutoConfig reads, of a multimodal checkpoint its text part's; or a PreTrainedConfig with
-    the same values. Raises what it raises."""
-    record = _record("config", place, CONFIGS)
-    if isinstance(known := _known(record), dict):
-        return _kind(str(known["model_type"])).from_dict({**known, "_name_or_path": place})
+def read_config(location: str, revision: str | None = None) -> Any:
+    """The config that AutoConfig reads (of a multimodal checkpoint its text part's), or a
+    PreTrainedConfig with the same values. Raises what AutoConfig raises."""
+    record = _record("config", location, CONFIGS)
+    if isinstance(known := _remembered(record), dict):
+        return _config_class(str(known["model_type"])).from_dict(
+            {**known, "_name_or_path": location}
+        )
     from transformers import AutoConfig
 
-    config = text_part_config(AutoConfig.from_pretrained(place, revision=revision))
-    if _is_theirs(config) and config.get_text_config() is config:
+    config = text_part_config(AutoConfig.from_pretrained(location, revision=revision))
+    if _is_transformers_class(config) and config.get_text_config() is config:
         _write(record, config.to_dict())
     return config
 
 
 def own_config(config: Any) -> Any:
     """The same config as an object of its family's class, from which a model can be built."""
-    if type(config) is not _kind(config.model_type):
+    if type(config) is not _config_class(config.model_type):
         return config
     from transformers import AutoConfig
 
@@ -49,7 +51,7 @@ def own_config(config: Any) -> Any:
 
 
 def settings_of(config: Any) -> Any:
-    """What a config says of the model, however it was read."""
+    """The settings of the model in a config, however the config was read."""
     return _without(json.loads(json.dumps(config.to_dict(), sort_keys=True, default=str)))
 
 
@@ -60,87 +62,90 @@ def _without(value: Any) -> Any:
 
 
 @functools.cache
-def _kind(model_type: str) -> Any:
+def _config_class(model_type: str) -> Any:
     """The class of remembered configs of a family: transformers reads its type from the class."""
     from transformers import PreTrainedConfig
 
     return type("RememberedConfig", (PreTrainedConfig,), {"model_type": model_type})
 
 
-def read_tokenizer(place: str, revision: str | None = None) -> Any:
-    """What AutoTokenizer reads, with the chat template of the processor where it has none. Raises
-    what AutoTokenizer raises."""
-    return with_template(_read_tokenizer(place, revision), place, revision)
+def read_tokenizer(location: str, revision: str | None = None) -> Any:
+    """The tokenizer that AutoTokenizer reads, with the chat template of the processor where it has
+    none. Raises what AutoTokenizer raises."""
+    return with_template(_read_tokenizer(location, revision), location, revision)
 
 
-def _read_tokenizer(place: str, revision: str | None) -> Any:
+def _read_tokenizer(location: str, revision: str | None) -> Any:
     import transformers
 
-    record = _record("tokenizer-parts", place, TOKENIZERS)
-    known = _known(record)
+    record = _record("tokenizer-parts", location, TOKENIZERS)
+    known = _remembered(record)
     if isinstance(known, dict) and known.keys() >= {"class", "added"}:
-        return _of_class(str(known["class"]), place, known["added"])
-    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(place, revision=revision)
+        return _tokenizer_of_class(str(known["class"]), location, known["added"])
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(location, revision=revision)
     name = type(tokenizer).__name__
-    if _is_theirs(tokenizer) and getattr(transformers, name, None) is type(tokenizer):
-        added = _added_tokens(Path(place))
+    if _is_transformers_class(tokenizer) and getattr(transformers, name, None) is type(tokenizer):
+        added = _added_tokens(Path(location))
         with contextlib.suppress(Exception):  # where it cannot be made so, it is not remembered so
-            if added is not None and not _same(_of_class(name, place, added), tokenizer):
+            if added is not None and not _same_tokenizers(
+                _tokenizer_of_class(name, location, added), tokenizer
+            ):
                 added = None
         _write(record, {"class": name, "added": added})
     return tokenizer
 
 
-def _of_class(name: str, place: str, added: dict[str, Any] | None) -> Any:
-    """`added`: tokens that lie in tokenizer.json, for which transformers would read it once more,
-    in Python: a tenth of a second and 40 MB."""
+def _tokenizer_of_class(name: str, location: str, added: dict[str, Any] | None) -> Any:
+    """A tokenizer of this class. `added`: tokens that lie in tokenizer.json, for which transformers
+    would read it once more, in Python: a tenth of a second and 40 MB."""
     import transformers
 
-    given = {} if added is None else {"added_tokens_decoder": added}
-    return getattr(transformers, name).from_pretrained(place, **given)
+    arguments = {} if added is None else {"added_tokens_decoder": added}
+    return getattr(transformers, name).from_pretrained(location, **arguments)
 
 
 def _added_tokens(folder: Path) -> dict[str, Any] | None:
-    """As transformers takes them from tokenizer.json; None where it takes some elsewhere."""
+    """The added tokens as transformers takes them from tokenizer.json; None where it takes some
+    elsewhere."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        said = parse_json((folder / "tokenizer_config.json").read_bytes())
+        settings = parse_json((folder / "tokenizer_config.json").read_bytes())
         elsewhere = any((folder / name).exists() for name in LEGACY)
-        if "added_tokens_decoder" not in said and not elsewhere:
+        if "added_tokens_decoder" not in settings and not elsewhere:
             tokens = parse_json((folder / "tokenizer.json").read_bytes())["added_tokens"]
             return {str(token.pop("id")): token for token in tokens}
     return None
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same_tokenizers(first: Any, second: Any) -> bool:
     """Whether two tokenizers of a class are the same in all that they were made of."""
     return bool(
-        repr(sorted(one.init_kwargs.items())) == repr(sorted(other.init_kwargs.items()))
-        and repr(one.added_tokens_decoder) == repr(other.added_tokens_decoder)
-        and one.special_tokens_map == other.special_tokens_map
-        and one.backend_tokenizer.to_str() == other.backend_tokenizer.to_str()
+        repr(sorted(first.init_kwargs.items())) == repr(sorted(second.init_kwargs.items()))
+        and repr(first.added_tokens_decoder) == repr(second.added_tokens_decoder)
+        and first.special_tokens_map == second.special_tokens_map
+        and first.backend_tokenizer.to_str() == second.backend_tokenizer.to_str()
     )
 
 
-def _is_theirs(made: Any) -> bool:
+def _is_transformers_class(loaded: Any) -> bool:
     """Whether its class is one of transformers', not of the folder's own code."""
-    return type(made).__module__.startswith("transformers.")
+    return type(loaded).__module__.startswith("transformers.")
 
 
-def _record(what: str, place: str, patterns: tuple[str, ...]) -> Record | None:
-    """Of one thing of a folder. `patterns`: of the names of the files that it follows from; None
-    for a place without any, such as a name on the Hub, and for files that cannot be read."""
-    folder = Path(place)
+def _record(kind: str, location: str, patterns: tuple[str, ...]) -> Record | None:
+    """The record of one thing of a folder. `patterns`: of the names of the files that it follows
+    from. None for a location without such files, such as a Hub id, and for unreadable files."""
+    folder = Path(location)
     files = sorted({path for pattern in patterns for path in folder.glob(pattern)})
     with contextlib.suppress(OSError):
         if files:
-            name = f"{short_digest(str(folder.resolve()))}-{what}"
+            name = f"{short_digest(str(folder.resolve()))}-{kind}"
             return Record("described", name, {"depends_on": _depends_on(folder, files)})
     return None
 
 
-def _known(record: Record | None) -> Any | None:
-    found = None if record is None else record.read()
-    return None if found is None else found.get("known")
+def _remembered(record: Record | None) -> Any | None:
+    values = None if record is None else record.read()
+    return None if values is None else values.get("known")
 
 
 def _write(record: Record | None, known: Any) -> None:

@@ -30,7 +30,7 @@ from medusa_kit.base.layerwise import LayerwiseModel, layerwise_model
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.model import CHECKPOINT, BaseModel, BaseModelInfo
-from medusa_kit.base.placement import asked_dtype, pick_device
+from medusa_kit.base.placement import pick_device, requested_dtype
 from medusa_kit.base.quantization import raw_bytes
 from medusa_kit.base.remembered.checks import SOURCES
 from medusa_kit.base.tokenizer.check import look_at_tokenizer
@@ -264,7 +264,7 @@ def light_base(
 ) -> PackedBase:
     """The light base of a model. Raises Unsupported where there can be none, CheckpointError."""
     chosen_device = pick_device(device)
-    if chosen_device.type != "cpu" or asked_dtype(dtype, chosen_device) != torch.float32:
+    if chosen_device.type != "cpu" or requested_dtype(dtype, chosen_device) != torch.float32:
         raise Unsupported("the C++ kernels compute in float32 on a CPU only")
     if os.environ.get(kernels.OFF_SWITCH) == "0":
         raise Unsupported("the C++ kernels are off")
