@@ -50,5 +50,5 @@ def _encoding_of(tree: Path) -> str | None:
 
 
 def _command(base: BaseModel, folder: Path) -> str:
-    where = ["-m", base.info.name, "--heads", str(folder)]
-    return f"medusa-kit tree-search {shlex.join(where)} --prompts FILE"
+    arguments = ["-m", base.info.name, "--heads", str(folder)]
+    return f"medusa-kit tree-search {shlex.join(arguments)} --prompts FILE"

@@ -27,7 +27,7 @@ Version = tuple[tuple[str, int, int, int], ...]  # name, size, time and inode of
 
 
 @dataclass(frozen=True)
-class HeadsPlace:
+class HeadsLocation:
     """Where heads are. `version` changes with the folder's files; those of the Hub are loaded
     once."""
 
@@ -46,8 +46,8 @@ class HeadsFolder:
     def __init__(self, root: str | Path | None, hub_ids: Collection[str] = ()) -> None:
         self.root = None if root is None else Path(root).expanduser().absolute()
         self.hub_ids = tuple(hub_ids)
-        for one in self.hub_ids:
-            HubName.parse(one)
+        for hub_id in self.hub_ids:
+            HubName.parse(hub_id)
         if self.root is not None and not self.root.is_dir():
             raise ConfigError(
                 f"the folder of heads {str(root)!r} does not exist",
@@ -55,25 +55,25 @@ class HeadsFolder:
             )
 
     def names(self) -> list[str]:
-        """Of all heads that may be asked for, those of the Hub last."""
-        found = []
-        with os.scandir(self.root) if self.root is not None else _Nothing() as entries:
+        """The names of all heads that may be requested, those of the Hub last."""
+        names = []
+        with os.scandir(self.root) if self.root is not None else _NoEntries() as entries:
             for entry in entries:
                 folder = self._subfolder(entry.name)
                 if folder is not None and _holds_heads(folder):
-                    found.append(entry.name)
-        return [*sorted(found), *self.hub_ids]
+                    names.append(entry.name)
+        return [*sorted(names), *self.hub_ids]
 
-    def find(self, name: str) -> HeadsPlace:
+    def find(self, name: str) -> HeadsLocation:
         """Raises UnknownModelError for what does not exist, CheckpointError for what may not be
         loaded."""
         if name in self.hub_ids:
-            return HeadsPlace(name)
+            return HeadsLocation(name)
         folder = self._subfolder(name)
         if folder is None:
             raise self._unknown(name)
         try:
-            return HeadsPlace(name, folder, self._version(name, folder))
+            return HeadsLocation(name, folder, self._version(name, folder))
         except FileNotFoundError:  # deleted meanwhile
             raise self._unknown(name) from None
         except (OSError, RuntimeError) as error:
@@ -134,7 +134,7 @@ def _holds_heads(folder: Path) -> bool:
     return (folder / CONFIG_NAME).is_file() or any(folder.glob("*.safetensors"))
 
 
-class _Nothing:
+class _NoEntries:
     def __enter__(self) -> Iterator[os.DirEntry[str]]:
         return iter(())
 

@@ -12,7 +12,7 @@ from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.engine.before_loading import TREE_NAME, read_tree
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_encoding import tell_of_encoding
-from medusa_kit.engine.heads_folder import HeadsPlace
+from medusa_kit.engine.heads_folder import HeadsLocation
 from medusa_kit.engine.load import with_heads
 from medusa_kit.engine.tree_precision import tell_of_precision
 from medusa_kit.errors import CheckpointError, ConfigError, DeviceMemoryError, MedusaKitError
@@ -70,15 +70,15 @@ def _adapted(engine: Engine, folder: Path, name: str) -> tuple[Engine, int]:
     return replace(engine, verifier=verifier), layers.num_bytes
 
 
-def explained(error: Exception, place: HeadsPlace) -> MedusaKitError:
+def explained(error: Exception, location: HeadsLocation) -> MedusaKitError:
     """The error for those who asked, who need not know where the folder is."""
     if not isinstance(error, MedusaKitError):
         if is_out_of_memory(error):
-            why = f"there is no memory for heads {place.name!r}"
+            why = f"there is no memory for heads {location.name!r}"
             return DeviceMemoryError(why, hint="ask again later")
-        console.warn(f"heads {place.name!r}: {type(error).__name__}: {error}")
-        return CheckpointError(f"heads {place.name!r} cannot be loaded: {type(error).__name__}")
-    told = [error.message, error.hint]
-    if place.folder is not None:
-        told = [text and text.replace(str(place.folder), place.name) for text in told]
-    return type(error)(told[0] or "", hint=told[1])
+        console.warn(f"heads {location.name!r}: {type(error).__name__}: {error}")
+        return CheckpointError(f"heads {location.name!r} cannot be loaded: {type(error).__name__}")
+    texts = [error.message, error.hint]
+    if location.folder is not None:
+        texts = [text and text.replace(str(location.folder), location.name) for text in texts]
+    return type(error)(texts[0] or "", hint=texts[1])

@@ -15,7 +15,7 @@ from typing import Literal
 
 from medusa_kit.background import in_background
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.heads_folder import HeadsFolder, HeadsPlace
+from medusa_kit.engine.heads_folder import HeadsFolder, HeadsLocation
 from medusa_kit.engine.heads_reading import (
     drafting_with_heads,
     explained,
@@ -43,7 +43,7 @@ _numbers = itertools.count(1)
 class LoadedHeads:
     """Heads in memory, in an engine around the common base model."""
 
-    place: HeadsPlace
+    location: HeadsLocation
     engine: Engine
     num_bytes: int
     number: int = field(default_factory=lambda: next(_numbers))
@@ -60,7 +60,7 @@ class HeadsLease:
 
     @property
     def name(self) -> str:
-        return self._loaded.place.name
+        return self._loaded.location.name
 
     @property
     def engine(self) -> Engine:
@@ -68,11 +68,11 @@ class HeadsLease:
 
     @property
     def number(self) -> int:
-        """Which no other heads have, nor these loaded anew."""
+        """A number that no other heads have, nor these loaded anew."""
         return self._loaded.number
 
     def clone(self) -> "HeadsLease":
-        """In use until that has been closed, too."""
+        """Another lease: the heads stay in use until that has been closed, too."""
         return HeadsLease(self._loaded)
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class HeadsStore:
         self._lock = SharedLock()  # for what follows
         self._loaded: dict[str, LoadedHeads] = {}  # the one used longest ago first
         self._replaced: list[LoadedHeads] = []  # which rows still use
-        self._waiting: dict[HeadsPlace, list[Future[HeadsLease]]] = {}
+        self._waiting: dict[HeadsLocation, list[Future[HeadsLease]]] = {}
         self._closed = False
         self._loaders = threading.Semaphore(LOADERS)
 
@@ -135,40 +135,40 @@ class HeadsStore:
         no room for these). Raises at once UnknownModelError, ClosedError, and for a folder with
         links or an adapter what `HeadsFolder.find` raises.
         """
-        place = self._find(name)
+        location = self._find(name)
         future: Future[HeadsLease] = Future()
         with self._lock:
             if self._closed:
                 raise ClosedError("the heads' store has been closed", hint="make another one")
-            loaded = self._current(place)
+            loaded = self._current(location)
             if loaded is not None:
                 self._loaded[name] = self._loaded.pop(name)
                 future.set_result(HeadsLease(loaded))
                 return future
-            waiting = self._waiting.setdefault(place, [])
+            waiting = self._waiting.setdefault(location, [])
             waiting.append(future)
             if len(waiting) == 1:
-                in_background(self._load_in_turn, place)
+                in_background(self._load_in_turn, location)
         return future
 
     def get(self, name: str) -> HeadsLease:
-        """The same, waited for."""
+        """Wait for the heads that `load` gives."""
         return self.load(name).result()
 
     def statuses(self) -> list[HeadsStatus]:
-        """Of all heads that may be asked for."""
+        """The status of all heads that may be requested."""
         names = self.folder.names()
         with self._lock:
             loaded = dict(self._loaded)
-            loading = {place.name for place in self._waiting}
+            loading = {location.name for location in self._waiting}
         return [self._status(name, loaded.get(name), name in loading) for name in names]
 
     @property
     def num_bytes(self) -> int:
-        """Of memory that loaded heads take, those included that are deleted but in use."""
+        """Bytes of memory that loaded heads take, those included that are deleted but in use."""
         with self._lock:
-            self._replaced = [one for one in self._replaced if one.holders]
-            return sum(one.num_bytes for one in (*self._loaded.values(), *self._replaced))
+            self._replaced = [loaded for loaded in self._replaced if loaded.holders]
+            return sum(loaded.num_bytes for loaded in (*self._loaded.values(), *self._replaced))
 
     @property
     def num_loaded(self) -> int:
@@ -179,10 +179,10 @@ class HeadsStore:
         """Load no more heads; those who wait get ClosedError. Heads in use stay in use."""
         with self._lock:
             self._closed = True
-            left = [one for waiting in self._waiting.values() for one in waiting]
+            unanswered = [future for waiting in self._waiting.values() for future in waiting]
             self._waiting.clear()
             self._loaded.clear()
-        for future in left:
+        for future in unanswered:
             if future.set_running_or_notify_cancel():
                 future.set_exception(ClosedError("the heads' store has been closed"))
 
@@ -192,7 +192,7 @@ class HeadsStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _find(self, name: str) -> HeadsPlace:
+    def _find(self, name: str) -> HeadsLocation:
         try:
             return self.folder.find(name)
         except MedusaKitError:
@@ -200,11 +200,11 @@ class HeadsStore:
                 self._drop(name)  # what was there is there no more
             raise
 
-    def _current(self, place: HeadsPlace) -> LoadedHeads | None:
+    def _current(self, location: HeadsLocation) -> LoadedHeads | None:
         """The loaded heads, unless their folder has changed since."""
-        loaded = self._loaded.get(place.name)
-        if loaded is not None and loaded.place != place:
-            self._drop(place.name)
+        loaded = self._loaded.get(location.name)
+        if loaded is not None and loaded.location != location:
+            self._drop(location.name)
             return None
         return loaded
 
@@ -213,49 +213,49 @@ class HeadsStore:
         if loaded is not None and loaded.holders:
             self._replaced.append(loaded)
 
-    def _load_in_turn(self, place: HeadsPlace) -> None:
-        """In a thread of its own, which a slow disk may keep for ever."""
+    def _load_in_turn(self, location: HeadsLocation) -> None:
+        """Load the heads, in a thread of its own, which a slow disk may keep for ever."""
         has_turn = self._loaders.acquire(timeout=STUCK)
         try:
             if not self._closed:
-                self._load(place)
+                self._load(location)
         finally:
             if has_turn:
                 self._loaders.release()
 
-    def _load(self, place: HeadsPlace) -> None:
+    def _load(self, location: HeadsLocation) -> None:
         loaded: LoadedHeads | None = None
         error: MedusaKitError | None = None
         try:
-            loaded = self._read(place)
+            loaded = self._read(location)
         except Exception as raised:
-            error = explained(raised, place)
+            error = explained(raised, location)
         with self._lock:
-            waiting = self._waiting.pop(place, [])
+            waiting = self._waiting.pop(location, [])
             if loaded is not None and waiting:
                 try:
                     self._keep(loaded)
                 except MedusaKitError as raised:
                     loaded, error = None, raised
-            held = [] if loaded is None else [HeadsLease(loaded) for _ in waiting]
+            leases = [] if loaded is None else [HeadsLease(loaded) for _ in waiting]
         for index, future in enumerate(waiting):
             if not future.set_running_or_notify_cancel():  # nobody waits any more
                 continue
             if error is None:
-                future.set_result(held[index])
+                future.set_result(leases[index])
             else:
                 future.set_exception(type(error)(error.message, hint=error.hint))
 
-    def _read(self, place: HeadsPlace) -> LoadedHeads:
-        name = place.name
+    def _read(self, location: HeadsLocation) -> LoadedHeads:
+        name = location.name
         for _ in range(ATTEMPTS):
-            folder = place.fetched()
+            folder = location.fetched()
             self._check_file_size(name, folder)
             engine, size = read_heads(self.engine, folder, name)
-            now = self.folder.find(name)
-            if now == place:
-                return LoadedHeads(place, engine, size)
-            place = now
+            current = self.folder.find(name)
+            if current == location:
+                return LoadedHeads(location, engine, size)
+            location = current
         raise CheckpointError(
             f"heads {name!r} change while they are read",
             hint="write them under another name, and rename the folder when it is complete",
@@ -277,7 +277,7 @@ class HeadsStore:
     def _keep(self, loaded: LoadedHeads) -> None:
         """Drop others, those used longest ago first, until these fit. Raises DeviceMemoryError,
         QueueFullError."""
-        name, size = loaded.place.name, loaded.num_bytes
+        name, size = loaded.location.name, loaded.num_bytes
         if size > self.most_bytes:
             raise self._too_large(name, size)
         self._drop(name)
@@ -285,7 +285,7 @@ class HeadsStore:
             if self.num_bytes + size <= self.most_bytes:
                 break
             if not other.holders:
-                del self._loaded[other.place.name]
+                del self._loaded[other.location.name]
         if (used := self.num_bytes) + size > self.most_bytes:
             raise QueueFullError(
                 f"heads {name!r} take {size} bytes, and heads in use {used} of {self.most_bytes}",

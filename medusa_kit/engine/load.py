@@ -70,7 +70,9 @@ def _with_options(function: Callable[P, R]) -> Callable[P, R]:
     """Its docstring gets the options' descriptions, and an unknown keyword names the nearest."""
     known = list(inspect.signature(function).parameters)
     lines = [
-        f"    {one.name}: {one.description}" for one in all_options().values() if not one.required
+        f"    {option.name}: {option.description}"
+        for option in all_options().values()
+        if not option.required
     ]
     function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", "Options:", *lines])
 
@@ -138,14 +140,14 @@ def load_config(path: str | Path, **changes: Any) -> Engine:
 
 def _load(config: EngineConfig) -> Engine:
     check_loading(config)
-    place: dict[str, Any] = {
+    placement: dict[str, Any] = {
         "dtype": config.dtype, "device": config.device, "revision": config.revision,
         "check": config.check,
     }  # fmt: skip
     if config.attention == "auto" and config.fixed_shapes != "always":
-        base = base_for_decoding(config.model, weights=config.weights, **place)
+        base = base_for_decoding(config.model, weights=config.weights, **placement)
     else:
-        base = load_base_model(config.model, **place)
+        base = load_base_model(config.model, **placement)
     check_own_values(base)
     engine = build_engine(base, config)
     engine.usual_drafter = "auto"
@@ -155,7 +157,7 @@ def _load(config: EngineConfig) -> Engine:
 def build_engine(
     base: BaseModel, options: EngineOptions = PLAIN, *, keep_layers: bool = False
 ) -> Engine:
-    """The same around a base model already loaded; trees are self-checked on it first.
+    """An engine around a base model already loaded; trees are self-checked on it first.
 
     Without `options` it has no heads. Their `weights`: int8 rounds those of `base` itself, in
     place. `keep_layers`: none of the model's own layers is exchanged for a faster one.
@@ -255,15 +257,15 @@ def shipped_heads(fingerprint: str) -> Path | None:
     """Heads that lie in the package for the base with this fingerprint."""
     root = Path(str(importlib.resources.files("medusa_kit"))) / "assets" / "heads"
     for config in sorted(root.glob("*/config.json")):
-        told = json.loads(config.read_text(encoding="utf-8"))
-        if compare(told["base_fingerprint"], fingerprint) in FITTING:
+        description = json.loads(config.read_text(encoding="utf-8"))
+        if compare(description["base_fingerprint"], fingerprint) in FITTING:
             return config.parent
     return None
 
 
 def _tree_for(heads: MedusaHeads, tree: Any, folder: Path | None) -> Tree | TreePlan:
-    if (found := read_tree(tree, folder)) is not None:
-        return found
+    if (given_tree := read_tree(tree, folder)) is not None:
+        return given_tree
     console.note(
         "no tree.json next to the heads: drafting each head's likeliest token in a chain "
         "(`medusa-kit tree-search` finds the tree that suits this machine)"

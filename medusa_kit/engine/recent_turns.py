@@ -13,17 +13,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from medusa_kit.data.readers import Message
-from medusa_kit.engine.turns import Answered, said_aloud
+from medusa_kit.engine.turns import Answered, without_reasoning
 
 MAX_BYTES = 32 * 1024 * 1024
-BYTES_PER_ID = 40  # an int and its place in a list
+BYTES_PER_ID = 40  # an int and its slot in a list
 
 
 class RecentTurns:
-    """`most_bytes`: about so much memory is used at most."""
+    """The turns last used. `max_bytes`: about so much memory is used at most."""
 
-    def __init__(self, most_bytes: int = MAX_BYTES) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self.max_bytes = max_bytes
         self._turns: OrderedDict[bytes, tuple[Answered, int]] = OrderedDict()
         self._lock = threading.Lock()
         self._num_bytes = 0
@@ -49,11 +49,11 @@ class RecentTurns:
     def keep(self, context: str, turn: Answered) -> None:
         *_, (_, key) = _keys(context, [*turn.prompt.messages, turn.message])
         size = _num_bytes(turn)
-        if size > self.most_bytes:
+        if size > self.max_bytes:
             return
         with self._lock:
             self._drop(key)
-            while self._num_bytes + size > self.most_bytes:
+            while self._num_bytes + size > self.max_bytes:
                 self._drop(next(iter(self._turns)))
             self._turns[key] = turn, size
             self._num_bytes += size
@@ -67,13 +67,13 @@ def _keys(context: str, messages: Sequence[Message]) -> Iterator[tuple[Message, 
     """Each message with the digest of all up to it."""
     digest = hashlib.sha256(_bytes(context))
     for message in messages:
-        digest.update(_bytes(said_aloud(message)))
+        digest.update(_bytes(without_reasoning(message)))
         yield message, digest.digest()
 
 
-def _bytes(said: Any) -> bytes:
-    """No message's bytes are the beginning of another's."""
-    return json.dumps(said, sort_keys=True).encode() + b"\n"
+def _bytes(content: Any) -> bytes:
+    """The bytes of a message; no message's are the beginning of another's."""
+    return json.dumps(content, sort_keys=True).encode() + b"\n"
 
 
 def _is_answer(message: Message) -> bool:

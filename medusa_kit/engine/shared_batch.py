@@ -71,11 +71,11 @@ class Heads(Protocol):
 
     @property
     def number(self) -> int:
-        """Which no other heads have."""
+        """A number that no other heads have."""
         ...
 
     def clone(self) -> "Heads":
-        """In use until this one is closed, too."""
+        """Another lease on these heads, which stay in use until this one is closed, too."""
         ...
 
     def close(self) -> None: ...
@@ -92,33 +92,38 @@ class Answer:
         self.drafter, self._requests, self.stops = drafter, requests, stops  # drafter: its name
 
     def result(self) -> GenerationResult:
-        """At its end; an answer that was cancelled is as long as it came to be. Raises what it
+        """The answer at its end; one that was cancelled is as long as it came to be. Raises what it
         failed of."""
         self.submission.result()
         return self.so_far()
 
     def so_far(self) -> GenerationResult:
         """The drafter's statistics are those of all rows that shared it, and there at the end."""
-        asked = self.submission
-        name = asked.drafter_name or self.drafter
-        return self._requests._result(asked.request, name, asked.drafter_notes)
+        submission = self.submission
+        name = submission.drafter_name or self.drafter
+        return self._requests._result(submission.request, name, submission.drafter_notes)
 
     def stream(self) -> Streaming:
-        """Its text as it comes; closing or dropping that cancels the answer."""
-        asked, newest = self.submission, Emission([])
+        """The answer's text as it comes; closing or dropping that cancels the answer."""
+        submission, newest = self.submission, Emission([])
 
         def steps() -> Iterator[Emitted]:
             nonlocal newest
-            for newest in asked:
-                yield [(asked.request, newest.tokens)]
+            for newest in submission:
+                yield [(submission.request, newest.tokens)]
 
         text = TextStream(self._requests.base.tokenizer, self.stops)
         return Streaming(
-            steps, asked.request, text, self.so_far, lambda _: self.guessers(newest), self.cancel
+            steps,
+            submission.request,
+            text,
+            self.so_far,
+            lambda _: self.guessers(newest),
+            self.cancel,
         )
 
     def guessers(self, emission: Emission) -> list[str]:
-        """Who guessed the emission's first tokens, those accepted at depth 1, 2, …"""
+        """The drafters that guessed the emission's first tokens, those accepted at depth 1, 2, …"""
         known, count = emission.credits, emission.num_guessed
         return [self.drafter] * count if known is None else known[:count]
 
@@ -178,12 +183,12 @@ class SharedBatch:
         if heads is None:
             submission = self._thread.submit(row, self._drafter(name, options), on_tokens)
         else:
-            held = heads.clone()
+            lease = heads.clone()
             try:
-                built = self._drafter(name, options, held)
-                submission = self._thread.submit(row, built, on_tokens, held.close)
+                built = self._drafter(name, options, lease)
+                submission = self._thread.submit(row, built, on_tokens, lease.close)
             except BaseException:
-                held.close()
+                lease.close()
                 raise
         return Answer(submission, name, self._requests, stops)
 
@@ -234,7 +239,7 @@ class SharedBatch:
     def _drafter(
         self, name: str, options: Mapping[str, Any] | None, heads: Heads | None = None
     ) -> Drafter:
-        """The one that rows in the batch use already, if there is one with these options and
+        """The drafter that rows in the batch use already, if there is one with these options and
         heads."""
         requests, number = (self._requests, 0) if heads is None else (heads.engine, heads.number)
         key = number, name, checked_options(name, options).model_dump_json()

@@ -44,7 +44,7 @@ from medusa_kit.settings.drafters import drafter_options
 from medusa_kit.settings.sampling import SamplingParams
 
 WITHOUT_HEADS = "auto"  # the drafter for a model that has no heads
-PLACE = "_medusa_kit_engines"  # attribute of a model under which its engines are kept
+ENGINES_ATTRIBUTE = "_medusa_kit_engines"  # attribute of a model under which its engines are kept
 
 
 class CustomGenerate:
@@ -93,16 +93,16 @@ class CustomGenerate:
                 hint="sequences of a batch advance by different amounts",
             )
         prompts = unpadded(input_ids, model_kwargs.get("attention_mask"))
-        kept = _kept(model)
-        engine = kept.engine(model, self)
+        engines = _engines_of(model)
+        engine = engines.engine(model, self)
         new_tokens = generation_config.max_length - input_ids.shape[1]
         rows = _rows(engine, prompts, generation_config, new_tokens)
         name = self.drafter or ("medusa" if engine.heads is not None else WITHOUT_HEADS)
         drafter = engine.drafter_for(name, self.options, len(rows), rows[0].sampler.params)
-        with kept.tree_attention(engine.base.model):
+        with engines.tree_attention(engine.base.model):
             if token_streamer is not None:
                 token_streamer.put(input_ids.cpu())
-            scheduler = Scheduler(engine.verifier, steps=kept.steps)
+            scheduler = Scheduler(engine.verifier, steps=engines.steps)
             for emitted in scheduler.run(rows, drafter):
                 for _, tokens in emitted if token_streamer is not None else ():
                     for token in tokens:
@@ -186,9 +186,9 @@ class _Engines:
         return _Engines, ()
 
 
-def _kept(model: Any) -> _Engines:
+def _engines_of(model: Any) -> _Engines:
     with lock_of(model):
-        return vars(model).setdefault(PLACE, _Engines())
+        return vars(model).setdefault(ENGINES_ATTRIBUTE, _Engines())
 
 
 def _built(model: Any) -> Engine:
@@ -208,7 +208,7 @@ def _built(model: Any) -> Engine:
 
 
 def _state_of(model: Any, engine: Engine) -> ModelState:
-    """What tells whether an engine is still one of this model."""
+    """The model's state, which tells whether an engine is still one of this model."""
     config = model.config.to_dict()
     # Every call switches attention, and transformers writes the dtype in two forms.
     for key in [key for key in config if "attn_implementation" in key or "dtype" in key]:
@@ -216,8 +216,8 @@ def _state_of(model: Any, engine: Engine) -> ModelState:
     # C++ steps read a packed copy. Writes through `.data`, as peft does when it merges, show only
     # in the contents. Steps by torch read the model itself and need no digest.
     packed = isinstance(engine.verifier, NativeVerifier)
-    besides = config, foreign_hooks(model), contents_digest(model) if packed else None
-    return ModelState(list(model.modules()), list(model.parameters()), besides, private=False)
+    others = config, foreign_hooks(model), contents_digest(model) if packed else None
+    return ModelState(list(model.modules()), list(model.parameters()), others, private=False)
 
 
 def _rows(engine: Engine, prompts: list[list[int]], config: Any, new_tokens: int) -> list[Request]:
@@ -241,11 +241,11 @@ def _rows(engine: Engine, prompts: list[list[int]], config: Any, new_tokens: int
     return [
         Request(
             prompt_ids=ids,
-            sampler=_sampler(engine, ids, one, config, new_tokens),
+            sampler=_sampler(engine, ids, row_params, config, new_tokens),
             max_new_tokens=new_tokens,
             stop_ids=stop_ids,
         )
-        for ids, one in zip(prompts, params, strict=True)
+        for ids, row_params in zip(prompts, params, strict=True)
     ]
 
 

@@ -15,11 +15,12 @@ ACTIVATIONS = "activations"  # in tree.json
 
 def tell_of_precision(tree: Path | None, activations: str) -> None:
     """At most one line, for a file of a tree and an engine's precision."""
-    found = None if tree is None else _precision_of(tree)
-    if found not in (None, activations):
+    precision = None if tree is None else _precision_of(tree)
+    if precision not in (None, activations):
         console.note(
-            f"{tree} was found with {found} activations; with {activations} another tree may be "
-            "faster: `medusa-kit tree-search --config FILE`, with activations in the engine's file"
+            f"{tree} was found with {precision} activations; with {activations} another tree may "
+            "be faster: `medusa-kit tree-search --config FILE`, with activations in the engine's "
+            "file"
         )
 
 

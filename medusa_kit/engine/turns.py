@@ -25,7 +25,7 @@ TAIL = 8  # tokens before an answer that say whether its first token prints a sp
 
 @dataclass(frozen=True)
 class Mark:
-    """A place between two ids: those before it stand for so many characters, which say no more
+    """A position between two ids: those before it stand for so many characters, which say no more
     than so many messages."""
 
     num_messages: int
@@ -88,10 +88,12 @@ def next_prompt(
         known = [*before.prompt.messages, before.message]
         num_same = _num_same(messages, known)
         marks = _marks_in(tokenizer, before, text, num_same)
-        rest = encode_after(tokenizer, text[marks[-1].num_chars :]) if marks else None
-        rewritten = num_same == len(known) and (rest is None or marks[-1].num_messages < num_same)
-        if rest is not None:
-            ids = [*before.all_ids[: marks[-1].num_ids], *rest]
+        remaining = encode_after(tokenizer, text[marks[-1].num_chars :]) if marks else None
+        rewritten = num_same == len(known) and (
+            remaining is None or marks[-1].num_messages < num_same
+        )
+        if remaining is not None:
+            ids = [*before.all_ids[: marks[-1].num_ids], *remaining]
             marks.append(Mark(len(messages), len(text), len(ids)))
             return Prompt(messages, ids, text, marks, rewritten)
     ids = encode_text(tokenizer, text) if encode is None else encode(messages)
@@ -101,16 +103,18 @@ def next_prompt(
     return Prompt(messages, ids, text, marks, rewritten)
 
 
-def said_aloud(message: Message) -> Message:
+def without_reasoning(message: Message) -> Message:
     """A message without what the model said to itself, which clients may send back or not."""
     return {name: value for name, value in message.items() if name != "reasoning_content"}
 
 
-def _num_same(some: Sequence[Message], others: Sequence[Message]) -> int:
-    """How many messages both begin with."""
-    pairs = zip(map(said_aloud, some), map(said_aloud, others), strict=False)
-    least = min(len(some), len(others))
-    return next((n for n, (one, other) in enumerate(pairs) if one != other), least)
+def _num_same(first: Sequence[Message], second: Sequence[Message]) -> int:
+    """The number of messages that both begin with."""
+    pairs = zip(map(without_reasoning, first), map(without_reasoning, second), strict=False)
+    shorter = min(len(first), len(second))
+    return next(
+        (n for n, (message, counterpart) in enumerate(pairs) if message != counterpart), shorter
+    )
 
 
 def _marks_in(tokenizer: Any, before: Answered, text: str, num_same: int) -> list[Mark]:
@@ -123,14 +127,14 @@ def _marks_in(tokenizer: Any, before: Answered, text: str, num_same: int) -> lis
     ]
     if num_same <= len(prompt.messages) or not marks or marks[-1] != prompt.marks[-1]:
         return marks
-    said = _said(tokenizer, before, text[len(prompt.text) :])
-    if said is not None:
-        chars, ids = said
+    matched = _matched_length(tokenizer, before, text[len(prompt.text) :])
+    if matched is not None:
+        chars, ids = matched
         marks.append(Mark(num_same, len(prompt.text) + chars, len(prompt.ids) + ids))
     return marks
 
 
-def _said(tokenizer: Any, before: Answered, follows: str) -> tuple[int, int] | None:
+def _matched_length(tokenizer: Any, before: Answered, follows: str) -> tuple[int, int] | None:
     """(characters, ids) of an answer that `follows`, what comes after its prompt, begins with.
 
     Less than the whole answer where its message was cut at a stop string, or where a template
@@ -145,10 +149,10 @@ def _said(tokenizer: Any, before: Answered, follows: str) -> tuple[int, int] | N
     printed = printed[len(text_of(tokenizer, tail, before.tagged)) :]
     space = printed.removesuffix(own) if printed.endswith(own) else ""
     for start in (space, "") if space.isspace() else ("",):
-        for said in contents:
-            if follows.startswith(start + said):
+        for written in contents:
+            if follows.startswith(start + written):
                 count = len(ids)
-                while not said.startswith(own):
+                while not written.startswith(own):
                     count -= 1
                     own = text_of(tokenizer, ids[:count], before.tagged)
                 return (len(start) + len(own), count) if own else (0, 0)

@@ -35,7 +35,7 @@ def arguments() -> dict[str, Any]:
 
 
 def engine_of(model: Any) -> Any:
-    return vars(model)[transformers_entry.PLACE]._plain
+    return vars(model)[transformers_entry.ENGINES_ATTRIBUTE]._plain
 
 
 def steps_run_by(model: Any, call: bool = False) -> str:

@@ -127,7 +127,7 @@ def test_the_store_is_bounded_and_the_turns_used_longest_ago_go() -> None:
     store = RecentTurns()
     store.keep("", turn("0", "a"))
     one = store.num_bytes
-    store = RecentTurns(most_bytes=one * 7 // 2)
+    store = RecentTurns(max_bytes=one * 7 // 2)
     for number in range(3):
         store.keep("", turn(str(number), "a"))
     assert (len(store), store.num_bytes) == (3, 3 * one)
