@@ -69,7 +69,7 @@ class Guesser(Protocol):
         least: Least,
         draws: RowsDraws | None = None,
         texts: Texts = (),
-        doubts: tuple[float, ...] = (),
+        smoothing: tuple[float, ...] = (),
     ) -> GrownTrees | None:
         """Trees of `count` guesses of as many heads as temperatures; None where it cannot. `texts`:
         what is copied from, if anything (drafters/heads/copying.py)."""

@@ -18,8 +18,8 @@ from typing import Any
 from medusa_kit.errors import TreeError
 
 NUM_RANKS, BEAM = 32, 8
-MAX_DOUBTS = 8
-MOST = 1e9  # of a temperature or a doubt
+MAX_LENGTHS = 8  # of matches that are told apart
+MAX_SCALE = 1e9  # of a temperature or a number of smoothing
 UNUSED = -2  # as parent: the slot holds nothing
 
 
@@ -32,7 +32,7 @@ class DynamicTree:
     num_ranks     guesses of each head that are considered
     beam          nodes of one depth that get children where heads read the path, since heads then
                   run again for each node; kinds that run in one pass need no such limit
-    doubts        how little earlier occurrences of the last 1, 2, .. tokens count beside the heads,
+    smoothing     how little earlier occurrences of the last 1, 2, .. tokens count beside the heads,
                   above 0, at most 1e9, eight of them; none: the text is not copied from
 
     Raises TreeError when one of them is out of range.
@@ -42,7 +42,7 @@ class DynamicTree:
     temperatures: tuple[float, ...]
     num_ranks: int = NUM_RANKS
     beam: int = BEAM
-    doubts: tuple[float, ...] = ()
+    smoothing: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name, minimum in (("num_nodes", 2), ("num_ranks", 1), ("beam", 1)):
@@ -55,30 +55,33 @@ class DynamicTree:
         if not isinstance(found, list | tuple) or not found or not all(map(_is_scale, found)):
             raise TreeError(
                 f"temperatures of a dynamic tree are {found!r}, expected one number above 0 for "
-                f"each head, at most {MOST:,.0f}"
+                f"each head, at most {MAX_SCALE:,.0f}"
             )
         object.__setattr__(self, "temperatures", tuple(float(t) for t in found))
-        found = self.doubts
-        listed = isinstance(found, list | tuple) and len(found) <= MAX_DOUBTS
+        found = self.smoothing
+        listed = isinstance(found, list | tuple) and len(found) <= MAX_LENGTHS
         if not listed or not all(map(_is_scale, found)):
             raise TreeError(
-                f"doubts of a dynamic tree are {found!r}, expected at most {MAX_DOUBTS} numbers "
-                f"above 0, each at most {MOST:,.0f}"
+                f"smoothing of a dynamic tree is {found!r}, expected at most {MAX_LENGTHS} numbers "
+                f"above 0, each at most {MAX_SCALE:,.0f}"
             )
-        object.__setattr__(self, "doubts", tuple(float(doubt) for doubt in found))
+        object.__setattr__(self, "smoothing", tuple(map(float, found)))
 
     @classmethod
     def from_dict(cls, fields: Any) -> "DynamicTree":
         """A tree from the fields of `as_dict`. Raises TreeError for anything else."""
         names = set(cls.__dataclass_fields__)
-        # Trees saved before there was copying have no doubts.
-        if not isinstance(fields, dict) or {"doubts", *fields} != names:
+        if isinstance(fields, dict) and "smoothing" not in fields:
+            # Older files call it doubts; still older ones have neither.
+            known = {name: value for name, value in fields.items() if name != "doubts"}
+            fields = {**known, "smoothing": fields.get("doubts", ())}
+        if not isinstance(fields, dict) or set(fields) != names:
             found = sorted(fields) if isinstance(fields, dict) else fields
             raise TreeError(f"a dynamic tree has the fields {sorted(names)}, found {found!r}")
         return cls(**fields)
 
     def as_dict(self) -> dict[str, Any]:
-        lists = {"temperatures": list(self.temperatures), "doubts": list(self.doubts)}
+        lists = {"temperatures": list(self.temperatures), "smoothing": list(self.smoothing)}
         return {**asdict(self), **lists}
 
     @property
@@ -150,4 +153,4 @@ def best_first(
 
 def _is_scale(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 < value <= MOST
+    return number and 0 < value <= MAX_SCALE

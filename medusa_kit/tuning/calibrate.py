@@ -16,7 +16,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING
 from medusa_kit.data.chat import check_ids
 from medusa_kit.data.readers import AnswerRow
-from medusa_kit.drafters.heads.copying import DOUBTS
+from medusa_kit.drafters.heads.copying import SMOOTHING
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.errors import DataError
 from medusa_kit.heads import MedusaHeads
@@ -89,7 +89,7 @@ def fitted_dynamic_tree(
             bar.advance()
         temperatures = fit_temperatures(heads, torch.cat(hidden), torch.cat(ahead))
     ranks = min(DYNAMIC_RANKS, heads.num_columns)
-    return DynamicTree(num_nodes, temperatures, ranks, doubts=DOUBTS)
+    return DynamicTree(num_nodes, temperatures, ranks, smoothing=SMOOTHING)
 
 
 def usable_answers(base: BaseModel, answers: Sequence[AnswerRow]) -> list[AnswerRow]:
@@ -143,7 +143,7 @@ def tree_entries(
         hidden_BD = hidden_PD[start : start + chunk_positions].to(drafter.heads.base.device)
         lengths = range(start + 1, start + len(ahead) + 1)
         texts = [text_T[: len(prompt_ids) + length] for length in lengths]
-        texts = texts if drafter.tree.doubts else []
+        texts = texts if drafter.tree.smoothing else []
         grown = drafter.grow(hidden_BD, [row[0] for row in ahead], texts=texts)
         for row, tokens in enumerate(grown.tokens_BN.tolist()):
             truth = iter([*ahead[row][1:], UNAVAILABLE])  # read once for each node, down the path

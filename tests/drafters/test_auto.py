@@ -343,7 +343,7 @@ def test_recycling_is_left_out_beside_heads_that_see_the_text() -> None:
     blind = DynamicTree(4, (1.0, 1.0))
     assert names(None, None) == ["suffix", "recycling"]
     assert names(blind, object()) == ["suffix", "recycling", "medusa"]
-    assert names(replace(blind, doubts=(1.0,)), object()) == ["suffix", "medusa"]
+    assert names(replace(blind, smoothing=(1.0,)), object()) == ["suffix", "medusa"]
 
 
 def test_a_source_with_one_option_of_its_own_keeps_the_size_of_the_others() -> None:

@@ -17,12 +17,12 @@ from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.dynamic import DynamicTree
 
-DOUBTS = (5.0, 2.0, 0.5)
+SMOOTHING = (5.0, 2.0, 0.5)
 VOCAB = 16
 
 
 def expected_chance(
-    token: int, score: float, text: list[int], path: list[int], doubts: tuple[float, ...]
+    token: int, score: float, text: list[int], path: list[int], smoothing: tuple[float, ...]
 ) -> float:
     """The formula of copying.py, written out from the longest match down."""
     whole = [*text[:-1], *path]
@@ -36,10 +36,10 @@ def expected_chance(
         ]
         if not after:
             return chance(length - 1)
-        doubt = len(set(after)) * doubts[length - 1]
-        return (after.count(token) + doubt * chance(length - 1)) / (len(after) + doubt)
+        weight = len(set(after)) * smoothing[length - 1]
+        return (after.count(token) + weight * chance(length - 1)) / (len(after) + weight)
 
-    return chance(len(doubts))
+    return chance(len(smoothing))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -48,11 +48,11 @@ def test_chances_are_those_of_the_formula(seed: int) -> None:
     text = drawn.choices(range(4), k=drawn.choice([1, 2, 5, 60]))
     path = [text[-1], *drawn.choices(range(4), k=seed % 4)]
     guesses = [(0, -0.4), (2, -1.5), (9, -2.0)]
-    found = with_copies(guesses, np.array(text), path, DOUBTS)
+    found = with_copies(guesses, np.array(text), path, SMOOTHING)
     assert [token for token, _ in found[:3]] == [0, 2, 9]
     for token, score in found:
         own = dict(guesses).get(token, -math.inf)
-        assert math.exp(score) == pytest.approx(expected_chance(token, own, text, path, DOUBTS))
+        assert math.exp(score) == pytest.approx(expected_chance(token, own, text, path, SMOOTHING))
     more = [token for token, _ in found[3:]]
     followed = {b for a, b in pairwise(text) if a == path[-1]}
     assert set(more) == followed - {0, 2, 9}
@@ -62,7 +62,7 @@ def test_chances_are_those_of_the_formula(seed: int) -> None:
 def test_chances_of_all_tokens_still_sum_to_one() -> None:
     heads = [(token, math.log(1 / 8)) for token in range(8)]
     text = np.array([1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2])
-    found = with_copies(heads, text, [2], DOUBTS)
+    found = with_copies(heads, text, [2], SMOOTHING)
     assert sum(math.exp(score) for _, score in found) == pytest.approx(1.0)
     assert max(found, key=lambda one: one[1])[0] == 4  # after 3, 1, 2; more often 3 after 1, 2
 
@@ -111,12 +111,12 @@ def test_decoding_is_exact_and_copies(kind: str) -> None:
         for prompt, params in zip(prompts, settings, strict=True)
     ]
     steps = {}
-    for doubts in ((), DOUBTS):
-        engine.use_tree(DynamicTree(6, (1.0, 1.0, 1.0), 5, 3, doubts))
+    for smoothing in ((), SMOOTHING):
+        engine.use_tree(DynamicTree(6, (1.0, 1.0, 1.0), 5, 3, smoothing))
         rows = decode_all(engine, engine.drafter_for(None, batch_size=3), prompts, 60, settings)
         assert [row.token_ids for row in rows] == [row.token_ids for row in plain]
-        steps[doubts] = [sum(row.depth_counts.values()) for row in rows]
-    assert steps[DOUBTS][0] + steps[DOUBTS][2] < steps[()][0] + steps[()][2]
+        steps[smoothing] = [sum(row.depth_counts.values()) for row in rows]
+    assert steps[SMOOTHING][0] + steps[SMOOTHING][2] < steps[()][0] + steps[()][2]
 
 
 def test_a_follower_that_heads_do_not_name_is_drafted() -> None:

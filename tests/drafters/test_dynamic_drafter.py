@@ -151,9 +151,9 @@ def test_decoding_is_exact_in_other_families(family: str) -> None:
     assert [row.token_ids for row in drafted] == [row.token_ids for row in plain]
 
 
-@pytest.mark.parametrize("doubts", [(), (5.0, 2.0)])
+@pytest.mark.parametrize("smoothing", [(), (5.0, 2.0)])
 def test_replay_counts_the_steps_of_decoding(
-    engine: Engine, heads: MedusaHeads, doubts: tuple[float, ...]
+    engine: Engine, heads: MedusaHeads, smoothing: tuple[float, ...]
 ) -> None:
     """What calibration records for the largest tree holds for every smaller one."""
     prompts = [random_prompt(2 + 3 * seed, seed, VOCAB) for seed in range(6)]
@@ -164,12 +164,12 @@ def test_replay_counts_the_steps_of_decoding(
     ]
     fitted = fitted_dynamic_tree(heads.base, heads, answers, 40)
     assert (fitted.num_nodes, len(fitted.temperatures)) == (40, 3)
-    assert fitted.doubts
-    largest = DynamicTree(40, SCALES, RANKS, 3, doubts)
+    assert fitted.smoothing
+    largest = DynamicTree(40, SCALES, RANKS, 3, smoothing)
     statistics = calibrate(heads.base, heads, answers, VOCAB, largest)
     assert statistics.meta["dynamic"] == largest.as_dict()
     for num_nodes in (2, 5, 12, 40):
-        engine.use_tree(DynamicTree(num_nodes, SCALES, RANKS, 3, doubts))
+        engine.use_tree(DynamicTree(num_nodes, SCALES, RANKS, 3, smoothing))
         results = engine.generate(prompts, max_new_tokens=TOKENS)
         replayed = replay_dynamic(num_nodes, statistics)
         assert [r.token_ids for r in results] == [a.response_ids for a in answers]

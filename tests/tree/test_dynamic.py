@@ -14,7 +14,7 @@ FIELDS = {
     "temperatures": [1.5, 2.0],
     "num_ranks": 4,
     "beam": 3,
-    "doubts": [9.0, 2.0],
+    "smoothing": [9.0, 2.0],
 }
 
 
@@ -75,8 +75,11 @@ def test_fields_round_trip() -> None:
     tree = DynamicTree.from_dict(FIELDS)
     assert (tree.temperatures, tree.depth) == ((1.5, 2.0), 2)
     assert tree.as_dict() == FIELDS
-    saved_before = {name: value for name, value in FIELDS.items() if name != "doubts"}
-    assert DynamicTree.from_dict(saved_before).doubts == ()
+    saved_before = {name: value for name, value in FIELDS.items() if name != "smoothing"}
+    assert DynamicTree.from_dict(saved_before).smoothing == ()
+    assert DynamicTree.from_dict({**saved_before, "doubts": [9.0]}).smoothing == (9.0,)
+    with pytest.raises(TreeError, match="doubts"):
+        DynamicTree.from_dict({**FIELDS, "doubts": [9.0]})
     assert DynamicTree(2, (1.0, 1.0)).depth == 1  # one node below the root has no room for two
 
 
@@ -94,11 +97,11 @@ def test_fields_round_trip() -> None:
         ({"temperatures": 1.0}, "expected one number above 0"),
         ({"temperature": 1.0}, "has the fields"),
         ({"temperatures": [10**400]}, "expected one number above 0"),
-        ({"doubts": [10**400]}, "doubts of a dynamic tree are"),
-        ({"doubts": [1e308]}, "each at most 1,000,000,000"),
-        ({"doubts": 4.0}, "doubts of a dynamic tree are"),
-        ({"doubts": [1.0, -1.0]}, "doubts of a dynamic tree are"),
-        ({"doubts": [1.0] * 9}, "expected at most 8 numbers above 0"),
+        ({"smoothing": [10**400]}, "smoothing of a dynamic tree is"),
+        ({"smoothing": [1e308]}, "each at most 1,000,000,000"),
+        ({"smoothing": 4.0}, "smoothing of a dynamic tree is"),
+        ({"smoothing": [1.0, -1.0]}, "smoothing of a dynamic tree is"),
+        ({"smoothing": [1.0] * 9}, "expected at most 8 numbers above 0"),
     ],
 )
 def test_impossible_dynamic_trees_are_refused(change: dict, message: str) -> None:

@@ -4,7 +4,7 @@ Heads name what the model usually says; names, numbers and phrases of this text 
 were. If the last l tokens of a path stand t times earlier in the text, followed by k different
 tokens, n times by this one, a match of that length estimates n / t, and what is shorter the rest:
 
-    P_l(token) = (n + k * doubt[l] * P_shorter(token)) / (t + k * doubt[l])
+    P_l(token) = (n + k * smoothing[l] * P_shorter(token)) / (t + k * smoothing[l])
 
 P_0 is the head's own probability. Interpolation after Witten and Bell (1991), with the heads in the
 place of the unigram; a cache beside a model: Grave et al. (arXiv 1612.04426). Where heads guess in
@@ -29,7 +29,7 @@ from medusa_kit.tree.dynamic import Guesses
 
 # For matches of 1, 2, .. tokens, and longer ones are not told apart; fitted by likelihood to which
 # guesses of the heads shipped were right in answers of SmolLM2-135M.
-DOUBTS = (15.0, 3.5, 4.5, 1.3)
+SMOOTHING = (15.0, 3.5, 4.5, 1.3)
 MAX_READ = 8192  # newest tokens of a text that are looked through
 MAX_MATCHES = 512  # positions in it that count, the newest ones
 MAX_MORE = 8  # tokens that are guessed because they followed, beside a head's own guesses
@@ -60,14 +60,14 @@ class Followers(NamedTuple):
     times: list[int]
     kinds: list[int]
 
-    def blended(self, token: int, score: float, doubts: Sequence[float]) -> float:
+    def blended(self, token: int, score: float, smoothing: Sequence[float]) -> float:
         """The log-probability of a token that has this one by the head alone."""
         chance, own = math.exp(score), self.of_token.get(token)
         for i, times in enumerate(self.times):
             if times == 0:
                 break
-            doubt = self.kinds[i] * doubts[i]
-            chance = ((own[i] if own else 0) + doubt * chance) / (times + doubt)
+            weight = self.kinds[i] * smoothing[i]
+            chance = ((own[i] if own else 0) + weight * chance) / (times + weight)
         return min(math.log(chance), 0.0) if chance > 0 else -math.inf
 
 
@@ -93,14 +93,14 @@ def followers(text_T: np.ndarray, path: Sequence[int], longest: int) -> Follower
 
 
 def with_copies(
-    guesses: Guesses, text_T: np.ndarray, path: Sequence[int], doubts: Sequence[float]
+    guesses: Guesses, text_T: np.ndarray, path: Sequence[int], smoothing: Sequence[float]
 ) -> Guesses:
     """A head's guesses after the path with their blended chances, in their order; after them the
     likeliest followers that are not among them, at most MAX_MORE."""
-    found = followers(text_T, path, len(doubts))
-    blended = [(token, found.blended(token, score, doubts)) for token, score in guesses]
+    found = followers(text_T, path, len(smoothing))
+    blended = [(token, found.blended(token, score, smoothing)) for token, score in guesses]
     named = {token for token, _ in guesses}
-    more = [(token, found.blended(token, -math.inf, doubts))
+    more = [(token, found.blended(token, -math.inf, smoothing))
             for token in found.of_token if token not in named]  # fmt: skip
     return [*blended, *sorted(more, key=lambda one: -one[1])[:MAX_MORE]]
 
@@ -110,7 +110,7 @@ def with_copies_after(
     scores_BQC: Tensor,
     texts: Texts,
     paths_BQJ: Tensor,
-    doubts: Sequence[float],
+    smoothing: Sequence[float],
 ) -> tuple[Tensor, Tensor]:
     """The same after several paths of each row: (ids, scores) of C + MAX_MORE guesses, those that
     are not there with a score of minus infinity. A text of None is not copied from."""
@@ -123,7 +123,7 @@ def with_copies_after(
         for at, (tokens, own, path) in enumerate(zip(ids_QC, scores_QC, paths_QJ, strict=True)):
             guesses: Guesses = list(zip(tokens, own, strict=True))
             if text_T is not None:
-                guesses = with_copies(guesses, text_T, path, doubts)
+                guesses = with_copies(guesses, text_T, path, smoothing)
             ids[row, at, : len(guesses)] = torch.tensor([token for token, _ in guesses])
             scores[row, at, : len(guesses)] = torch.tensor(
                 [score for _, score in guesses], dtype=scores.dtype

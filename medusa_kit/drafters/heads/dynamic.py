@@ -5,8 +5,8 @@ most probable now (EAGLE-2, arXiv 2406.16858, §4; tree/dynamic.py). Acceptance 
 the tree depends on committed tokens alone, so decoding stays exact, also when sampling.
 
 Where the heads guess in C++, they grow the tree there as well (infer/cpu/trees.h), the same one.
-Where the tree has doubts, guesses are blended with the row's own text (copying.py), also those of
-tokens that will be drawn: the noise counts in the heads' share, not in the text's.
+Where the tree has smoothing, guesses are blended with the row's own text (copying.py), also those
+of tokens that will be drawn: the noise counts in the heads' share, not in the text's.
 
 Nodes are numbered by falling probability, so the tree of N nodes is the first N of any larger one.
 
@@ -76,8 +76,8 @@ class DynamicDrafter(Drafter):
         return Draft(to_device(grown.tokens_BN, device), shapes)
 
     def texts(self, state: State) -> Texts:
-        """What `grow` is to copy from: nothing where the tree has no doubts."""
-        if not self.tree.doubts:
+        """What `grow` is to copy from: nothing where the tree has no smoothing."""
+        if not self.tree.smoothing:
             return ()
         return [one.own(self, RowText).read(one.text, one.root) for one in state.requests]
 
@@ -118,7 +118,8 @@ class DynamicDrafter(Drafter):
             return None
         tree = self.tree
         sizes = tree.num_nodes, tree.temperatures[: tree.depth], _count(tree), tree.beam
-        return self.heads.guesser.grow(hidden_BD, roots_B, *sizes, least, draws, texts, tree.doubts)
+        blending = texts, tree.smoothing
+        return self.heads.guesser.grow(hidden_BD, roots_B, *sizes, least, draws, *blending)
 
     @no_gradients
     def _through_torch(
@@ -135,7 +136,7 @@ class DynamicDrafter(Drafter):
 
 def _count(tree: DynamicTree) -> int:
     """Guesses of a head that can have a place in the tree. The text may move up any of them."""
-    return tree.num_ranks if tree.doubts else min(tree.num_ranks, tree.num_nodes - 1)
+    return tree.num_ranks if tree.smoothing else min(tree.num_ranks, tree.num_nodes - 1)
 
 
 def _grow_at_once(
@@ -162,7 +163,7 @@ def _grow_at_once(
             guesses = of_head[len(path) - 1]
             if text_T is None:
                 return guesses
-            blended = with_copies(guesses, text_T, path, tree.doubts)
+            blended = with_copies(guesses, text_T, path, tree.smoothing)
             return sorted(blended, key=lambda one: -one[1])
 
         grown.append(best_first(root, after, tree.depth, tree.num_nodes, least.kept))
@@ -198,7 +199,7 @@ def _grow_by_depth(
             heads, k, hidden_BQD, paths_BQJ, count, tree.temperatures[k], walk, draws
         )
         if texts:
-            ids_BQR, own_BQR = with_copies_after(ids_BQR, own_BQR, texts, paths_BQJ, tree.doubts)
+            ids_BQR, own_BQR = with_copies_after(ids_BQR, own_BQR, texts, paths_BQJ, tree.smoothing)
         width = ids_BQR.shape[2]
         before = sum(part.shape[1] for part in scores)
         tokens.append(ids_BQR.flatten(1))

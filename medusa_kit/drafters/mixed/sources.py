@@ -64,7 +64,7 @@ def usual_sources(
         return list(asked), []
     names, reasons = ["suffix", "recycling"], []
     if context.heads is not None:
-        if isinstance(context.tree, DynamicTree) and context.tree.doubts:
+        if isinstance(context.tree, DynamicTree) and context.tree.smoothing:
             names.remove("recycling")  # what such heads guess is right more often (docs/LOG.md)
         names.append("medusa")
     else:

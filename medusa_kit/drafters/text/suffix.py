@@ -2,9 +2,9 @@
 
 A token's chance follows from its counts, longest match first. If the last l tokens occurred t times
 before, followed by k different tokens, n times by this one, then that length estimates n / t with
-the weight t / (t + k * doubt[l]), and the next shorter match provides the rest:
+the weight t / (t + k * smoothing[l]), and the next shorter match provides the rest:
 
-    P_l(token) = (n + k * doubt[l] * P_shorter(token)) / (t + k * doubt[l]),    P_0 = 0
+    P_l(token) = (n + k * smoothing[l] * P_shorter(token)) / (t + k * smoothing[l]),    P_0 = 0
 
 So a single match of one token is worth 1/3, one of eight tokens 3/4 and more; matches that were
 followed by many different tokens count for less (Witten and Bell 1991). The likeliest paths grow
@@ -33,11 +33,11 @@ from medusa_kit.settings.drafters import SuffixOptions
 
 # By tokens matched, the last for all above; fitted to answers of SmolLM2-135M by likelihood.
 # Matches in other texts count for less than those in this one.
-DOUBTS = (
+SMOOTHING = (
     *(0.0, 2.2, 1.1, 0.88, 0.75, 0.67, 0.52, 0.46, 0.38),
     *(0.36, 0.35, 0.3, 0.28, 0.27, 0.25, 0.22, 0.15),
 )
-PAST_DOUBTS = (
+PAST_SMOOTHING = (
     *(0.0, 7.0, 7.0, 7.0, 6.5, 4.7, 4.2, 4.2, 3.2),
     *(3.2, 3.0, 2.5, 2.4, 1.5, 1.4, 1.3, 0.4),
 )
@@ -45,7 +45,7 @@ LONG = 8  # matches from this length on are one kind of guess
 MIN_CHANCE = 0.05  # less likely paths are not worth a node
 
 Key = tuple[str, int]  # suffix, or past for a match in other texts; tokens matched
-Level = tuple[int, str, float, dict[int, int]]  # matched, kind, doubt, count of each next token
+Level = tuple[int, str, float, dict[int, int]]  # matched, kind, weight of shorter ones, counts
 
 
 class Place(Protocol):
@@ -96,13 +96,13 @@ def blended(levels: Iterable[Level], least: float) -> dict[int, tuple[float, Key
     """{token: (chance, its longest match)}, until the weight left is below `least`."""
     found = dict[int, tuple[float, Key]]()
     left = 1.0
-    for matched, kind, doubt, counts in levels:
+    for matched, kind, weight, counts in levels:
         key = kind, min(matched, LONG)
-        unit = left / (sum(counts.values()) + doubt)
+        unit = left / (sum(counts.values()) + weight)
         for token, count in counts.items():
             chance, longest = found.get(token, (0.0, key))
             found[token] = (chance + unit * count, longest)
-        left = unit * doubt
+        left = unit * weight
         if left < least:
             break
     return found
@@ -156,19 +156,19 @@ class SuffixRow:
 
     def _levels(self, cursors: list[Any]) -> Iterable[Level]:
         """Longest match first, the row's own text before others."""
-        own = _doubted("suffix", DOUBTS, self.text.levels(cursors[0]))
+        own = _smoothed("suffix", SMOOTHING, self.text.levels(cursors[0]))
         if len(cursors) == 1:
             return own
         others = zip(self.places[1:], cursors[1:], strict=True)
-        past = [_doubted("past", PAST_DOUBTS, place.levels(cursor)) for place, cursor in others]
+        past = [_smoothed("past", PAST_SMOOTHING, place.levels(cursor)) for place, cursor in others]
         return heapq.merge(own, *past, key=lambda level: -level[0])
 
 
-def _doubted(
-    kind: str, doubts: Sequence[float], levels: Iterable[tuple[int, dict[int, int]]]
+def _smoothed(
+    kind: str, smoothing: Sequence[float], levels: Iterable[tuple[int, dict[int, int]]]
 ) -> Iterator[Level]:
     for matched, counts in levels:
-        yield matched, kind, len(counts) * doubts[min(matched, len(doubts) - 1)], counts
+        yield matched, kind, len(counts) * smoothing[min(matched, len(smoothing) - 1)], counts
 
 
 class SuffixDrafter(TrieDrafter):

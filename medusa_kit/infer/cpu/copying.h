@@ -19,7 +19,7 @@ class Copying {
     static constexpr size_t MAX_MATCHES = 512, MAX_MORE = 8;
 
   public:
-    Copying(const double* doubts, int64_t longest) : doubts(doubts), longest(std::min(longest, LONGEST)) {}
+    Copying(const double* smoothing, int64_t longest) : smoothing(smoothing), longest(std::min(longest, LONGEST)) {}
 
     // `found`: a head's guesses after the path, which begins with the root, likeliest first. They get
     // their blended chances, and after them come the likeliest followers that are not among them.
@@ -46,7 +46,7 @@ class Copying {
         int64_t token = 0, times[LONGEST] = {};  // how often after matches of at least 1, 2, .. tokens
         bool named = false;                      // by the head
     };
-    const double* doubts;
+    const double* smoothing;
     const int64_t longest;
     std::vector<std::pair<int64_t, int64_t>> seen;  // token, tokens matched before it
     std::vector<Follower> followers;                // by rising token
@@ -78,8 +78,8 @@ class Copying {
     }
     double blended(double chance, const Follower& one) const {
         for (int64_t i = 0; i < longest && times[i]; ++i) {
-            const double doubt = (double)kinds[i] * doubts[i];
-            chance = ((double)one.times[i] + doubt * chance) / ((double)times[i] + doubt);
+            const double weight = (double)kinds[i] * smoothing[i];
+            chance = ((double)one.times[i] + weight * chance) / ((double)times[i] + weight);
         }
         return std::min(std::log(chance), 0.0);
     }

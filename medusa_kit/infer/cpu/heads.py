@@ -68,7 +68,7 @@ class NativeHeads:
         self.num_bytes = sum(matrix.num_bytes for matrix in own.values())  # beside the base's
         self.num_bytes += shared.num_bytes if shared else 0
         self._one_pass = heads.one_pass
-        self._heat, self._doubts = lru_cache(_floats), lru_cache(_doubles)
+        self._heat, self._smoothing = lru_cache(_floats), lru_cache(_doubles)
         self._num_read = [heads.config.num_read(k) for k in range(heads.num_heads)]
         self._work = [
             (shared.work if shared else 0)
@@ -142,14 +142,14 @@ class NativeHeads:
         least: Least,
         draws: RowsDraws | None = None,
         texts: Texts = (),
-        doubts: tuple[float, ...] = (),
+        smoothing: tuple[float, ...] = (),
     ) -> GrownTrees | None:
         """The trees of drafters/heads/dynamic.py; None for more rows than the kernels take."""
         B, N = len(roots_B), num_nodes
         if not self._takes(hidden_BD, B * (len(temperatures) if self._one_pass else beam)):
             return None
         roots, hidden_BD = (ctypes.c_int64 * B)(*roots_B), hidden_BD.contiguous()
-        heat_K, doubts_L = self._heat(temperatures), self._doubts(doubts)
+        heat_K, smoothing_L = self._heat(temperatures), self._smoothing(smoothing)
         trees_3BN = torch.empty(3, B, N, dtype=torch.int64)  # tokens, parents, depths
         sees_BNN, scores_BN = torch.empty(B, N, N, dtype=torch.bool), torch.empty(B, N)
         first, each = trees_3BN.data_ptr(), 8 * B * N
@@ -157,7 +157,8 @@ class NativeHeads:
             B, N, self._one_pass, len(temperatures), count, beam, ctypes.addressof(roots),
             hidden_BD.data_ptr(), heat_K.data_ptr(), first, first + each, first + 2 * each,
             sees_BNN.data_ptr(), scores_BN.data_ptr(), *least,
-            *_draws(draws, len(temperatures)), _texts(texts), doubts_L.data_ptr(), len(doubts),
+            *_draws(draws, len(temperatures)), _texts(texts),
+            smoothing_L.data_ptr(), len(smoothing),
         )  # fmt: skip
         self._library.mk_grow(ctypes.byref(self._struct), ctypes.byref(grow), self._threads(B))
         tokens_BN, parents_BN, depths_BN = trees_3BN.unbind()

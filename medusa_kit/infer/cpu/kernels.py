@@ -159,7 +159,7 @@ class Grow(ctypes.Structure):
         ("tokens", c_void_p), ("parents", c_void_p), ("depths", c_void_p), ("sees", c_void_p),
         ("scores", c_void_p), ("least_kept", c_double), ("least_asked", c_double),
         ("draws", POINTER(Draw)), ("num_draws", c_int64),
-        ("texts", POINTER(Text)), ("doubts", c_void_p), ("num_doubts", c_int64),
+        ("texts", POINTER(Text)), ("smoothing", c_void_p), ("num_smoothing", c_int64),
     )  # fmt: skip
 
 

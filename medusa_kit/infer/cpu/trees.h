@@ -31,8 +31,8 @@ struct Grow {  // mirrored in kernels.py
     const Draw* draws;                   // [rows, num_draws], as in Guess
     int64_t num_draws;
     const Text* texts;  // [rows], those of length 0 are not copied from; or null
-    const double* doubts;
-    int64_t num_doubts;
+    const double* smoothing;
+    int64_t num_smoothing;
 };
 
 // Passes of the heads over rows that are named one after the other. Where heads read the path, a run
@@ -165,7 +165,7 @@ class Filling {
 
 class Growing {
   public:
-    Growing(const Grow& g, Passes& passes) : g(g), passes(passes), copying(g.doubts, g.num_doubts) {}
+    Growing(const Grow& g, Passes& passes) : g(g), passes(passes), copying(g.smoothing, g.num_smoothing) {}
 
     void all() { g.one_pass ? at_once() : by_depth(); }
 

@@ -116,14 +116,14 @@ def repeating(heads, state, seed):
 
 
 @pytest.mark.parametrize("num_nodes", [2, 4, 16, 64])
-@pytest.mark.parametrize("doubts", [(3.0,), (15.0, 3.5, 4.5, 1.3), (0.01,) * 8])
-def test_the_same_trees_beside_a_text(heads, num_nodes, doubts, many_threads):
+@pytest.mark.parametrize("smoothing", [(3.0,), (15.0, 3.5, 4.5, 1.3), (0.01,) * 8])
+def test_the_same_trees_beside_a_text(heads, num_nodes, smoothing, many_threads):
     # Among many nodes some paths are nearer to each other than the noise's rounding.
     kinds = (False, True) if num_nodes <= 40 else (False,)
     for rows, ranks, beam in ((1, 8, 3), (5, 4, 1), (4, 3, 8)):
         for drawn in kinds:
             state = repeating(heads, state_of(heads, rows, drawn), rows)
-            tree = DynamicTree(num_nodes, SCALES, ranks, beam, doubts)
+            tree = DynamicTree(num_nodes, SCALES, ranks, beam, smoothing)
             for least in (ALL, Least(-2.5, -1.5)):
                 quick, by_torch = grown(heads, tree, state, least)
                 assert quick == by_torch
@@ -132,7 +132,7 @@ def test_the_same_trees_beside_a_text(heads, num_nodes, doubts, many_threads):
     for drawn in kinds:
         state = repeating(heads, state_of(heads, 4, drawn), 4)
         alone, _ = grown(heads, DynamicTree(num_nodes, SCALES, 3, 8), state)
-        tree = DynamicTree(num_nodes, SCALES, 3, 8, doubts)
+        tree = DynamicTree(num_nodes, SCALES, 3, 8, smoothing)
         assert grown(heads, tree, state)[0][0][2:] != alone[0][2:]  # rows with a text
 
 

@@ -27,7 +27,7 @@ PROMPTS = [random_prompt(length, length) for length in (2, 19, 7)]
 DRAFTERS = ["none", "medusa", "auto", "suffix", "recycling", "lookahead"]
 DRAWN = {"temperature": 0.8, "seed": 3}
 GROWN = DynamicTree(12, (1.0, 1.0, 1.0))
-SEES_TEXT = DynamicTree(12, (1.0, 1.0, 1.0), doubts=(5.0, 0.5))
+SEES_TEXT = DynamicTree(12, (1.0, 1.0, 1.0), smoothing=(5.0, 0.5))
 
 
 def engine_there(tree: Any = BUSHY, kind: str = "medusa", **options: Any) -> Engine:
