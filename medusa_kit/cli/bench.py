@@ -88,11 +88,11 @@ def bench(
     assistant = assistant_for(peers or DEFAULT_PEERS, assistant, draft_model)
     names = named_peers(peers or DEFAULT_PEERS, assistant)
     compared = named_drafters(drafters or (), draft_model)
-    asked = read_prompt_set(prompts, limit)
+    prompt_set = read_prompt_set(prompts, limit)
     source = prompts or OWN_PROMPTS
     served = None if server is None else server.open(loading["model"], max_new_tokens, sampling)
     if served is not None and served.apart:
-        return served.measure_apart(asked, source, output, loading)
+        return served.measure_apart(prompt_set, source, output, loading)
     named = _named(heads) if heads else {"medusa-kit": loading.get("heads", "auto") or "none"}
     first = options.heads_argument(next(iter(named.values())))
     _check_others(list(named.values())[1:], loading)
@@ -100,14 +100,14 @@ def bench(
     engines = _engines(engine, named, loading["force"])
     helper = _assistant(assistant, engine)
     report, breakdowns = _measure(
-        engines, oracle, asked, max_new_tokens, batch_size, sampling, names, compared, helper,
+        engines, oracle, prompt_set, max_new_tokens, batch_size, sampling, names, compared, helper,
         breakdown, served,
     )  # fmt: skip
     _report(report, breakdowns, engines, sampling, source, output, served)
 
 
 def _measure(
-    engines: dict[str, Any], oracle: Any, asked: Any, max_new_tokens: int, batch_size: int,
+    engines: dict[str, Any], oracle: Any, prompt_set: Any, max_new_tokens: int, batch_size: int,
     sampling: Any, peers: list[str], drafters: list[str], assistant: Any, breakdown: bool,
     served: bench_endpoint.Served | None,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
@@ -117,18 +117,18 @@ def _measure(
     from medusa_kit.bench.methods import check_room, standard_methods
 
     engine = next(iter(engines.values()))
-    ids = [engine.encode(messages) for messages, _ in asked]
+    ids = [engine.encode(messages) for messages, _ in prompt_set]
     check_room(engine.base, ids)
     methods = standard_methods(
         engines, oracle, max_new_tokens, peers=peers, drafters=drafters, assistant=assistant,
         sampling=sampling, batch_size=batch_size,
     )  # fmt: skip
     if served is not None:
-        beside = served.beside(asked, ids, engine.base.tokenizer)
+        beside = served.beside(prompt_set, ids, engine.base.tokenizer)
         methods.append(replace(beside, activations=engine.activations))
     report = run(
         methods, ids, max_new_tokens, batch_size=batch_size,
-        categories=[category for _, category in asked], sampled=not sampling.greedy,
+        categories=[category for _, category in prompt_set], sampled=not sampling.greedy,
     )  # fmt: skip
     if not breakdown:
         return report, {}
@@ -152,7 +152,7 @@ def _report(
 
     engine = next(iter(engines.values()))
     more: dict[str, Any] = {} if served is None else {"endpoint": served.record()}
-    more["breakdown"] = {name: asdict(one) for name, one in breakdowns.items()}
+    more["breakdown"] = {name: asdict(breakdown) for name, breakdown in breakdowns.items()}
     report.about = bench_about(engines, prompts, sampling, **more)
     what, where = bench_report.engine_title(engine, report.about.setup)
     bench_report.show(report, breakdowns, what, where, options.quantised_note(engine))
@@ -163,22 +163,22 @@ def _report(
 def _named(heads: list[str]) -> dict[str, str]:
     """Names in the table for the heads to compare: `fresh=runs/x/heads` or just the folder."""
     named = {}
-    for one in heads:
-        name, _, place = one.rpartition("=")
-        named[name or ("medusa-kit" if one == "auto" else f"medusa-kit, {one}")] = place
+    for item in heads:
+        name, _, folder = item.rpartition("=")
+        named[name or ("medusa-kit" if item == "auto" else f"medusa-kit, {item}")] = folder
     return named
 
 
-def _check_others(places: list[str], loading: engine_options.Loading) -> None:
+def _check_others(others: list[str], loading: engine_options.Loading) -> None:
     """Errors in the second and later heads are reported before a base is loaded, too."""
     from medusa_kit.engine.before_loading import check_heads
     from medusa_kit.settings.drafters import drafts_without_heads
 
     has_draft_model = loading["draft_model"] is not None
     optional = drafts_without_heads(loading["drafter"], has_draft_model, loading.get("fallback"))
-    for place in places:
+    for folder in others:
         check_heads(
-            loading["model"], loading.get("revision"), options.heads_argument(place), None,
+            loading["model"], loading.get("revision"), options.heads_argument(folder), None,
             loading["force"], optional,
         )  # fmt: skip
 

@@ -25,13 +25,13 @@ def show(
     console.out.print(_methods_table(report, title))
     if caveat is not None:
         console.note(caveat)
-    said = [
+    lines = [
         "decoding only: tokens/s after the first, prefill excluded" + _meaning_of_same(report),
         *_agreement(report),
         *(f"{result.name}: {note}" for result in report.ran for note in result.drafter_notes),
         *not_paying(report),
     ]
-    console.out.print("\n".join(said), markup=False, highlight=False)
+    console.out.print("\n".join(lines), markup=False, highlight=False)
     if report.categories:
         console.out.print(_category_table(report))
     if breakdowns:
@@ -51,16 +51,18 @@ def _meaning_of_same(report: Any) -> str:
 
 
 def _references(report: Any) -> str:
-    """What answers were compared with, once for each precision of them."""
-    compared = [one for one in report.ran if one.total.identical is not None]
-    found = {one.identical_to: options.precision_of(one) for one in compared}
-    if len(found) == 1:
-        return str(next(iter(found)))
-    return ", or ".join(f"{name} ({said or FLOAT32})" for name, said in found.items())
+    """The references that answers were compared with, once for each precision of them."""
+    compared = [result for result in report.ran if result.total.identical is not None]
+    precisions = {result.identical_to: options.precision_of(result) for result in compared}
+    if len(precisions) == 1:
+        return str(next(iter(precisions)))
+    return ", or ".join(
+        f"{name} ({precision or FLOAT32})" for name, precision in precisions.items()
+    )
 
 
 def _agreement(report: Any) -> list[str]:
-    if all(one.activations == FLOAT32 for one in report.ran):
+    if all(result.activations == FLOAT32 for result in report.ran):
         return []
     if report.agreement is None:
         return [

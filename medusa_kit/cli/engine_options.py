@@ -18,7 +18,7 @@ from medusa_kit.cli import options
 from medusa_kit.errors import UsageError
 from medusa_kit.settings import engine
 
-PLACE = "loading"  # the parameter that stands where the options go
+PARAMETER = "loading"  # the parameter that stands where the options go
 GIVEN_NAMES = "given_names"
 ARGUMENT = "model_argument"
 
@@ -33,17 +33,18 @@ Config = Annotated[
 
 
 def _parameters() -> list[inspect.Parameter]:
-    """Those of a command: the file, then every option of EngineConfig."""
-    found = [_parameter("config", Config, None)]
-    for one in engine.all_options().values():
-        default = options.DEFAULT_MODEL if one.required else one.default
-        shown = Annotated[_kind(one), options.engine_option(one.name)]  # type: ignore[valid-type]
-        found.append(_parameter(one.name, shown, default))
-    return found
+    """The parameters of a command: the file, then every option of EngineConfig."""
+    parameters = [_parameter("config", Config, None)]
+    for option in engine.all_options().values():
+        default = options.DEFAULT_MODEL if option.required else option.default
+        shown = Annotated[_kind(option), options.engine_option(option.name)]  # type: ignore[valid-type]
+        parameters.append(_parameter(option.name, shown, default))
+    return parameters
 
 
 def _kind(option: engine.Option) -> Any:
-    """Words are checked by EngineConfig, whose message names the nearest; Typer's does not."""
+    """The type of an option for Typer. Words are checked by EngineConfig, whose message names the
+    nearest; Typer's does not."""
     if option.name == "drafter_options":
         return list[str] | None
     if isinstance(option.default, bool):
@@ -69,31 +70,31 @@ def with_engine(
     options that were really given. `argument`: whether the model may be an argument too. `only`:
     the options that the command has, where it does not decode.
     """
-    shown = [one.replace(default=dtype) if one.name == "dtype" else one
-             for one in _parameters() if (one.name != "heads" or not several)
-             and (only is None or one.name in only)]  # fmt: skip
+    shown = [parameter.replace(default=dtype) if parameter.name == "dtype" else parameter
+             for parameter in _parameters() if (parameter.name != "heads" or not several)
+             and (only is None or parameter.name in only)]  # fmt: skip
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def run(context: typer.Context, **arguments: Any) -> None:
-            values = {one.name: arguments.pop(one.name) for one in shown}
+            values = {parameter.name: arguments.pop(parameter.name) for parameter in shown}
             model = arguments.pop(ARGUMENT, None)
             names = {name for name in (*values, *arguments) if options.was_given(context, name)}
             if model is not None:
-                told = values["model"] if "model" in names else None
-                values["model"] = options.either("MODEL", model, "--model", told)
+                by_option = values["model"] if "model" in names else None
+                values["model"] = options.either("MODEL", model, "--model", by_option)
                 names.add("model")
             given = names & values.keys()
             loading = _arguments(values, given)
             if "draft_model" in given and not several:
                 _check_draft_model_is_used(loading)
-            told = {GIVEN_NAMES: names} if GIVEN_NAMES in wanted else {}
-            command(**arguments, **{PLACE: loading}, **told)
+            passed = {GIVEN_NAMES: names} if GIVEN_NAMES in own_parameters else {}
+            command(**arguments, **{PARAMETER: loading}, **passed)
 
-        wanted = inspect.signature(command).parameters
+        own_parameters = inspect.signature(command).parameters
         first = [_parameter(ARGUMENT, options.ModelArgument, None)] if argument else []
-        placed = options.parameters_with(command, PLACE, [*first, *shown])
-        parameters = [one for one in placed if one.name != GIVEN_NAMES]
+        all_parameters = options.parameters_with(command, PARAMETER, [*first, *shown])
+        parameters = [parameter for parameter in all_parameters if parameter.name != GIVEN_NAMES]
         context = inspect.Parameter(
             "context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
         )
@@ -134,10 +135,10 @@ def _of_file(path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     return read_engine_file(path).arguments(changes)
 
 
-def _drafter_options(told: Mapping[str, Any], items: list[str]) -> dict[str, Any]:
+def _drafter_options(from_file: Mapping[str, Any], items: list[str]) -> dict[str, Any]:
     from medusa_kit.settings.schema import apply_override
 
-    result = copy.deepcopy(dict(told))
+    result = copy.deepcopy(dict(from_file))
     for item in items:
         apply_override(result, item, "drafter option", "KEY=VALUE", "--drafter-option num_nodes=12")
     return result
@@ -146,8 +147,8 @@ def _drafter_options(told: Mapping[str, Any], items: list[str]) -> dict[str, Any
 def _check_draft_model_is_used(loading: Mapping[str, Any]) -> None:
     from medusa_kit.settings.drafters import READ_DRAFT_MODEL
 
-    who = {loading["drafter"], loading.get("fallback")}
-    if loading["drafter"] is not None and not who & set(READ_DRAFT_MODEL):
+    drafters = {loading["drafter"], loading.get("fallback")}
+    if loading["drafter"] is not None and not drafters & set(READ_DRAFT_MODEL):
         raise UsageError(
             f"drafter {loading['drafter']} does not use the draft model {loading['draft_model']!r}",
             hint=f"--drafter {' or '.join(READ_DRAFT_MODEL)} does",

@@ -44,14 +44,14 @@ def generate(
         from medusa_kit.infer.draft import first_reason
         from medusa_kit.settings.sampling import SamplingParams
 
-    asked = _prompts(prompt, prompts, system)
+    conversations = _prompts(prompt, prompts, system)
     check_bias(loading["model"], loading.get("revision"), SamplingParams.checked(sampling))
     engine = medusa_kit.load(**loading)
-    chosen, where = chat_sampling.choose(sampling, False, engine.base.generation_config)
-    if where:
-        console.note(chat_sampling.describe(chosen, where))
-    for start in range(0, len(asked), batch_size):
-        batch = asked[start : start + batch_size]
+    chosen, origin = chat_sampling.choose(sampling, False, engine.base.generation_config)
+    if origin:
+        console.note(chat_sampling.describe(chosen, origin))
+    for start in range(0, len(conversations), batch_size):
+        batch = conversations[start : start + batch_size]
         results = engine.generate(
             batch, max_new_tokens=max_new_tokens, stop=stop, batch_size=batch_size, **chosen
         )
@@ -63,8 +63,8 @@ def generate(
                 f"acceptance length {stats.acceptance_length:.2f} ({stats.drafter})"
                 f"{options.rule_note(stats)}"
             )
-            if said := first_reason(stats.drafter_notes):
-                console.note(said)
+            if reason := first_reason(stats.drafter_notes):
+                console.note(reason)
 
 
 def _prompts(prompt: str | None, source: str | None, system: str | None) -> list[Any]:

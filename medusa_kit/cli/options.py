@@ -59,17 +59,18 @@ Limit = Annotated[int | None, typer.Option(min=1, help="Take this many prompts; 
 
 
 def output_option(what: str) -> Any:
-    """Where a command writes: the same name everywhere."""
+    """The option for where a command writes, which has the same name everywhere."""
     return typer.Option("--output", "-o", help=what)
 
 
 def prompts_option(more: str = "") -> Any:
-    """What a command asks the model: the same name everywhere. `more`: begins with "; "."""
+    """The option for a command's prompts, which has the same name everywhere. `more`: begins with
+    "; "."""
     return typer.Option("--prompts", help=f"Prompts: {PROMPTS}{more}.")
 
 
 def either(name: str, argument: Any, option: str, given: Any) -> Any:
-    """What an argument and an option of the same meaning say; None where neither was given.
+    """The value that an argument and an option of the same meaning give; None where neither does.
 
     Raises UsageError where they differ.
     """
@@ -178,9 +179,9 @@ def _read(path: Path) -> str:
         raise UsageError(f"{path} cannot be read: {error}") from None
 
 
-def _parsed_bias(given: list[str]) -> dict[int, float] | None:
+def _parsed_bias(items: list[str]) -> dict[int, float] | None:
     bias = {}
-    for item in given:
+    for item in items:
         token, _, value = item.partition("=")
         try:
             bias[int(token)] = float(value)
@@ -220,10 +221,17 @@ def with_sampling(
                 check_grammar(sampling["grammar"])
             command(**arguments, sampling=sampling)
 
-        drawn = [one for group in groups for one in inspect.signature(group).parameters.values()]
-        shown = parameters_with(command, "sampling", drawn)
+        added = [
+            parameter
+            for group in groups
+            for parameter in inspect.signature(group).parameters.values()
+        ]
+        shown = parameters_with(command, "sampling", added)
         if temperature_of_model:
-            shown = [_open_temperature(one) if one.name == "temperature" else one for one in shown]
+            shown = [
+                _open_temperature(parameter) if parameter.name == "temperature" else parameter
+                for parameter in shown
+            ]
         run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
         return run
 
@@ -231,12 +239,12 @@ def with_sampling(
 
 
 def parameters_with(
-    command: Callable[..., None], place: str, shown: Sequence[inspect.Parameter]
+    command: Callable[..., None], name: str, shown: Sequence[inspect.Parameter]
 ) -> list[inspect.Parameter]:
-    """A command's parameters, with `shown` in place of the one that is named `place`."""
+    """A command's parameters, with `shown` in place of the one of this name."""
     parameters = list(inspect.signature(command).parameters.values())
-    at = next(i for i, one in enumerate(parameters) if one.name == place)
-    parameters[at : at + 1] = shown
+    index = next(i for i, parameter in enumerate(parameters) if parameter.name == name)
+    parameters[index : index + 1] = shown
     return parameters
 
 
@@ -257,12 +265,12 @@ def rule_note(stats: Any) -> str:
     """A remark after an answer's statistics where rule or weights are not the usual ones."""
     lossy = f"; LOSSY: {', '.join(stats.lossy_by)}" if stats.lossy else ""
     quantised = f"; base quantised ({stats.quantization})" if stats.quantization else ""
-    return lossy + quantised + (f"; {said}" if (said := precision_of(stats)) else "")
+    return lossy + quantised + (f"; {precision}" if (precision := precision_of(stats)) else "")
 
 
-def precision_of(one: Any) -> str:
-    """That of an engine or an answer's statistics; empty for float32."""
-    return "" if one.activations == engine.FLOAT32 else f"{one.activations} activations"
+def precision_of(source: Any) -> str:
+    """The precision of an engine or of an answer's statistics, in words; empty for float32."""
+    return "" if source.activations == engine.FLOAT32 else f"{source.activations} activations"
 
 
 def weights_note(engine: Any) -> str:
@@ -270,14 +278,15 @@ def weights_note(engine: Any) -> str:
     info = engine.base.info
     lossy = f", {', '.join(engine.lossy_by)}: lossy" if engine.lossy_by else ""
     quantised = f", quantised ({info.quantization})" if info.quantized else ""
-    return lossy + quantised + (f", {said}" if (said := precision_of(engine)) else "")
+    return lossy + quantised + (f", {precision}" if (precision := precision_of(engine)) else "")
 
 
 def quantised_note(engine: Any) -> str | None:
-    """What exact means on a quantised base or with rounded activations; None on other bases."""
-    if said := precision_of(engine):
+    """A remark on what exact means on a quantised base or with rounded activations; None on other
+    bases."""
+    if precision := precision_of(engine):
         return (
-            f"{said}: answers are held against those of plain decoding in the same precision, "
+            f"{precision}: answers are held against those of plain decoding in the same precision, "
             "where no difference is rounding; agreement with float32 is counted apart"
         )
     if not engine.base.info.quantized:
@@ -290,5 +299,5 @@ def quantised_note(engine: Any) -> str | None:
 
 
 def heads_argument(heads: str) -> str | None:
-    """What `medusa_kit.load` is given for `--heads`."""
+    """The argument `heads` of `medusa_kit.load` for the option `--heads`."""
     return None if heads == "none" else heads

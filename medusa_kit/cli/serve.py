@@ -94,7 +94,7 @@ def _run(engine: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
     service.prepare()
 
     def ready() -> None:
-        names = ", ".join(one["id"] for one in service.names.entries())
+        names = ", ".join(entry["id"] for entry in service.names.entries())
         console.note(first_lines(names, url, f"{config.max_rows} requests at once"))
 
     server = server_for(create_app(service, keys=keys), service, ready)
@@ -144,9 +144,9 @@ def _run_replicas(loading: Any, config: Any, keys: Any, bound: Any, url: str) ->
     with ray_pool(loading, config) as (pool, base):
         front = Front(pool, config, base, keys)
         each = f"{config.max_rows} requests at once each"
-        most = f"{config.replicas} to {config.max_replicas}" if config.max_replicas else None
-        said = first_lines(base, url, f"{most or config.replicas} replicas, {each}")
-        server = server_for(front.app, front, lambda: console.note(said))
+        scaling = f"{config.replicas} to {config.max_replicas}" if config.max_replicas else None
+        lines = first_lines(base, url, f"{scaling or config.replicas} replicas, {each}")
+        server = server_for(front.app, front, lambda: console.note(lines))
         _listen(server, config, bound)
     console.note("the server has ended")
 

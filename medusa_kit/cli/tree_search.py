@@ -62,19 +62,19 @@ def tree_search(
     from medusa_kit.tuning.tree_search import judge_tree, search_tree
 
     _check_writable(heads, output)
-    sized, batches = _numbers("sizes", sizes), _numbers("batch sizes", batch_sizes)
-    judged = _read_choices(choices) if choices is not None else None
-    given = _given(heads, prompts, answers, statistics, limit)
+    tree_sizes, batches = _numbers("sizes", sizes), _numbers("batch sizes", batch_sizes)
+    given_tree = _read_choices(choices) if choices is not None else None
+    calibration = _calibration_data(heads, prompts, answers, statistics, limit)
     engine = _engine(loading)
     folder = _output_folder(output, engine)
-    grown = dynamic and judged is None and not engine.verifier.chains_only
-    most = max(*sized, nodes or 2, 2) if grown else None
-    stats = _statistics(engine, folder, given, prompts, answers, limit, max_new_tokens, batch_size,
-                        most)  # fmt: skip
-    if judged is None and not dynamic:
+    with_dynamic = dynamic and given_tree is None and not engine.verifier.chains_only
+    dynamic_nodes = max(*tree_sizes, nodes or 2, 2) if with_dynamic else None
+    stats = _statistics(engine, folder, calibration, prompts, answers, limit, max_new_tokens,
+                        batch_size, dynamic_nodes)  # fmt: skip
+    if given_tree is None and not dynamic:
         stats = replace(stats, entries_PK=None)
-    search = (search_tree(engine, stats, sized, nodes, batches) if judged is None
-              else judge_tree(engine, stats, judged))  # fmt: skip
+    search = (search_tree(engine, stats, tree_sizes, nodes, batches) if given_tree is None
+              else judge_tree(engine, stats, given_tree))  # fmt: skip
     _report(engine, search, folder)
 
 
@@ -132,20 +132,20 @@ def _numbers(what: str, text: str) -> list[int]:
     except ValueError as error:
         raise UsageError(f"{what} {text!r}: expected numbers with commas between") from error
     if min(numbers) < 1:
-        one = what.removesuffix("s")
-        raise UsageError(f"{one} {min(numbers)} is out of range; expected 1 or more")
+        singular = what.removesuffix("s")
+        raise UsageError(f"{singular} {min(numbers)} is out of range; expected 1 or more")
     return numbers
 
 
-def _given(
+def _calibration_data(
     heads: str,
     prompts: str | None,
     answers: Path | None,
     statistics: Path | None,
     limit: int | None,
 ) -> Any:
-    """What to calibrate on, read before a base is loaded: rows of prompts or answers, statistics,
-    or None for the statistics beside the heads. Raises DataError, CheckpointError.
+    """The data to calibrate on, read before a base is loaded: rows of prompts or answers,
+    statistics, or None for the statistics beside the heads. Raises DataError, CheckpointError.
     """
     from medusa_kit.data.readers import AnswerRow, read_good_and_bad, read_rows
     from medusa_kit.data.rows import EXAMPLES
@@ -186,7 +186,7 @@ def _check_beside(heads: str) -> None:
 def _statistics(
     engine: Any,
     folder: Path,
-    given: Any,
+    calibration: Any,
     prompts: str | None,
     answers: Path | None,
     limit: int | None,
@@ -194,23 +194,26 @@ def _statistics(
     batch_size: int,
     dynamic_nodes: int | None,
 ) -> Any:
-    """Loaded, or measured on answers. `dynamic_nodes`: size of dynamic trees to record, if any."""
+    """The statistics, loaded or measured on answers. `dynamic_nodes`: size of dynamic trees to
+    record, if any."""
     from medusa_kit.data.readers import AnswerRow, read_rows
     from medusa_kit.distill.generate import generate_answers
     from medusa_kit.tree.statistics import RankStatistics
     from medusa_kit.tuning.results import take_statistics
 
-    if given is None:
+    if calibration is None:
         return RankStatistics.load(_existing(Path(engine.heads_source or folder) / STATISTICS_NAME))
-    if isinstance(given, RankStatistics):
-        return given
+    if isinstance(calibration, RankStatistics):
+        return calibration
     if prompts is not None:
         answers = folder / "calibration_answers.jsonl"
         generate_answers(
-            engine.base, given, answers, max_new_tokens=max_new_tokens, batch_size=batch_size
+            engine.base, calibration, answers, max_new_tokens=max_new_tokens, batch_size=batch_size
         )
-        given = [row for row in read_rows(str(answers), limit=limit) if isinstance(row, AnswerRow)]
-    return take_statistics(engine, given, folder, prompts or str(answers), dynamic_nodes)
+        calibration = [
+            row for row in read_rows(str(answers), limit=limit) if isinstance(row, AnswerRow)
+        ]
+    return take_statistics(engine, calibration, folder, prompts or str(answers), dynamic_nodes)
 
 
 def _read_choices(path: Path) -> Any:

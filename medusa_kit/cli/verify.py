@@ -56,20 +56,22 @@ def verify(
     from medusa_kit.settings.sampling import SamplingParams
 
     sampling = SamplingParams(temperature, top_k, top_p, seed)
-    asked = read_prompts(prompts, limit)
+    conversations = read_prompts(prompts, limit)
     engine, oracle = load_both(loading, same_weights=True, layerwise=layer_by_layer)
-    reports = {"greedy": run(engine, oracle, asked, max_new_tokens=max_new_tokens)}
+    reports = {"greedy": run(engine, oracle, conversations, max_new_tokens=max_new_tokens)}
     if not sampling.greedy:
         reports["sampled"] = run(
-            engine, oracle, asked, max_new_tokens=max_new_tokens, sampling=sampling
+            engine, oracle, conversations, max_new_tokens=max_new_tokens, sampling=sampling
         )
     _print(engine, reports)
     if output is not None:
         write_verify(reports, engine, prompts or OWN_PROMPTS, output)
     if any(report.failed for report in reports.values()):
         differs = any(report.bugs for report in reports.values())
-        what = "a difference is more than rounding" if differs else "prompts are encoded otherwise"
-        console.err.print(f"error: {what}", style="bold red")
+        problem = (
+            "a difference is more than rounding" if differs else "prompts are encoded otherwise"
+        )
+        console.err.print(f"error: {problem}", style="bold red")
         raise typer.Exit(1)
 
 
@@ -94,8 +96,8 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
             f"weights rounded to {engine.weights} are LOSSY: answers are held against those of the "
             "same rounded model, not of the checkpoint, and none counts as identical"
         )
-    if (said := options.quantised_note(engine)) is not None:
-        console.note(said)
+    if (note := options.quantised_note(engine)) is not None:
+        console.note(note)
     attention = engine.attention.name
     title = (
         f"{engine.base.info.name}{options.weights_note(engine)}, "
@@ -106,17 +108,18 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
         f"prompts to {reports['greedy'].encoded_by or 'no other encoding'}"
     )
     console.out.print(console.table(title, columns, rows))
-    for one in reports["greedy"].encodings:
+    for mismatch in reports["greedy"].encodings:
         console.out.print(
-            f"prompt {one.prompt}, token {one.position}, after {one.text!r}: expected ids "
-            f"{one.expected}… by {reports['greedy'].encoded_by}, got {one.actual}…: BUG",
+            f"prompt {mismatch.prompt}, token {mismatch.position}, after {mismatch.text!r}: "
+            f"expected ids {mismatch.expected}… by {reports['greedy'].encoded_by}, "
+            f"got {mismatch.actual}…: BUG",
             highlight=False,
             markup=False,
         )
     for name, report in reports.items():
         if report.agreement is not None:
-            said = f"{name}: {report.agreement.describe('plain transformers')}"
-            console.out.print(said, highlight=False, markup=False)
+            note = f"{name}: {report.agreement.describe('plain transformers')}"
+            console.out.print(note, highlight=False, markup=False)
         for d in report.differences:
             console.out.print(
                 f"{name}: prompt {d.prompt}, token {d.position}: expected {d.expected}, got "

@@ -63,7 +63,7 @@ class Chat:
 
     def __init__(self, engine: Any, settings: dict[str, Any], system: str | None) -> None:
         self.engine, self.settings, self.tinted = engine, settings, view.can_tint()
-        self.noted = ""  # of the drafter, after the last answer
+        self.noted_reason = ""  # of the drafter, after the last answer
         self.noted_rewriting = False
         self.reset(system)
 
@@ -87,10 +87,10 @@ class Chat:
                     typer.echo(err=True)
                 return
             if line.startswith("/"):
-                name, *rest = line.split(maxsplit=1)
+                name, *argument = line.split(maxsplit=1)
                 if name in ("/exit", "/quit"):
                     return
-                self.command(name, "".join(rest))
+                self.command(name, "".join(argument))
             elif line:
                 self.answer(line)
 
@@ -127,7 +127,7 @@ class Chat:
         self.close(result, streaming.guessed)
 
     def close(self, result: Any, guessed: Mapping[str | None, int]) -> None:
-        """What is said after an answer."""
+        """Print the notes after an answer."""
         verbose = console.shows_details()
         console.note(view.closing(result, self.settings["max_new_tokens"], verbose))
         if guessed and result.stats.drafter != "none":
@@ -138,25 +138,25 @@ class Chat:
             self.noted_rewriting = True
 
     def note_reason(self, notes: list[str]) -> None:
-        """Why drafting went as it did: once where it holds for every answer; figures of this one
-        only for who asks for them."""
+        """Print why drafting went as it did: once where it holds for every answer; figures of this
+        one only for who asks for them."""
         from medusa_kit.infer.draft import first_reason
 
-        said = first_reason(notes)
-        if said and said != self.noted:
-            console.note(said)
-        self.noted = said
+        reason = first_reason(notes)
+        if reason and reason != self.noted_reason:
+            console.note(reason)
+        self.noted_reason = reason
         for note in notes:
-            if note != said:
+            if note != reason:
                 console.detail(note)
 
-    def command(self, name: str, rest: str = "") -> None:
+    def command(self, name: str, argument: str = "") -> None:
         if name == "/help":
             typer.echo(view.two_columns(COMMANDS, console.err.width), err=True)
         elif name == "/reset":
             self.reset(self.system)
         elif name == "/system":
-            self.reset(rest or None)
+            self.reset(argument or None)
         elif name == "/tree":
             self.draw_tree()
         elif name == "/accepted":
@@ -189,8 +189,8 @@ class Chat:
     def say_legend(self) -> None:
         if self.engine.own_drafter == "none":
             return
-        there = {view.HEADS: self.engine.heads, view.DRAFT_MODEL: self.engine.draft_model}
-        kinds = [kind for kind in view.TINTS if there.get(kind, True) is not None]
+        sources = {view.HEADS: self.engine.heads, view.DRAFT_MODEL: self.engine.draft_model}
+        kinds = [kind for kind in view.TINTS if sources.get(kind, True) is not None]
         view.say_legend(kind for kind in kinds if kind != view.BASE)
 
     def compare(self) -> None:
@@ -216,18 +216,21 @@ class Chat:
                 console.warn("comparison stopped" if stopped else str(error))
                 return
         plain = streaming.result
-        said = f"{self._speeds(result, plain)}, {self._agreement(result, plain)}"
-        console.note(said + options.rule_note(result.stats))
+        comparison = f"{self._speeds(result, plain)}, {self._agreement(result, plain)}"
+        console.note(comparison + options.rule_note(result.stats))
 
     def _speeds(self, result: Any, plain: Any) -> str:
-        """Without the prompt, which was read for the first answer and not again for the second."""
+        """The speeds of both, without the prompt, which was read for the first answer alone."""
         count = len(result.token_ids)
-        ours, rate = (one.stats.decoding_tokens_per_second for one in (result, plain))
-        if ours is None or rate is None or count < MIN_COMPARED:
+        drafting_rate, plain_rate = (
+            answer.stats.decoding_tokens_per_second for answer in (result, plain)
+        )
+        if drafting_rate is None or plain_rate is None or count < MIN_COMPARED:
             return f"{view.counted(count, 'token')}: too short to compare speeds"
         return (
-            f"plain decoding: {view.speed(rate)} tokens/s; with drafting {view.speed(ours)}, "
-            f"{ours / rate:.2f} x as fast"
+            f"plain decoding: {view.speed(plain_rate)} tokens/s; "
+            f"with drafting {view.speed(drafting_rate)}, "
+            f"{drafting_rate / plain_rate:.2f} x as fast"
         )
 
     def _agreement(self, result: Any, plain: Any) -> str:

@@ -44,10 +44,10 @@ class WordWrap:
             self.width, self.column = width, self._line and (self._line - 1) % width + 1
 
     def push(self, text: str, tint: str | None = None) -> list[Styled]:
-        return joined(one for character in text for one in self._taken(character, tint))
+        return joined(part for character in text for part in self._taken(character, tint))
 
     def finish(self) -> list[Styled]:
-        """What was held back, without spaces that nothing follows."""
+        """The text that was held back, without spaces that nothing follows."""
         return joined(self._ended(last=True))
 
     def _taken(self, character: str, tint: str | None) -> Iterator[Styled]:
@@ -138,6 +138,6 @@ def column_after(column: int, text: str, width: int) -> int:
 
 
 def joined(parts: Iterable[Styled]) -> list[Styled]:
-    """Neighbours of the same tint as one."""
-    groups = groupby(parts, key=lambda one: one[1])
+    """The parts, with neighbours of the same tint joined."""
+    groups = groupby(parts, key=lambda part: part[1])
     return [("".join(text for text, _ in group), tint) for tint, group in groups]

@@ -55,22 +55,22 @@ class Command(_PlainWhereNarrow, TyperCommand):
             args = ["--help"] if args == ["-help"] else args
             args = translated(args, names_of(self, ctx), ctx.find_root().command)
         try:
-            rest = super().parse_args(ctx, args)
+            remaining = super().parse_args(ctx, args)
         except typer.BadParameter as error:
             error.message = _with_value(error)
             raise
         if ctx.args and not ctx.resilient_parsing:
             path = ctx.command_path.removeprefix(ctx.find_root().command_path).strip()
             raise UsageError(f"{path} has no place for {ctx.args[0]!r}", hint=ONE_VALUE)
-        return rest
+        return remaining
 
 
 def _with_value(error: typer.BadParameter) -> str:
     """The message with the value, which Typer leaves out where pydantic found it wrong."""
-    found: list[Any] = getattr(error.__cause__, "errors", list)()
-    if not found:
+    problems: list[Any] = getattr(error.__cause__, "errors", list)()
+    if not problems:
         return error.message
-    return f"{found[0]['input']!r}. {error.message.partition(', unable to parse')[0]}"
+    return f"{problems[0]['input']!r}. {error.message.partition(', unable to parse')[0]}"
 
 
 class Group(_PlainWhereNarrow, TyperGroup):
@@ -78,8 +78,8 @@ class Group(_PlainWhereNarrow, TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)
-        for one in params:
-            one.metavar = panels.shown_kind(one, ctx)
+        for param in params:
+            param.metavar = panels.shown_kind(param, ctx)
         return params
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -107,7 +107,7 @@ class Group(_PlainWhereNarrow, TyperGroup):
 def _unwrapped(text: str) -> str:
     """A docstring with each paragraph on one line, for a terminal of any width to break."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
-    return "\n\n".join(" ".join(one.split()) for one in paragraphs)
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def names_of(command: Any, ctx: Any) -> Names:

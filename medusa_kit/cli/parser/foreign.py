@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 PROMPT = "PROMPT"  # the argument
 
 
-def _each(names: str, said: str) -> dict[str, str]:
-    return dict.fromkeys(names.split(), said)
+def _each(names: str, meaning: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), meaning)
 
 
 # Same meaning, same values: read as ours. A second word is the value that ours then has.
@@ -194,7 +194,7 @@ COMMANDS: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def names_of_ours(said: Iterable[str]) -> list[str]:
-    """The options of ours that sentences or targets name, each once."""
-    words = (word.strip("`(),;:.") for one in said for word in one.split())
+def kit_options_in(sentences: Iterable[str]) -> list[str]:
+    """The kit's options that sentences or targets name, each once."""
+    words = (word.strip("`(),;:.") for sentence in sentences for word in sentence.split())
     return list(dict.fromkeys(word for word in words if word.startswith("--")))

@@ -54,7 +54,7 @@ MOVED: Mapping[tuple[str, str], str] = {
     ("push", "dry_run"): OUTPUT,
     ("doctor", "dry_run"): ADVANCED,
 }
-_PLACES = {name: (panel, place) for panel, names in PANELS.items()
+_POSITIONS = {name: (panel, place) for panel, names in PANELS.items()
            for place, name in enumerate(names)}  # fmt: skip
 
 
@@ -63,18 +63,18 @@ def arranged(command: str, params: Sequence[Any], ctx: Any) -> list[Any]:
 
     The panel of a required option comes first.
     """
-    options = [one for one in params if one.param_type_name == "option"]
-    for one in options:
-        one.rich_help_panel = panel_of(command, one.name)
-        one.metavar = shown_kind(one, ctx)
+    options = [option for option in params if option.param_type_name == "option"]
+    for option in options:
+        option.rich_help_panel = panel_of(command, option.name)
+        option.metavar = shown_kind(option, ctx)
     order = list(PANELS)
-    first = {FIRST.get(command)} | {one.rich_help_panel for one in options if one.required}
+    first = {FIRST.get(command)} | {option.rich_help_panel for option in options if option.required}
 
-    def key(one: Any) -> tuple[bool, int, bool, int]:
-        panel, (_, place) = one.rich_help_panel, _PLACES.get(one.name, (ADVANCED, 0))
-        return panel not in first, order.index(panel), not one.required, place
+    def key(option: Any) -> tuple[bool, int, bool, int]:
+        panel, (_, position) = option.rich_help_panel, _POSITIONS.get(option.name, (ADVANCED, 0))
+        return panel not in first, order.index(panel), not option.required, position
 
-    return [one for one in params if one not in options] + sorted(options, key=key)
+    return [option for option in params if option not in options] + sorted(options, key=key)
 
 
 def shown_kind(option: Any, ctx: Any) -> str:
@@ -88,4 +88,4 @@ def shown_kind(option: Any, ctx: Any) -> str:
 
 def panel_of(command: str, name: str) -> str:
     """Where an option stands; a name that no panel has is among the advanced ones."""
-    return MOVED.get((command, name)) or _PLACES.get(name, (ADVANCED, 0))[0]
+    return MOVED.get((command, name)) or _POSITIONS.get(name, (ADVANCED, 0))[0]

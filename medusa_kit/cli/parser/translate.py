@@ -25,23 +25,23 @@ def translated(args: Sequence[str], names: Names, root: Any) -> list[str]:
     """
     result: list[str] = []
     arguments: list[str] = []
-    rest = iter(args)
-    for word in rest:
+    words = iter(args)
+    for word in words:
         if word == "--":
-            return [*result, word, *rest, *arguments]
+            return [*result, word, *words, *arguments]
         name, equals, value = word.partition("=")
         name = _dashed(name) if name.startswith("--") else name
         if name in names.takes:
             result += _written(name, equals, value)
             if names.takes[name] and not equals:
-                result += _next(rest)
+                result += _next(words)
         elif not name.startswith("-") or (name := _foreign(name)) not in SAME.keys() | HINTS.keys():
             _check_not_elsewhere(name, names, root)
             result.append(word)
         elif _is_argument(name, names):
-            arguments += [value] if equals else _next(rest)
+            arguments += [value] if equals else _next(words)
         else:
-            result += _ours(name, equals + value, names, root)
+            result += _translated_option(name, equals + value, names, root)
     return [*result, "--", *arguments] if arguments else result
 
 
@@ -51,20 +51,20 @@ def before_command(args: Sequence[str], command: str, names: Names) -> None:
         name = word.partition("=")[0]
         name = _dashed(name) if name.startswith("--") else name
         if word.startswith("-") and name not in names.takes:
-            ours = SAME.get(name, name)
+            kit_name = SAME.get(name, name)
             path = " ".join(["medusa-kit", *names.command.split(), command])
-            hint = HINTS.get(name) or f"options stand behind it: {path} {ours} ..."
+            hint = HINTS.get(name) or f"options stand behind it: {path} {kit_name} ..."
             raise UsageError(f"{name} stands before the command", hint=hint)
 
 
 def commands_with(option: str, root: Any) -> list[str]:
     """The commands below `root` that have this option, `data generate` among them."""
-    found = []
-    for name, one in getattr(root, "commands", {}).items():
-        found += [f"{name} {inner}" for inner in commands_with(option, one)]
-        if any(option in (*param.opts, *param.secondary_opts) for param in one.params):
-            found.append(name)
-    return found
+    commands = []
+    for name, command in getattr(root, "commands", {}).items():
+        commands += [f"{name} {inner}" for inner in commands_with(option, command)]
+        if any(option in (*param.opts, *param.secondary_opts) for param in command.params):
+            commands.append(name)
+    return commands
 
 
 def _check_not_elsewhere(name: str, names: Names, root: Any) -> None:
@@ -100,30 +100,32 @@ def _is_argument(name: str, names: Names) -> bool:
     return SAME.get(name) == PROMPT and PROMPT in names.arguments
 
 
-def _ours(name: str, value: str, names: Names, root: Any) -> list[str]:
+def _translated_option(name: str, value: str, names: Names, root: Any) -> list[str]:
     """The words to put in place of `name`; `value` begins with "=" where there is one."""
-    ours, _, fixed = SAME.get(name, "").partition(" ")
-    known = ours in names.takes
-    if known and not fixed and (names.takes[ours] or not value):
-        return [ours + value]
+    kit_name, _, fixed = SAME.get(name, "").partition(" ")
+    known = kit_name in names.takes
+    if known and not fixed and (names.takes[kit_name] or not value):
+        return [kit_name + value]
     if known and not value:
-        return [ours, fixed]
-    raise UsageError(f"{names.command} has no option {name}", hint=_hint(name, ours, known, root))
+        return [kit_name, fixed]
+    raise UsageError(
+        f"{names.command} has no option {name}", hint=_hint(name, kit_name, known, root)
+    )
 
 
-def _hint(name: str, ours: str, known: bool, root: Any) -> str:
+def _hint(name: str, kit_name: str, known: bool, root: Any) -> str:
     if name in HINTS:
         return HINTS[name]
-    if ours == PROMPT:
+    if kit_name == PROMPT:
         return "a prompt is the argument of medusa-kit generate"
     if known:
         return f"ours is {SAME[name]}"
-    return f"ours is {SAME[name]}, an option of {', '.join(commands_with(ours, root))}"
+    return f"ours is {SAME[name]}, an option of {', '.join(commands_with(kit_name, root))}"
 
 
-def _next(rest: Iterator[str]) -> list[str]:
+def _next(words: Iterator[str]) -> list[str]:
     """The next word, if there is one."""
-    return [word for word in [next(rest, None)] if word is not None]
+    return [word for word in [next(words, None)] if word is not None]
 
 
 def _dashed(name: str) -> str:

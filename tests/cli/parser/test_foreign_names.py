@@ -10,7 +10,7 @@ import typer
 from support.debug_model import MODEL, PLAIN, ROOT, plain_text
 
 from medusa_kit.cli import app
-from medusa_kit.cli.parser.foreign import COMMANDS, HINTS, PROMPT, SAME, names_of_ours
+from medusa_kit.cli.parser.foreign import COMMANDS, HINTS, PROMPT, SAME, kit_options_in
 from medusa_kit.cli.parser.translate import Names, commands_with, translated
 from medusa_kit.errors import UsageError
 from medusa_kit.settings.recipe import load_recipe
@@ -44,7 +44,7 @@ def test_a_name_is_read_as_an_option_that_there_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(HINTS))
 def test_a_hint_names_options_that_there_are(name: str) -> None:
-    for ours in names_of_ours([HINTS[name]]):
+    for ours in kit_options_in([HINTS[name]]):
         assert commands_with(ours, CLI), ours
     assert "_" not in name
 
