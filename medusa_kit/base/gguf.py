@@ -96,17 +96,17 @@ def described_folder(gguf: Path) -> Path:
 def _described_for_now(gguf: Path, folder: Path) -> Path:
     """In a folder of temporary files, which goes with this process."""
     try:
-        place = Path(tempfile.mkdtemp(prefix="medusa-kit-"))
-        atexit.register(_remove_if_ours, place, os.getpid())
-        _describe(gguf, place / folder.name)
+        temporary = Path(tempfile.mkdtemp(prefix="medusa-kit-"))
+        atexit.register(_remove_own, temporary, os.getpid())
+        _describe(gguf, temporary / folder.name)
     except OSError as error:
         raise _cannot_write(gguf, folder, error) from error
-    return _for_now.setdefault(folder, place / folder.name)
+    return _for_now.setdefault(folder, temporary / folder.name)
 
 
-def _remove_if_ours(place: Path, maker: int) -> None:
+def _remove_own(temporary: Path, maker: int) -> None:
     if os.getpid() == maker:  # and not a forked child
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _folder_of(gguf: Path) -> Path:

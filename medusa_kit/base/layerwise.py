@@ -38,7 +38,7 @@ class LayerwiseModel:
     `change`: of a linear layer's weights, for a model that is not the checkpoint's own.
     """
 
-    def __init__(self, config: Any, place: Path, change: Change | None = None) -> None:
+    def __init__(self, config: Any, path: Path, change: Change | None = None) -> None:
         """`place`: as of `stored_tensors`. Raises CheckpointError, IncompatibleBaseError."""
         if getattr(config, "quantization_config", None) is not None:
             raise _cannot(config.model_type, "its checkpoint is quantised")
@@ -46,7 +46,7 @@ class LayerwiseModel:
         config.dtype = torch.float32
         self.model = skeleton_of(config)
         self._change = change
-        self._stored: StoredTensors = stored_tensors(place, self.model)
+        self._stored: StoredTensors = stored_tensors(path, self.model)
         self._tied: dict[str, str] = getattr(self.model, "all_tied_weights_keys", None) or {}
         self._names = {module: name for name, module in self.model.named_modules()}
         self._empty: dict[nn.Module, list[tuple[nn.Module, str, Any]]] = {}
@@ -118,14 +118,14 @@ class LayerwiseModel:
     def _batches(
         self, texts: Sequence[Sequence[int]], starts: Sequence[int]
     ) -> Iterator[list[int]]:
-        batch, wanted = list[int](), 0
+        batch, num_wanted = list[int](), 0
         for index in sorted(range(len(texts)), key=lambda i: -len(texts[i])):
             own = len(texts[index]) - starts[index]
             tokens = (len(batch) + 1) * len(texts[batch[0]] if batch else texts[index])
-            if batch and (tokens > MAX_TOKENS or (wanted + own) * self.num_logits > MAX_LOGITS):
+            if batch and (tokens > MAX_TOKENS or (num_wanted + own) * self.num_logits > MAX_LOGITS):
                 yield batch
-                batch, wanted = [], 0
-            batch, wanted = [*batch, index], wanted + own
+                batch, num_wanted = [], 0
+            batch, num_wanted = [*batch, index], num_wanted + own
         if batch:
             yield batch
 
@@ -178,11 +178,11 @@ def layerwise_model(
     """Of the base model of this name. Raises CheckpointError, IncompatibleBaseError."""
     from transformers.utils import cached_file
 
-    source, place = resolve(name, weights=False)
+    source, location = resolve(name, weights=False)
     if source in ("debug", "adapter"):
         raise _cannot(name, "its weights are not all in one checkpoint")
-    config = own_config(read_config(place, revision))
-    folder = Path(place)
+    config = own_config(read_config(location, revision))
+    folder = Path(location)
     if source == "hub":  # the snapshot that the config was read from
         folder = Path(cached_file(name, "config.json", revision=revision)).parent
     model = LayerwiseModel(config, gguf_source(name) or folder, change)

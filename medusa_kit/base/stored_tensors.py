@@ -46,10 +46,10 @@ class GGUFTensors:
     def __init__(self, path: Path, skeleton: Any) -> None:
         """Raises CheckpointError for a file whose tensors are not those of such a model."""
         model = checked(path)
-        self._processor, by_theirs = tensor_names(model, skeleton)
+        self._processor, names_by_file = tensor_names(model, skeleton)
         self._parts: dict[str, list[StoredTensor]] = {}
         for tensor in tensors_of(model):
-            if name := by_theirs.get(tensor.name):
+            if name := names_by_file.get(tensor.name):
                 self._parts.setdefault(name, []).append(tensor)
             elif tensor.name not in IN_CONFIG:
                 raise CheckpointError(
@@ -97,21 +97,23 @@ class SafetensorsFolder:
         """Raises CheckpointError for a folder whose tensors are not those of such a model."""
         self.files = safetensors_files(folder)
         opened = [_opened(file) for file in self.files]
-        place = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
-        named = _names(folder, skeleton, place)
-        self._place = {ours: (place[stored], stored) for ours, stored in named.items()}
+        file_of = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
+        stored_names_of = _names(folder, skeleton, file_of)
+        self._sources = {
+            name: (file_of[stored], stored) for name, stored in stored_names_of.items()
+        }
         check_all_there(self.names, skeleton, folder)
         self._check_shapes(skeleton, folder)
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset(self._place)
+        return frozenset(self._sources)
 
     def _check_shapes(self, skeleton: Any, folder: Path) -> None:
         for name, tensor in skeleton.state_dict().items():
-            if name not in self._place:  # tied to one that is
+            if name not in self._sources:  # tied to one that is
                 continue
-            file, stored = self._place[name]
+            file, stored = self._sources[name]
             shape = file.get_slice(stored).get_shape()
             if list(tensor.shape) != shape:
                 raise CheckpointError(
@@ -124,13 +126,13 @@ class SafetensorsFolder:
         return self.read_rows(name, slice(None))
 
     def read_rows(self, name: str, rows: slice | Tensor) -> Tensor:
-        file, stored = self._place[name]
-        found: Tensor = (
+        file, stored = self._sources[name]
+        rows_read: Tensor = (
             file.get_slice(stored)[rows]
             if isinstance(rows, slice)
             else file.get_tensor(stored)[rows]
         )
-        return found.clone()  # the file may be replaced while it is mapped
+        return rows_read.clone()  # the file may be replaced while it is mapped
 
 
 def _names(folder: Path, skeleton: Any, stored: Iterable[str]) -> Mapping[str, str]:
@@ -165,8 +167,8 @@ def safetensors_files(folder: Path) -> list[Path]:
             hint="only safetensors can be read tensor by tensor",
         )
     try:
-        places: Mapping[str, str] = parse_json((folder / INDEX).read_bytes())["weight_map"]
-        return [folder / name for name in sorted(set(places.values()))]
+        file_names: Mapping[str, str] = parse_json((folder / INDEX).read_bytes())["weight_map"]
+        return [folder / name for name in sorted(set(file_names.values()))]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{folder / INDEX} is no index of safetensors files: {error!r}",
@@ -174,13 +176,13 @@ def safetensors_files(folder: Path) -> list[Path]:
         ) from error
 
 
-def check_all_there(names: frozenset[str], skeleton: Any, place: Path) -> None:
+def check_all_there(names: frozenset[str], skeleton: Any, path: Path) -> None:
     """Raises CheckpointError where a tensor of the model is not stored, nor tied to one that is."""
     tied = set(getattr(skeleton, "all_tied_weights_keys", None) or ())
     missing = sorted(set(skeleton.state_dict()) - names - tied)
     if missing:
         raise CheckpointError(
-            f"{place} lacks {len(missing)} tensors of the model, among them {missing[0]!r}",
+            f"{path} lacks {len(missing)} tensors of the model, among them {missing[0]!r}",
             hint="the file may be of another architecture, or its tensors are stored joined",
         )
 
@@ -210,8 +212,8 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def stored_tensors(place: Path, skeleton: Any) -> StoredTensors:
+def stored_tensors(path: Path, skeleton: Any) -> StoredTensors:
     """Of a GGUF file or a folder of safetensors files. Raises CheckpointError."""
-    if place.suffix == ".gguf":
-        return GGUFTensors(place, skeleton)
-    return SafetensorsFolder(place, skeleton)
+    if path.suffix == ".gguf":
+        return GGUFTensors(path, skeleton)
+    return SafetensorsFolder(path, skeleton)

@@ -59,11 +59,11 @@ class HeadsConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """What is written; what heads lack is left out, as before there was any."""
-        said = asdict(self)
+        fields = asdict(self)
         for key in ("mlp_size", "encoding"):
-            if said[key] is None:
-                del said[key]
-        return said
+            if fields[key] is None:
+                del fields[key]
+        return fields
 
 
 def check_mlp_size(kind: str, mlp_size: Any) -> None:

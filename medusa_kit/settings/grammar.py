@@ -87,6 +87,6 @@ def _text(what: str, value: Any) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        said = f"the {what} has half of a surrogate pair, which no text can have"
-        raise ConfigError(said) from None
+        message = f"the {what} has half of a surrogate pair, which no text can have"
+        raise ConfigError(message) from None
     return value

@@ -345,12 +345,12 @@ def dump(recipe: TrainRecipe) -> str:
     return yaml.safe_dump(recipe.model_dump(), sort_keys=False)
 
 
-def differences(ours: TrainRecipe, theirs: TrainRecipe) -> list[str]:
+def differences(first: TrainRecipe, second: TrainRecipe) -> list[str]:
     """`section.key: ours ≠ theirs` for every value that differs."""
-    other = dict(_flatten(theirs.model_dump()))
+    other = dict(_flatten(second.model_dump()))
     return [
         f"{key}: {value!r} ≠ {other[key]!r}"
-        for key, value in _flatten(ours.model_dump())
+        for key, value in _flatten(first.model_dump())
         if value != other[key]
     ]
 

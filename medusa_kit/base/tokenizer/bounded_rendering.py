@@ -41,10 +41,10 @@ def bounded(template: str | dict[str, str] | None, work: Callable[[], T]) -> T:
             watch.end()
             _inside.work = False
     except _TooSlow:
-        said = f"it takes more than {SECONDS:g} seconds"
+        reason = f"it takes more than {SECONDS:g} seconds"
     except _TooLong:
-        said = f"it writes more than {MAX_WRITTEN} characters"
-    raise DataError(f"the chat template cannot render the conversation: {said}", hint=HINT)
+        reason = f"it writes more than {MAX_WRITTEN} characters"
+    raise DataError(f"the chat template cannot render the conversation: {reason}", hint=HINT)
 
 
 class _Watch:

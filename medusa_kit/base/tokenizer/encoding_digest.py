@@ -80,8 +80,8 @@ def compare(one: str | None, other: str | None) -> Encodings:
 
 
 def _parts(digest: str) -> tuple[str, str, str]:
-    version, _, rest = str(digest).partition(":")
-    ids, _, turns = rest.partition(":")
+    version, _, remaining = str(digest).partition(":")
+    ids, _, turns = remaining.partition(":")
     return version, ids, turns
 
 

@@ -12,11 +12,11 @@ from medusa_kit.files import parse_json
 FILE = "chat_template.json"
 
 
-def with_template(tokenizer: Any, place: str, revision: str | None) -> Any:
+def with_template(tokenizer: Any, location: str, revision: str | None) -> Any:
     """The tokenizer, with the template of the processor at `place` where it has none itself."""
     if getattr(tokenizer, "chat_template", None):
         return tokenizer
-    path = _file(place, revision)
+    path = _file(location, revision)
     if path is not None:
         try:
             found = parse_json(path.read_bytes())["chat_template"]
@@ -26,13 +26,13 @@ def with_template(tokenizer: Any, place: str, revision: str | None) -> Any:
     return tokenizer
 
 
-def _file(place: str, revision: str | None) -> Path | None:
-    if Path(place).is_dir():
-        return path if (path := Path(place) / FILE).is_file() else None
+def _file(location: str, revision: str | None) -> Path | None:
+    if Path(location).is_dir():
+        return path if (path := Path(location) / FILE).is_file() else None
     from transformers.utils import cached_file
 
     optional = {"_raise_exceptions_for_missing_entries": False,
                 "_raise_exceptions_for_connection_errors": False,
                 "_raise_exceptions_for_gated_repo": False}  # fmt: skip
-    found = cached_file(place, FILE, revision=revision, **optional)
+    found = cached_file(location, FILE, revision=revision, **optional)
     return None if found is None else Path(found)

@@ -34,12 +34,12 @@ def check_sizes(heads: ForeignHeads, base: BaseModel) -> None:
         rows = len(heads.matrix_list()[0]) if heads.matrices is not None else None
     vocab_size = rows or heads.vocab_size or info.vocab_size
     differing = [
-        f"{what} {ours} ≠ {theirs}"
-        for what, ours, theirs in (
+        f"{what} {head_size} ≠ {base_size}"
+        for what, head_size, base_size in (
             ("hidden size", heads.hidden_size, info.hidden_size),
             ("vocabulary size", vocab_size, info.vocab_size),
         )
-        if ours != theirs
+        if head_size != base_size
     ]
     if heads.token_map_R is not None and int(heads.token_map_R.max()) >= info.vocab_size:
         differing.append(f"token id {int(heads.token_map_R.max())} ≥ {info.vocab_size} tokens")

@@ -34,9 +34,9 @@ def read(files: TensorFiles, config: dict[str, Any], extras: frozenset[str]) -> 
 
 def _warn_about_config(files: TensorFiles, config: dict[str, Any], version_2: bool) -> None:
     path = files.folder / "config.json"
-    said = str(config.get("version", "")).removesuffix(".0")
+    version = str(config.get("version", "")).removesuffix(".0")
     found = "2" if version_2 else "1"
-    if said and said != found:
+    if version and version != found:
         console.warn(
             f"{path}: version is {config['version']!r}, but the file's tensors are those of "
             f"version {found}: {found} is used"

@@ -63,13 +63,13 @@ def read(files: TensorFiles, config: dict[str, Any], extras: frozenset[str]) -> 
 
 
 def _check_bias(files: TensorFiles, config: dict[str, Any], has_bias: bool) -> None:
-    said = bool(config.get("medusa_fc_bias", False))
-    if said and not has_bias:
+    has_bias_by_config = bool(config.get("medusa_fc_bias", False))
+    if has_bias_by_config and not has_bias:
         raise CheckpointError(
             f"{files.folder}: the config sets medusa_fc_bias, but the file holds no bias",
             hint="the checkpoint is incomplete, or the config should not set it",
         )
-    if has_bias and not said:
+    if has_bias and not has_bias_by_config:
         console.warn(
             f"{files.folder}: the file's biases are used, but vLLM ignores them, since the config "
             "does not set medusa_fc_bias"
