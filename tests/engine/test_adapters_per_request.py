@@ -3,15 +3,14 @@
 The reference is a model that the adapter has been merged into, by peft, decoded by transformers.
 """
 
-import copy
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.adapters import put_adapter
 from support.small_engines import build_engine, random_heads, random_prompt
 from support.tiny_models import tiny_base, tiny_model
 
@@ -20,33 +19,12 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_store import HeadsStore
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, MedusaKitError
-from medusa_kit.heads import MedusaHeads, save_heads
+from medusa_kit.heads import save_heads
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.decode.request import Request
 from medusa_kit.infer.decode.scheduler import Scheduler
-from medusa_kit.settings.recipe import LoraSection
 
 LONGEST = 12
-
-
-def put_adapter(folder: Path, seed: int, num_heads: int) -> None:
-    """As Medusa-2 writes it, with weights large enough to change answers."""
-    base = wrap_model(tiny_model("llama"), None, "llama")
-    adapters.put_on(base.model, LoraSection(rank=2, alpha=4, dropout=0.0))
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in base.model.named_parameters():
-        if "lora_" in name:
-            parameter.data.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
-    known = tiny_base("llama").info.fingerprint
-    folder.mkdir()
-    about: Any = {"base_model": "llama", "revision": None, "base_fingerprint": known}
-    adapters.save_adapter(base.model, folder, about)
-    plain = tiny_base("llama")
-    view = copy.copy(plain)
-    own = str(plain.adapted_fingerprint(adapters.variant_of(folder)))
-    view.info = replace(plain.info, fingerprint=own)
-    heads: MedusaHeads = random_heads(view, num_heads)
-    save_heads(heads, folder / "medusa_heads")
 
 
 def merged_answer(folder: Path | None, prompt: list[int]) -> list[int]:
@@ -64,8 +42,8 @@ def merged_answer(folder: Path | None, prompt: list[int]) -> list[int]:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("heads")
-    put_adapter(folder / "first", 1, 2)
-    put_adapter(folder / "second", 2, 3)
+    for name, seed, num_heads in (("first", 1, 2), ("second", 2, 3)):
+        put_adapter(folder / name, lambda: tiny_model("llama"), "llama", seed, num_heads)
     save_heads(random_heads(tiny_base("llama"), 2), folder / "plain")
     return folder
 

@@ -8,11 +8,13 @@ is plain decoding with one node a step, by another engine.
 
 from collections.abc import Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support import cuda_stand_in
+from support.adapters import put_adapter
 from support.drafter_options import NAMED
 from support.kernels.rounded import multiplies_integers
 from support.samples import Case, covering
@@ -21,8 +23,10 @@ from support.small_engines import BUSHY, build_engine, random_heads, random_prom
 from support.tiny_models import CONTEXT, tiny_model
 from transformers import LogitsProcessorList
 
+from medusa_kit.base import adapters
 from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.heads_store import HeadsStore
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.settings.grammar import Grammar
 
@@ -36,15 +40,18 @@ DIMENSIONS: dict[str, Sequence[Any]] = {
     "ending": ["limit", "stop token", "stop string", "context"],
     "draws": ["greedy", "ties", "seeded", "grammar"],
     "rows": [1, 3],
-    "precision": ["float32", "int16"],
-    "beside": ["nothing", "prefix", "cancelled"],
+    "precision": ["float32", "bfloat16 weights", "int16"],
+    "beside": ["nothing", "prefix", "cancelled", "adapter"],
 }
 TOKENS = 20
+ADAPTED = random_prompt(9, 8, 256)  # the prompt of a request with an adapter
 
 
 def fits(case: Case) -> bool:
     if case["precision"] == "int16" and not (case["runner"] == "C++" and multiplies_integers()):
         return False
+    if case["beside"] == "adapter" and (case["runner"] == "C++" or case["family"] == "gpt2"):
+        return False  # packed weights take none; its layers have no names that adapters know
     if case["runner"] == "C++":
         return case["family"] != "gpt2" and kernels.load_library() is not None
     return case["runner"] != "fixed shapes" or case["family"] != "gemma3"  # they take seconds each
@@ -55,11 +62,15 @@ CASES = sorted(covering(DIMENSIONS, fits), key=lambda case: case["runner"] == "f
 
 
 def model_of(family: str, precision: str, draws: str) -> Any:
-    """With exact ties each token but a few has a twin, whose logit is the same."""
+    """With exact ties each token but a few has a twin, whose logit is the same. Weights that
+    bfloat16 can hold are packed in fewer bytes, and computed with in float32."""
     changes: dict[str, Any] = {"vocab_size": PADDED}
     if family != "gpt2":  # sizes that C++ takes, and rounds
         changes |= {"head_dim": 16, "intermediate_size": 64 if precision == "int16" else 48}
     model = tiny_model(family, **changes)
+    if precision == "bfloat16 weights":
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16().float()
     if draws == "ties":
         weight_VD = model.get_output_embeddings().weight.data
         weight_VD[1::2] = weight_VD[::2]
@@ -153,6 +164,20 @@ def device() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """(folder with an adapter and its heads, model that it is merged into) by what models differ
+    in."""
+
+    @cache
+    def made(family: str, precision: str, draws: str) -> tuple[Path, Any]:
+        root = tmp_path_factory.mktemp("adapters")
+        put_adapter(root / "adapter", lambda: model_of(family, precision, draws), family, 1, 2)
+        return root, adapters.merge_into(model_of(family, precision, draws), root / "adapter")
+
+    return made
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_the_answer_is_plain_decodings(case: Case, request: pytest.FixtureRequest) -> None:
     about = (case["family"], case["precision"], case["draws"])
@@ -172,6 +197,9 @@ def test_the_answer_is_plain_decodings(case: Case, request: pytest.FixtureReques
     config.eos_token_id = STOPS if stop is None else [*STOPS, stop]
     if case["beside"] == "cancelled":
         found = beside_a_cancelled_one(engine, prompts, {**given, **asked})
+    elif case["beside"] == "adapter":
+        adapted = request.getfixturevalue("adapted")(*about)
+        found = beside_an_adapter(engine, *adapted, prompts, {**given, **asked})
     else:
         found = engine.generate(prompts, **given, **asked)
     assert [one.token_ids for one in found] == expected
@@ -188,6 +216,26 @@ def beside_a_cancelled_one(
         answers = [batch.submit(prompt, **given) for prompt in prompts]
         next(iter(other.submission))
         other.cancel()
+        return [answer.result() for answer in answers]
+
+
+def beside_an_adapter(
+    engine: Engine, root: Path, merged: Any, prompts: list[list[int]], given: dict[str, Any]
+) -> list[Any]:
+    """Its request has the answer of a model that the adapter was merged into."""
+    with (
+        HeadsStore(engine, root) as store,
+        engine.shared_batch(max_rows=len(prompts) + 1) as batch,
+    ):
+        heads = store.get("adapter")
+        other = batch.submit(ADAPTED, drafter="medusa", heads=heads, max_new_tokens=TOKENS)
+        answers = [batch.submit(prompt, **given) for prompt in prompts]
+        ids = torch.tensor([ADAPTED])
+        expected = merged.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False,
+            eos_token_id=engine.base.model.generation_config.eos_token_id,
+        )  # fmt: skip
+        assert other.result().token_ids == expected[0, len(ADAPTED) :].tolist()
         return [answer.result() for answer in answers]
 
 
