@@ -21,8 +21,8 @@ def _beside(answers: Path) -> Path:
 
 def read_settings(answers: Path) -> dict[str, Any] | None:
     """The settings, None where there are none. Raises DataError for a file that holds none."""
-    places = (settings_path(answers), _beside(answers))  # earlier versions wrote beside the link
-    path = next((place for place in places if place.is_file()), None)
+    paths = (settings_path(answers), _beside(answers))  # earlier versions wrote beside the link
+    path = next((path for path in paths if path.is_file()), None)
     if path is None:
         return None
     try:

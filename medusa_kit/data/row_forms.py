@@ -109,21 +109,21 @@ def _messages(item: dict[str, Any]) -> tuple[list[Message], list[str]]:
     raise DataError(said, hint=f"expected {FORMS}")
 
 
-def _asked_and_answered(item: dict[str, Any], asked: str) -> tuple[list[Message], list[str]]:
+def _asked_and_answered(item: dict[str, Any], prompt_key: str) -> tuple[list[Message], list[str]]:
     further = [key for key in ASKED_TOO if not is_empty(item.get(key))]
     answers = [key for key in ANSWERED if not is_empty(item.get(key))]
     if len(answers) > 1:
         raise DataError(f"it has {' and '.join(map(repr, answers))}; expected one answer")
-    messages = _spoken(item, asked, "user")
+    messages = _spoken(item, prompt_key, "user")
     for key in further:
         text = item[key]
-        if not isinstance(text, str) or isinstance(item[asked], list):
-            raise DataError(f"{key} is {kind_of(text)} alongside {asked}, expected texts")
+        if not isinstance(text, str) or isinstance(item[prompt_key], list):
+            raise DataError(f"{key} is {kind_of(text)} alongside {prompt_key}, expected texts")
         messages[-1]["content"] += f"\n\n{text}"
     for key in answers:
         messages += _spoken(item, key, "assistant")
     history = [] if is_empty(item.get("history")) else _listed(item, "history")
-    used = [asked, *further, *answers, *(["history"] if history else [])]
+    used = [prompt_key, *further, *answers, *(["history"] if history else [])]
     return [*_earlier(history), *messages], used
 
 

@@ -109,8 +109,8 @@ def _on_its_date(tokenizer: Any) -> dict[str, Any]:
 def _given(
     tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]
 ) -> dict[str, Any]:
-    told = {} if tools is None else {"tools": [dict(tool) for tool in tools]}
-    return {**variables, **told}
+    given_tools = {} if tools is None else {"tools": [dict(tool) for tool in tools]}
+    return {**variables, **given_tools}
 
 
 def encodes_text(tokenizer: Any) -> bool:

@@ -119,15 +119,18 @@ def run_bench(session: Session, judge: Judge) -> dict[str, Any]:
     """The heads and `auto` beside plain decoding, and transformers where there is time for it."""
     prompts, seconds = judge.prompts(), session.share("bench")
     step = judge.step(prompts[0])
-    ours, theirs = 3 * step, None
+    kit_seconds, oracle_seconds = 3 * step, None
     if judge.no_oracle is None:
-        theirs = judge.oracle_step(prompts[0])
-    oracle = judge.oracle if theirs is not None else None
-    if theirs is not None and 3 * SHORTEST * theirs > TRANSFORMERS_SHARE * seconds:
+        oracle_seconds = judge.oracle_step(prompts[0])
+    oracle = judge.oracle if oracle_seconds is not None else None
+    if oracle_seconds is not None and 3 * SHORTEST * oracle_seconds > TRANSFORMERS_SHARE * seconds:
         console.note("transformers is left out of the bench: it would take too long")
-        theirs, oracle = None, None
+        oracle_seconds, oracle = None, None
     tokens, count = sized(
-        seconds / (ours + (theirs or 0.0)) - LONGEST, len(prompts), len(prompts), fewest=2
+        seconds / (kit_seconds + (oracle_seconds or 0.0)) - LONGEST,
+        len(prompts),
+        len(prompts),
+        fewest=2,
     )
     console.note(f"benchmarking {count} prompts, {tokens} tokens each")
     engines = {"medusa-kit": judge.engine}

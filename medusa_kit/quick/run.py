@@ -108,12 +108,12 @@ def tell(session: Session) -> None:
         return
     last = ", ".join(f"{report.NAMES[name]} {minutes(plan.share(name, total))}"
                      for name in plan.LAST)  # fmt: skip
-    rest = total - plan.reserved(total) - plan.share("held_out", total)
+    remaining = total - plan.reserved(total) - plan.share("held_out", total)
     console.note(
         f"prompts: {len(prompts.training):,} to train on, {len(prompts.calibration):,} for the "
         f"tree, {len(prompts.test):,} to verify and measure with"
     )
     console.note(
         f"plan for {minutes(total)}: held-out answers {minutes(plan.share('held_out', total))}, "
-        f"answers and training {minutes(rest)} (divided once rates are measured), {last}"
+        f"answers and training {minutes(remaining)} (divided once rates are measured), {last}"
     )

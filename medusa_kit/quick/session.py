@@ -84,7 +84,7 @@ class Session:
         return self.request.seconds
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Seconds that remain of the user's time."""
         return self.total - self.state.seconds()
 
@@ -93,7 +93,7 @@ class Session:
         is less than planned where training took longer, and at most STRETCH times as much."""
         waiting = [one for one in plan.LAST if not self.state.done(one)]
         wanted = sum(plan.share(one, self.total) for one in waiting)
-        return plan.share(name, self.total) * min(plan.STRETCH, max(0.0, self.left) / wanted)
+        return plan.share(name, self.total) * min(plan.STRETCH, max(0.0, self.remaining) / wanted)
 
     @property
     def rates(self) -> plan.Rates:

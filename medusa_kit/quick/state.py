@@ -70,13 +70,13 @@ class State:
                     hint="name another folder with --output",
                 )
             return
-        theirs = {"for": "kit", **self._read()["settings"]}  # older runs were for nothing else
-        now = {**self._settings, "hours": theirs.get("hours")} if self.longer else self._settings
-        names = sorted({*now, *theirs})
+        earlier = {"for": "kit", **self._read()["settings"]}  # older runs were for nothing else
+        now = {**self._settings, "hours": earlier.get("hours")} if self.longer else self._settings
+        names = sorted({*now, *earlier})
         different = [
-            f"{name} {now.get(name)!r} ≠ {theirs.get(name)!r}"
+            f"{name} {now.get(name)!r} ≠ {earlier.get(name)!r}"
             for name in names
-            if now.get(name) != theirs.get(name)
+            if now.get(name) != earlier.get(name)
         ]
         if different:
             raise ConfigError(

@@ -70,16 +70,16 @@ def _probe(session: Session) -> float:
         return 0.0
     rate = tokens / max(seconds, 1e-6)
     best = rate * settings.ANSWER_BATCH / len(results)  # if a step of many took no longer
-    _check_useful(session, max(0.0, session.left), best)
+    _check_useful(session, max(0.0, session.remaining), best)
     return rate
 
 
 def _measured(session: Session, answer_rate: float) -> Rates:
     expected = min(
-        len(session.prompts.training) * settings.ANSWER_TOKENS, session.left * answer_rate / 2
+        len(session.prompts.training) * settings.ANSWER_TOKENS, session.remaining * answer_rate / 2
     )
     rates = _trial(session, answer_rate, expected)
-    seconds = session.left - plan.reserved(session.total)
+    seconds = session.remaining - plan.reserved(session.total)
     possible = plan.positions_for(seconds, rates)
     _check_useful(session, max(0.0, seconds), plan.positions_for(1.0, rates))
     positions = min(possible, len(session.prompts.training) * rates.answer_length)
@@ -122,7 +122,7 @@ class _Enough:
         self.session = session
         self.rates = session.rates
         self.room = _room_on_disk(session, self.rates)
-        self.told: float | None = None  # positions, as last said
+        self.reported: float | None = None  # positions, as last said
         self.measured_again = self.told_of_disk = False
 
     def __call__(self, written: Written) -> int:
@@ -136,7 +136,7 @@ class _Enough:
 
     def _count(self, written: Written) -> int:
         rates = replace(self.rates, answers=written.rate or self.rates.answers)
-        seconds = self.session.left - plan.reserved(self.session.total)
+        seconds = self.session.remaining - plan.reserved(self.session.total)
         positions = plan.positions_for(seconds, rates, written.tokens)
         if self.room < positions and not self.told_of_disk:
             self.told_of_disk = True
@@ -151,14 +151,14 @@ class _Enough:
         return max(count, MIN_ANSWERS) if first else count
 
     def _tell(self, positions: float, rates: Rates) -> None:
-        if self.told is not None and abs(positions - self.told) <= CHANGED * self.told:
+        if self.reported is not None and abs(positions - self.reported) <= CHANGED * self.reported:
             return
-        if self.told is not None:
+        if self.reported is not None:
             console.note(
                 f"{rates.answers:,.0f} tokens/s answered and {rates.updates:,.0f} training "
-                f"tokens/s now: about {positions:,.0f} training tokens, not {self.told:,.0f}"
+                f"tokens/s now: about {positions:,.0f} training tokens, not {self.reported:,.0f}"
             )
-        self.told = positions
+        self.reported = positions
 
 
 def _room_on_disk(session: Session, rates: Rates) -> float:
@@ -183,7 +183,7 @@ def _check_useful(session: Session, seconds: float, rate: float) -> None:
     needed = min(float(MIN_POSITIONS), all_of_them)
     if possible >= needed:
         return
-    hours = plan.hours_for(needed / rate, session.total - session.left)
+    hours = plan.hours_for(needed / rate, session.total - session.remaining)
     raise MedusaKitError(
         f"{session.request.model} is too slow here for {session.request.hours:g} hours: about "
         f"{possible:,.0f} training tokens would fit; heads need {needed:,.0f} or more",

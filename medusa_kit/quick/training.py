@@ -55,7 +55,7 @@ def _recipe(session: Session) -> TrainRecipe:
     rates = session.rates
     answers = read_answers(session.answers)
     positions = sum(len(row.response_ids) for row in answers)
-    seconds = session.left - plan.reserved(session.total)
+    seconds = session.remaining - plan.reserved(session.total)
     epochs, limit = plan.epochs_for(seconds, positions, rates), None
     if epochs < 1.0:  # less text, trained on once
         _check_useful(session, positions, seconds)
@@ -86,7 +86,7 @@ def _check_useful(session: Session, positions: int, seconds: float) -> None:
     if seconds >= least:
         return
     everything = session.rates.training(positions, 1.0)
-    hours = plan.hours_for(everything, session.total - session.left)
+    hours = plan.hours_for(everything, session.total - session.remaining)
     raise MedusaKitError(
         f"{minutes(max(0.0, seconds))} of {session.request.hours:g} hours are left to train in; "
         f"expected {minutes(least)} or more, and {minutes(everything)} for all {positions:,} "
@@ -128,23 +128,23 @@ class Pace:
 
     def __call__(self, step: int, planned: int) -> int:
         now = self.session.clock()
-        seconds = self.session.left - plan.reserved(self.session.total)
+        seconds = self.session.remaining - plan.reserved(self.session.total)
         if self.first is None:
             self.first, self.most = (step, now), planned
             return planned if step else self._fitting(step, seconds, self._expected())
         done = step - self.first[0]
         if done % max(SETTLED, planned // CHECKS) or step >= planned:
             return planned
-        wanted = self._fitting(step, seconds, (now - self.first[1]) / done)
-        if wanted > planned and 2 * step > planned:
+        updates = self._fitting(step, seconds, (now - self.first[1]) / done)
+        if updates > planned and 2 * step > planned:
             return planned  # the learning rate has fallen already
-        if abs(wanted - planned) <= max(1.0, OFF * planned):
+        if abs(updates - planned) <= max(1.0, OFF * planned):
             return planned
         console.note(
-            f"updates take {(now - self.first[1]) / done:.2f} s each: {wanted:,} of them, not "
+            f"updates take {(now - self.first[1]) / done:.2f} s each: {updates:,} of them, not "
             f"{planned:,}"
         )
-        return wanted
+        return updates
 
     def _expected(self) -> float:
         return plan.OVERHEAD * self.recipe.train.micro_batch_positions / self.rates.updates

@@ -68,7 +68,7 @@ class Training:
         self.pace = Pace(self, recipe)  # type: ignore[arg-type]
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         return self.total - self.now
 
     def run(self, each: float, most: int) -> int:
