@@ -60,10 +60,10 @@ class Trie:
 
     def merge(self, other: "Trie") -> None:
         """Add the guesses of `other`, which has the same root."""
-        place = {0: 0}
+        node_of = {0: 0}
         for node in range(1, other.num_nodes):
-            parent = place[other.parents[node]]
-            place[node] = self.add(
+            parent = node_of[other.parents[node]]
+            node_of[node] = self.add(
                 parent, other.tokens[node], other.chances[node], other.keys[node]
             )
 
@@ -96,10 +96,12 @@ class Trie:
 
     def kept(self, nodes: Sequence[int]) -> "Trie":
         """Only these nodes, the root first and parents before children."""
-        result, place = Trie(self.tokens[0]), {0: 0}
+        result, node_of = Trie(self.tokens[0]), {0: 0}
         for node in nodes[1:]:
-            parent = place[self.parents[node]]
-            place[node] = result.add(parent, self.tokens[node], self.chances[node], self.keys[node])
+            parent = node_of[self.parents[node]]
+            node_of[node] = result.add(
+                parent, self.tokens[node], self.chances[node], self.keys[node]
+            )
         return result
 
     def best(self, num_nodes: int) -> "Trie":
@@ -152,11 +154,11 @@ class TrieDrafter(Drafter):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._least = 0.0  # chance of a path, below which it is not guessed
+        self._min_chance = 0.0  # chance of a path, below which it is not guessed
 
-    def set_min_chance(self, least_chance: float, acceptance: AcceptanceEstimate) -> None:
+    def set_min_chance(self, min_chance: float, acceptance: AcceptanceEstimate) -> None:
         """From now on paths with a lower chance need not be guessed, as they would not pay."""
-        self._least = NAMED * min(least_chance, 1.0)
+        self._min_chance = NAMED * min(min_chance, 1.0)
 
     @abstractmethod
     def guess(self, state: State) -> list[Trie]:

@@ -122,7 +122,7 @@ def test_completed_ngrams_are_what_the_base_model_says_and_are_verified_next():
     for _ in range(3):
         step_with(drafter, state, [20, 21])
     for row in [one.kept[drafter] for one in state.requests]:
-        ngrams = [(first, *rest) for first, rests in row.pool._rests.items() for rest in rests]
+        ngrams = [(first, *rest) for first, rests in row.pool._followers.items() for rest in rests]
         ngrams = [ngram for ngram in ngrams if ngram[0] not in (20, 21)]
         assert len(ngrams) >= 2
         for ngram in ngrams:

@@ -15,7 +15,7 @@ from support.tiny_models import CONTEXT, tiny_base
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.factory import DraftContext, build_drafter
-from medusa_kit.drafters.text.recycling import likeliest
+from medusa_kit.drafters.text.recycling import RANK_CHANCES, likeliest
 from medusa_kit.drafters.text.suffix_array import SuffixArray
 from medusa_kit.drafters.text.suffix_automaton import START, SuffixAutomaton
 from medusa_kit.drafters.trie import NAMED, draft_of
@@ -236,7 +236,7 @@ def test_the_best_tree_has_the_largest_sum_of_path_chances():
     drafter = drafter_for("recycling", num_nodes=6, width=3)
     drafter.table = {token: [3 * token + r for r in (1, 2, 3)] for token in range(200)}
     trie = drafter.guess(state_from([[]], [0], torch.zeros(1, 1)))[0]
-    chances = [0.4, 0.11, 0.05]
+    chances = RANK_CHANCES[:3]
     paths = [(a,) for a in range(3)] + [(a, b) for a in range(3) for b in range(3)]
     paths += [(*p, c) for p in paths if len(p) == 2 for c in range(3)]
     values = sorted((math.prod(chances[r] for r in path) for path in paths), reverse=True)

@@ -193,10 +193,10 @@ class DraftModelDrafter(TrieDrafter):
         trie = Trie(chain.trie.tokens[0])
         if not chain.own_ids:
             return trie
-        said = reader.back(chain.up_to_root, chain.own_ids, chain.text)
-        said = said[: self.num_nodes - 1]
-        chance = chain.chance ** (1 / max(len(said), 1))
-        trie.add_chain(said, chance, ("draft-model", "text", round(4 * chance)))
+        tokens = reader.back(chain.up_to_root, chain.own_ids, chain.text)
+        tokens = tokens[: self.num_nodes - 1]
+        chance = chain.chance ** (1 / max(len(tokens), 1))
+        trie.add_chain(tokens, chance, ("draft-model", "text", round(4 * chance)))
         return trie
 
     @property

@@ -100,8 +100,8 @@ class Threshold(Fixed):
             return
         target = self.target
         step = STEP * (target - 1 if accepted == drafted else target)
-        least, most = THRESHOLDS
-        self.threshold = min(max(self.threshold * math.exp(step), least), most)
+        low, high = THRESHOLDS
+        self.threshold = min(max(self.threshold * math.exp(step), low), high)
         self._drafted = MEMORY * self._drafted + drafted
         self._accepted = MEMORY * self._accepted + accepted
         self._weight = MEMORY * self._weight + 1

@@ -12,17 +12,17 @@ from medusa_kit.infer.verifier import Verifier
 
 def draft_verifier(context: DraftContext) -> Verifier:
     """Raises ConfigError where none is named, and as load_base_model and prepare_backends do."""
-    wanted, base = context.draft_model, context.base
-    if wanted is None:
+    named, base = context.draft_model, context.base
+    if named is None:
         raise ConfigError(
             f"drafter draft-model: no draft model is named for {base.info.name!r}",
             hint="give draft_model: a smaller model of the same family",
         )
-    if wanted is base:
+    if named is base:
         return _read_back(context.verifier)
 
     def prepare() -> Verifier:
-        draft = wanted
+        draft = named
         if isinstance(draft, str):
             refuse_other_kinds(draft)
             draft = base_for_decoding(draft, dtype=base.info.dtype, device=base.info.device)
@@ -36,7 +36,7 @@ def draft_verifier(context: DraftContext) -> Verifier:
         return _read_back(prepare_backends(draft, fixed_shapes="never").verifier)
 
     return context.remembered(
-        ("draft model", wanted if isinstance(wanted, str) else id(wanted)), prepare
+        ("draft model", named if isinstance(named, str) else id(named)), prepare
     )
 
 

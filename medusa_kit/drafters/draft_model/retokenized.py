@@ -22,8 +22,8 @@ class Reader(Protocol):
     def read(self, tokens: Sequence[int]) -> list[int]:
         """The draft's ids of all tokens of a row; `tokens` extends those of the last call."""
 
-    def back(self, tokens: Sequence[int], said: Sequence[int], text: Sequence[int]) -> list[int]:
-        """The base's tokens after `tokens`, for the draft's ids `said` after its ids `text`."""
+    def back(self, tokens: Sequence[int], drafted: Sequence[int], text: Sequence[int]) -> list[int]:
+        """The base's tokens after `tokens`, for the draft's ids `drafted` after its ids `text`."""
 
 
 class SameIds:
@@ -38,8 +38,8 @@ class SameIds:
             return list(tokens)
         return [token if token < self.size else 0 for token in tokens]
 
-    def back(self, tokens: Sequence[int], said: Sequence[int], text: Sequence[int]) -> list[int]:
-        return list(said)
+    def back(self, tokens: Sequence[int], drafted: Sequence[int], text: Sequence[int]) -> list[int]:
+        return list(drafted)
 
 
 class Retokenized:
@@ -69,11 +69,11 @@ class Retokenized:
             self._settle(begin, tail, ids)
         return result
 
-    def back(self, tokens: Sequence[int], said: Sequence[int], text: Sequence[int]) -> list[int]:
+    def back(self, tokens: Sequence[int], drafted: Sequence[int], text: Sequence[int]) -> list[int]:
         lead = list(text[-LEAD:])
-        before, whole = self.draft.decode(lead), self.draft.decode([*lead, *said])
+        before, whole = self.draft.decode(lead), self.draft.decode([*lead, *drafted])
         if not whole.startswith(before):
-            before, whole = "", self.draft.decode(said)
+            before, whole = "", self.draft.decode(drafted)
         words = whole.removeprefix(before).rstrip(UNFINISHED)
         if not words:
             return []

@@ -84,7 +84,7 @@ class Vocabulary:
 
 
 def shared_vocabulary(
-    wanted: str, base: BaseModel, draft: BaseModel, text_will_do: bool = True
+    mode: str, base: BaseModel, draft: BaseModel, text_will_do: bool = True
 ) -> Vocabulary:
     """`wanted`: auto | same | text | intersection (DraftModelOptions.tokenizer). `text_will_do`:
     whether the other options allow text.
@@ -94,11 +94,11 @@ def shared_vocabulary(
     sizes = base.info.vocab_size, draft.info.vocab_size
     names = f"{base.info.name!r} and {draft.info.name!r}"
     if base.tokenizer is None or draft.tokenizer is None:
-        if wanted in ("auto", "same") and sizes[0] == sizes[1]:
+        if mode in ("auto", "same") and sizes[0] == sizes[1]:
             return Vocabulary("same", *sizes)
         raise ConfigError(
             f"tokens of {names} cannot be mapped: their vocabularies have {sizes[0]} and "
-            f"{sizes[1]} tokens, and one has no tokenizer (tokenizer = {wanted!r})",
+            f"{sizes[1]} tokens, and one has no tokenizer (tokenizer = {mode!r})",
             hint="give both models with their tokenizers",
         )
     overlap = measure_overlap(base.tokenizer, draft.tokenizer, *sizes)
@@ -107,15 +107,15 @@ def shared_vocabulary(
             f"the tokenizers of {names} have no token in common",
             hint="choose a draft model of the same family, or another drafter",
         )
-    if wanted == "auto":
-        wanted = _announced(overlap, base, draft, text_will_do)
-    if wanted == "same" and not overlap.agrees:
+    if mode == "auto":
+        mode = _announced(overlap, base, draft, text_will_do)
+    if mode == "same" and not overlap.agrees:
         raise ConfigError(
             f"the tokenizers of {names} are not the same: {overlap.share:.1%} of the base's tokens "
             "are in both, with other ids or too few; expected equal ids for equal tokens",
             hint="use tokenizer intersection, text or auto",
         )
-    return Vocabulary(wanted, *sizes, overlap if wanted == "intersection" else None)
+    return Vocabulary(mode, *sizes, overlap if mode == "intersection" else None)
 
 
 def _announced(overlap: Overlap, base: BaseModel, draft: BaseModel, text_will_do: bool) -> str:
@@ -133,10 +133,10 @@ def _announced(overlap: Overlap, base: BaseModel, draft: BaseModel, text_will_do
 
 def measure_overlap(base: Any, draft: Any, base_size: int, draft_size: int) -> Overlap:
     """The tokens that two tokenizers share; ids that a model has no row for do not count."""
-    ours = {text: i for text, i in surfaces(base).items() if i < base_size}
-    theirs = {text: i for text, i in surfaces(draft).items() if i < draft_size}
-    pairs = sorted((i, theirs[text]) for text, i in ours.items() if text in theirs)
-    share = len(pairs) / max(len(ours), 1)
+    base_ids = {text: i for text, i in surfaces(base).items() if i < base_size}
+    draft_ids = {text: i for text, i in surfaces(draft).items() if i < draft_size}
+    pairs = sorted((i, draft_ids[text]) for text, i in base_ids.items() if text in draft_ids)
+    share = len(pairs) / max(len(base_ids), 1)
     return Overlap([i for i, _ in pairs], [i for _, i in pairs], share)
 
 
@@ -176,7 +176,7 @@ def _byte_letters() -> dict[str, int]:
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [value for value in range(256) if value not in plain]
     letters = {chr(value): value for value in plain}
-    return letters | {chr(256 + place): value for place, value in enumerate(others)}
+    return letters | {chr(256 + index): value for index, value in enumerate(others)}
 
 
 _BYTE_OF = _byte_letters()

@@ -205,7 +205,7 @@ def _grow_by_depth(
         tokens.append(ids_BQR.flatten(1))
         scores.append((above_BQ[..., None] + own_BQR).flatten(1))
         parents.append(places_BQ.repeat_interleave(width, dim=1))
-        best_BQ = _worth_a_child(tree, scores, least)
+        best_BQ = _can_have_children(tree, scores, least)
         if k + 1 == tree.depth or best_BQ.shape[1] == 0:
             break
         above_BQ = scores[-1].gather(1, best_BQ)
@@ -219,7 +219,7 @@ def _grow_by_depth(
     return _cut(tree.num_nodes, least.kept, roots_B, *found)
 
 
-def _worth_a_child(tree: DynamicTree, scores: Sequence[Tensor], least: Least) -> Tensor:
+def _can_have_children(tree: DynamicTree, scores: Sequence[Tensor], least: Least) -> Tensor:
     """Which candidates of the last depth get children, best first; as many for every row."""
     room = tree.num_nodes - 2  # nodes besides the root and the child itself
     ordered = scores[-1].sort(dim=1, descending=True, stable=True)

@@ -79,8 +79,8 @@ def _make_part(tree: CandidateTree, device: torch.device, nodes: tuple[int, ...]
     """No method: a drafter that kept what its own method made would refer to itself, and model and
     parts would wait for Python's search for garbage."""
     kept = [0, *nodes]
-    place = {node: at for at, node in enumerate(kept)}
-    parents = [ROOT, *(place[tree.parents[node]] for node in nodes)]
+    index_of = {node: at for at, node in enumerate(kept)}
+    parents = [ROOT, *(index_of[tree.parents[node]] for node in nodes)]
     return Part(
         Topology.from_parents(parents, device),
         torch.tensor(parents),

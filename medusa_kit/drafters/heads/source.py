@@ -36,7 +36,7 @@ class HeadsSource(TrieDrafter):
         """`calibrated`: the share of steps that accepted each node below the root, where known."""
         super().__init__(inner.heads.base.device)
         self.inner, self.num_nodes, self.calibrated = inner, inner.num_nodes, calibrated
-        self._likely = Least()
+        self._min_scores = Least()
         # Of a static tree: how likely each node is, given its parent, before any step.
         self._believed = list[float]()
         if isinstance(inner, HeadsDrafter):
@@ -55,7 +55,7 @@ class HeadsSource(TrieDrafter):
             math.log(min(max(chance, MIN_CHANCE), HIGHEST))
             for chance in (least_chance, ASKED * least_chance)
         )
-        self._likely = Least(kept, asked)
+        self._min_scores = Least(kept, asked)
 
     def _likely_nodes(
         self, inner: HeadsDrafter, least_chance: float, acceptance: AcceptanceEstimate
@@ -85,7 +85,7 @@ class HeadsSource(TrieDrafter):
     def _grown(self, inner: DynamicDrafter, state: State) -> list[Trie]:
         draws = state.draws()
         texts = inner.texts(state)
-        grown = inner.grow(state.hidden_BD, state.roots_B, self._likely, draws, texts)
+        grown = inner.grow(state.hidden_BD, state.roots_B, self._min_scores, draws, texts)
         tries, drawn = [], [one is not None for one in draws or [None] * len(grown.parents)]
         for tokens, parents, scores, is_drawn in zip(
             grown.tokens_BN.tolist(), grown.parents, grown.scores_BN.tolist(), drawn, strict=True
@@ -104,10 +104,10 @@ class HeadsSource(TrieDrafter):
 
     def _trie(self, tokens: Sequence[int], nodes: Sequence[int], parents: Sequence[int]) -> Trie:
         """Of these nodes of a static tree, whose tokens follow the root's."""
-        trie, place = Trie(tokens[0]), {0: 0}
+        trie, node_of = Trie(tokens[0]), {0: 0}
         for node, token in zip(nodes, tokens[1:], strict=True):
-            above = place[parents[node]]
-            place[node] = trie.add(above, token, self._believed[node], (self.name, node))
+            above = node_of[parents[node]]
+            node_of[node] = trie.add(above, token, self._believed[node], (self.name, node))
         return trie
 
     def observe(self, step: StepResult) -> None:

@@ -72,7 +72,7 @@ class Step:
         self.cost, self.num_others, self.num_own, self.chains = cost, num_others, num_own, chains
         self.num_rows = num_others + num_own
         self.about = self.num_rows.bit_length()
-        self.least = cost.least_chance(self.num_rows)  # of a draft token that gains
+        self.min_chance = cost.least_chance(self.num_rows)  # of a draft token that gains
         self.plain = cost.seconds(self.num_rows)
         self.tries: list[Trie] = []
         self.orders: list[list[tuple[int, float]]] = []  # each request's nodes with their chances
@@ -91,7 +91,7 @@ class Step:
     def hope(self) -> float:
         """What any source is assumed to gain: less where draft tokens are expensive, or where much
         is promised already."""
-        return HOPE * max(1 - self.least, 0.0) * (self.num_own / self.promised) ** 2
+        return HOPE * max(1 - self.min_chance, 0.0) * (self.num_own / self.promised) ** 2
 
     def add(self, tries: Sequence[Trie]) -> None:
         """More draft tokens."""
@@ -227,7 +227,7 @@ class AutoDrafter(Drafter):
 
     def _guesses(self, step: Step, sources: Sequence[TrieDrafter], state: State) -> list[Trie]:
         for source in sources:
-            source.set_min_chance(step.least, self.experience.acceptance)
+            source.set_min_chance(step.min_chance, self.experience.acceptance)
         return merged(sources, state, self.experience.acceptance)
 
     def _hope(self, source: TrieDrafter, step: Step) -> float:

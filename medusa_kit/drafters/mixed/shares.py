@@ -44,8 +44,8 @@ def tokens_a_step(shares: Mapping[str, SourceUsage]) -> list[str]:
     if not shares.keys() - {PLAIN}:
         return []
     ranked = sorted(shares.items(), key=lambda item: -item[1].steps)
-    said = [
+    parts = [
         share.describe("without draft tokens" if name == PLAIN else f"with {name}")
         for name, share in ranked
     ]
-    return [COUNTS + ", ".join(said)]
+    return [COUNTS + ", ".join(parts)]

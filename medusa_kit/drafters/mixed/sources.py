@@ -57,11 +57,11 @@ def shared_estimate(context: DraftContext) -> AcceptanceEstimate:
 
 
 def usual_sources(
-    context: DraftContext, asked: Sequence[str] | None
+    context: DraftContext, requested: Sequence[str] | None
 ) -> tuple[list[str], list[str]]:
     """(sources, why expected ones are missing)."""
-    if asked is not None:
-        return list(asked), []
+    if requested is not None:
+        return list(requested), []
     names, reasons = ["suffix", "recycling"], []
     if context.heads is not None:
         if isinstance(context.tree, DynamicTree) and context.tree.smoothing:

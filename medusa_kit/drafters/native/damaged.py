@@ -78,10 +78,10 @@ def check_weights(name: str, kind: str, suffixes: Sequence[str] = WEIGHTS) -> No
     with a safetensors file that is cut off: its length alone is looked at."""
     from safetensors import safe_open
 
-    source, place = resolve(name, weights=False)
+    source, folder = resolve(name, weights=False)
     if source != "folder":
         return
-    files = [file for file in Path(place).iterdir() if file.suffix in suffixes and file.is_file()]
+    files = [file for file in Path(folder).iterdir() if file.suffix in suffixes and file.is_file()]
     if not files:
         raise CheckpointError(
             f"draft model {name!r}, {kind}: the folder holds no weights ({', '.join(suffixes)})",

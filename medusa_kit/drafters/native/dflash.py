@@ -83,7 +83,7 @@ class DFlashDrafter(TrieDrafter):
             key = (self.name, "DFlash", min(depth, 4), round(4 * chance))
             trie.add(depth, token, chance, key)
             path *= chance
-            if path < self._least:  # what follows would not pay
+            if path < self._min_chance:  # what follows would not pay
                 break
         return trie
 

@@ -103,8 +103,8 @@ def check_fits(name: str, draft: Any, base: Any) -> None:
     elif not 0 <= draft.mask_token_id < vocabulary:
         wrong = f"has mask token {draft.mask_token_id}; the base has {vocabulary} tokens"
     elif not 2 <= draft.block_size <= draft.max_position_embeddings:
-        most = draft.max_position_embeddings
-        wrong = f"has blocks of {draft.block_size} tokens; expected 2 to its {most} positions"
+        positions = draft.max_position_embeddings
+        wrong = f"has blocks of {draft.block_size} tokens; expected 2 to its {positions} positions"
     else:
         wrong = wrong_sizes(draft)
     if wrong is not None:

@@ -232,11 +232,11 @@ def _stored_tensors(name: str) -> dict[str, Tensor]:
     from huggingface_hub import snapshot_download
     from safetensors.torch import load_file
 
-    source, place = resolve(name)
+    source, folder = resolve(name)
     with loading(name, EAGLE_3):
         if source == "hub":
-            place = snapshot_download(place, allow_patterns=["*.json", "*.safetensors"])
-        files = [load_file(file) for file in safetensors_files(Path(place))]
+            folder = snapshot_download(folder, allow_patterns=["*.json", "*.safetensors"])
+        files = [load_file(file) for file in safetensors_files(Path(folder))]
     return {key: tensor for file in files for key, tensor in file.items()}
 
 

@@ -134,10 +134,10 @@ class MtpDrafter(TrieDrafter):
             ]
             for own, out_TD in zip(kept, outputs, strict=True):
                 own.outputs[index] = out_TD[-1:]
-            some = [place for place, one_TD in enumerate(hidden) if len(one_TD)]
-            kept, ends = [kept[place] for place in some], [ends[place] for place in some]
-            hidden = [hidden[place] for place in some]
-            pairs = zip((tokens[place] for place in some), hidden, strict=True)
+            some = [index for index, one_TD in enumerate(hidden) if len(one_TD)]
+            kept, ends = [kept[index] for index in some], [ends[index] for index in some]
+            hidden = [hidden[index] for index in some]
+            pairs = zip((tokens[index] for index in some), hidden, strict=True)
             tokens = [one[len(one) - len(one_TD) :] for one, one_TD in pairs]
 
     def _draft(
@@ -186,7 +186,7 @@ class MtpDrafter(TrieDrafter):
         chance = 1.0
         for one in trie.chances:
             chance *= one
-        return chance >= self._least
+        return chance >= self._min_chance
 
 
 def _known(output_1D: Tensor | None) -> list[Tensor]:

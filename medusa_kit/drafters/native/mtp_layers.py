@@ -96,15 +96,15 @@ def _as_transformers_reads_it(base: BaseModel) -> Any:
     text = config.get_text_config()
     count = num_layers(text)
     text.num_mtp_layers, text.dtype = count, base.dtype
-    for kinds, ours in (
+    for kinds, own_key in (
         ("layer_types", "mtp_layer_types"),
         ("mlp_layer_types", "mtp_mlp_layer_types"),
     ):
         listed = getattr(text, kinds, None)
-        if listed is not None and getattr(text, ours, None) is None:
+        if listed is not None and getattr(text, own_key, None) is None:
             # They are made as the last layer of the base, but none of them carries a state.
             kind = "full_attention" if kinds == "layer_types" else listed[-1]
-            setattr(text, ours, [kind] * count)
+            setattr(text, own_key, [kind] * count)
     return config
 
 
@@ -118,9 +118,9 @@ def _pattern(config: Any) -> re.Pattern[str]:
 def _folder(base: BaseModel) -> Path | None:
     """Where the base's files lie on this machine."""
     config = base.config if base.is_light else base.model.config
-    place = Path(config.name_or_path or "")
-    if (place / "config.json").is_file():
-        return place
+    folder = Path(config.name_or_path or "")
+    if (folder / "config.json").is_file():
+        return folder
     if base.info.source != "hub":
         return None
     from transformers.utils import cached_file

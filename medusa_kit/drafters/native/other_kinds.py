@@ -66,10 +66,10 @@ def stored_dict(name: str) -> dict[str, Any] | None:
     from transformers import PreTrainedConfig
 
     try:
-        source, place = resolve(name, weights=False)
+        source, folder = resolve(name, weights=False)
         if source not in ("folder", "hub"):
             return None
-        return dict(PreTrainedConfig.get_config_dict(place)[0])
+        return dict(PreTrainedConfig.get_config_dict(folder)[0])
     except (CheckpointError, AttributeError, OSError, RecursionError, TypeError, ValueError):
         return None  # no JSON, or no object
 
@@ -78,15 +78,15 @@ def kind_of(config: Mapping[str, Any]) -> str | None:
     """Which of these a checkpoint is; None for an ordinary model."""
     speculators = str(config.get("speculators_model_type") or "").lower()
     named = config.get("architectures")
-    said = (
+    text = (
         f"{' '.join(map(str, named)) if isinstance(named, list) else named} {speculators}".lower()
     )
-    if "eagle" in said:
+    if "eagle" in text:
         return EAGLE_3 if speculators == "eagle3" else EAGLE
-    if "dflash2" in said:
+    if "dflash2" in text:
         return DFLASH_2
     if "dflash" in speculators:
         return SPECULATORS
-    if "dflash" in said or "dflash_config" in config or "target_layer_ids" in config:
+    if "dflash" in text or "dflash_config" in config or "target_layer_ids" in config:
         return DFLASH
     return None

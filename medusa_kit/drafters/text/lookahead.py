@@ -33,14 +33,14 @@ class Pool:
 
     def __init__(self, per_token: int) -> None:
         self._per_token = per_token
-        self._rests: dict[int, dict[tuple[int, ...], None]] = {}  # oldest first
+        self._followers: dict[int, dict[tuple[int, ...], None]] = {}  # oldest first
 
     def add(self, ngram: Sequence[int]) -> None:
-        rests, rest = self._rests.setdefault(ngram[0], {}), tuple(ngram[1:])
-        rests.pop(rest, None)
-        rests[rest] = None
-        if len(rests) > self._per_token:
-            del rests[next(iter(rests))]
+        followers, follower = self._followers.setdefault(ngram[0], {}), tuple(ngram[1:])
+        followers.pop(follower, None)
+        followers[follower] = None
+        if len(followers) > self._per_token:
+            del followers[next(iter(followers))]
 
     def add_text(self, tokens: Sequence[int], size: int) -> None:
         for start in range(len(tokens) - size + 1):
@@ -48,7 +48,7 @@ class Pool:
 
     def following(self, token: int, count: int) -> list[tuple[int, ...]]:
         """Up to `count` continuations of `token`."""
-        return list(islice(reversed(self._rests.get(token, {})), count))
+        return list(islice(reversed(self._followers.get(token, {})), count))
 
 
 class Window:
@@ -66,12 +66,12 @@ class Window:
         """Add the columns to a tree of guesses after the root."""
         first, self.ends = 0, []
         self.columns[0][0] = trie.tokens[0]
-        for place, column in enumerate(self.columns):
-            if place:
-                key = ("lookahead", "window", place)
+        for index, column in enumerate(self.columns):
+            if index:
+                key = ("lookahead", "window", index)
                 first = trie.add(first, column[0], WINDOW_CHANCE, key)
             node = first
-            for depth, token in enumerate(column[1:], start=place + 1):
+            for depth, token in enumerate(column[1:], start=index + 1):
                 node = trie.add(node, token, WINDOW_CHANCE, ("lookahead", "window", depth))
             self.ends.append(node)
 
@@ -110,9 +110,9 @@ class _Row:
     def tree(self, root: int) -> Trie:
         trie = Trie(root)
         self.window.plant(trie)
-        for rest in self.pool.following(root, self.options.guesses):
+        for follower in self.pool.following(root, self.options.guesses):
             node = 0
-            for depth, token in enumerate(rest, start=1):
+            for depth, token in enumerate(follower, start=1):
                 node = trie.add(node, token, POOL_CHANCE, ("lookahead", "pool", depth))
         return trie
 
@@ -168,7 +168,7 @@ def most_nodes(options: LookaheadOptions) -> int:
 
 def _seeds(tokens: Sequence[int], count: int) -> list[int]:
     """Tokens to start the columns with, spread over the prompt."""
-    return [tokens[(place * 7919) % len(tokens)] for place in range(count)]
+    return [tokens[(index * 7919) % len(tokens)] for index in range(count)]
 
 
 def build(context: DraftContext, options: LookaheadOptions) -> LookaheadDrafter:
@@ -180,11 +180,11 @@ def build(context: DraftContext, options: LookaheadOptions) -> LookaheadDrafter:
             f"follow one another: {needs_chains(context.base.config)}",
             hint="use another drafter, such as auto",
         )
-    nodes, most = most_nodes(options), min(context.base.info.context_length, MAX_NODES)
-    if nodes > most:
+    nodes, limit = most_nodes(options), min(context.base.info.context_length, MAX_NODES)
+    if nodes > limit:
         raise ConfigError(
             f"lookahead: window={options.window}, ngram={options.ngram} and "
-            f"guesses={options.guesses} make {nodes} nodes a step; expected at most {most}",
+            f"guesses={options.guesses} make {nodes} nodes a step; expected at most {limit}",
             hint="there are (`window` + `guesses`) * (`ngram` - 1) nodes: reduce one of the three",
         )
     return LookaheadDrafter(options, context.device)

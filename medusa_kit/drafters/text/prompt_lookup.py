@@ -21,7 +21,7 @@ MAX_MATCH = len(CHANCES) - 1
 
 
 class NgramIndex:
-    """A text, and for each n-gram in it the latest place that follows an occurrence."""
+    """A text, and for each n-gram in it the latest position that follows an occurrence."""
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
         self.sizes = range(max_ngram, min_ngram - 1, -1)
@@ -31,28 +31,28 @@ class NgramIndex:
     def read(self, tokens: Sequence[int]) -> None:
         text = self.tokens
         for token in tokens:
-            place = len(text)
+            position = len(text)
             for size in self.sizes:
-                if size <= place:
-                    self._behind[tuple(text[place - size :])] = place
+                if size <= position:
+                    self._behind[tuple(text[position - size :])] = position
             text.append(token)
 
     def copy(self, num_tokens: int) -> tuple[int, list[int]]:
         """(tokens that agree, what followed them) for the longest n-gram; (0, []) without one."""
         text = self.tokens
         for size in self.sizes:
-            place = self._behind.get(tuple(text[-size:])) if size <= len(text) else None
-            if place is not None:
-                copied = text[place : place + num_tokens]
+            position = self._behind.get(tuple(text[-size:])) if size <= len(text) else None
+            if position is not None:
+                copied = text[position : position + num_tokens]
                 period = len(copied)
                 copied += [copied[i % period] for i in range(period, num_tokens)]
-                return self._agreement(place, size), copied
+                return self._agreement(position, size), copied
         return 0, []
 
-    def _agreement(self, place: int, known: int) -> int:
-        """How many tokens before `place` agree with the text's end, as far as it matters."""
+    def _agreement(self, position: int, known: int) -> int:
+        """How many tokens before `position` agree with the text's end, as far as it matters."""
         text, size = self.tokens, known
-        while size < min(MAX_MATCH, place) and text[place - size - 1] == text[-size - 1]:
+        while size < min(MAX_MATCH, position) and text[position - size - 1] == text[-size - 1]:
             size += 1
         return size
 

@@ -61,7 +61,7 @@ class RecyclingDrafter(TrieDrafter):
         self._push(queue, 0, root, 0, 1.0)
         while queue and trie.num_nodes < self.num_nodes:
             negative, parent, rank, token = heapq.heappop(queue)
-            if -negative < self._least:
+            if -negative < self._min_chance:
                 break
             depths.append(depths[parent] + 1)
             key = (self.name, rank, min(depths[-1], 4))

@@ -48,7 +48,7 @@ Key = tuple[str, int]  # suffix, or past for a match in other texts; tokens matc
 Level = tuple[int, str, float, dict[int, int]]  # matched, kind, weight of shorter ones, counts
 
 
-class Place(Protocol):
+class TextPosition(Protocol):
     """The position of a row in a text. A cursor is the position after a guessed continuation."""
 
     @property
@@ -61,7 +61,7 @@ class Place(Protocol):
     def levels(self, cursor: Any) -> Iterator[tuple[int, dict[int, int]]]: ...
 
 
-class RecentPlace:
+class RecentPosition:
     """The position of a row in the automaton of other texts."""
 
     def __init__(self, automaton: SuffixAutomaton) -> None:
@@ -72,7 +72,7 @@ class RecentPlace:
         self.end = self.advance(self.end, token)
 
 
-class SortedPlace:
+class SortedPosition:
     """The position of a row in a suffix array."""
 
     def __init__(self, index: SuffixArray) -> None:
@@ -92,18 +92,18 @@ class SortedPlace:
         return ranges
 
 
-def blended(levels: Iterable[Level], least: float) -> dict[int, tuple[float, Key]]:
-    """{token: (chance, its longest match)}, until the weight left is below `least`."""
+def blended(levels: Iterable[Level], min_chance: float) -> dict[int, tuple[float, Key]]:
+    """{token: (chance, its longest match)}, until the weight left is below `min_chance`."""
     found = dict[int, tuple[float, Key]]()
-    left = 1.0
+    remaining = 1.0
     for matched, kind, weight, counts in levels:
         key = kind, min(matched, LONG)
-        unit = left / (sum(counts.values()) + weight)
+        unit = remaining / (sum(counts.values()) + weight)
         for token, count in counts.items():
             chance, longest = found.get(token, (0.0, key))
             found[token] = (chance + unit * count, longest)
-        left = unit * weight
-        if left < least:
+        remaining = unit * weight
+        if remaining < min_chance:
             break
     return found
 
@@ -113,44 +113,44 @@ class SuffixRow:
 
     def __init__(self, max_match: int, past: PastAnswers | None) -> None:
         self.text = SuffixAutomaton(max_match)
-        self.places: list[Place] = [self.text]
+        self.positions: list[TextPosition] = [self.text]
         if past is not None and past.recent.num_tokens:
-            self.places.append(RecentPlace(past.recent))
+            self.positions.append(RecentPosition(past.recent))
         if past is not None and past.sorted.tokens:
-            self.places.append(SortedPlace(past.sorted))
+            self.positions.append(SortedPosition(past.sorted))
 
     def read(self, tokens: Iterable[int]) -> None:
         for token in tokens:
-            for place in self.places:
-                place.read(token)
+            for position in self.positions:
+                position.read(token)
 
-    def grow(self, root: int, num_nodes: int, least: float = MIN_CHANCE) -> Trie:
+    def grow(self, root: int, num_nodes: int, min_chance: float = MIN_CHANCE) -> Trie:
         """The likeliest `num_nodes` nodes after the root, best first; no paths with a chance below
-        `least`.
+        `min_chance`.
 
         Guesses with the same match length and the same chance, to a tenth, share a key.
         """
         trie = Trie(root)
         queue: list[tuple[float, int, int, int, float, Key, list[Any]]] = []
-        self._push(queue, 0, 1.0, least, [place.end for place in self.places])
+        self._push(queue, 0, 1.0, min_chance, [position.end for position in self.positions])
         while queue and trie.num_nodes < num_nodes:
             negative, _, parent, token, chance, key, cursors = heapq.heappop(queue)
             node = trie.add(parent, token, chance, (*key, int(10 * chance)))
             if trie.num_nodes < num_nodes:
                 ahead = [
-                    place.advance(cursor, token)
-                    for place, cursor in zip(self.places, cursors, strict=True)
+                    position.advance(cursor, token)
+                    for position, cursor in zip(self.positions, cursors, strict=True)
                 ]
-                self._push(queue, node, -negative, least, ahead)
+                self._push(queue, node, -negative, min_chance, ahead)
         return trie
 
     def _push(
-        self, queue: list[Any], node: int, path: float, least_path: float, cursors: list[Any]
+        self, queue: list[Any], node: int, path: float, min_path_chance: float, cursors: list[Any]
     ) -> None:
         """Queue the tokens that may follow `node`, where the path with them is likely enough."""
-        least = least_path / path
-        for token, (chance, key) in blended(self._levels(cursors), least).items():
-            if chance >= least:
+        min_chance = min_path_chance / path
+        for token, (chance, key) in blended(self._levels(cursors), min_chance).items():
+            if chance >= min_chance:
                 entry = (-path * chance, len(queue), node, token, chance, key, cursors)
                 heapq.heappush(queue, entry)
 
@@ -159,8 +159,11 @@ class SuffixRow:
         own = _smoothed("suffix", SMOOTHING, self.text.levels(cursors[0]))
         if len(cursors) == 1:
             return own
-        others = zip(self.places[1:], cursors[1:], strict=True)
-        past = [_smoothed("past", PAST_SMOOTHING, place.levels(cursor)) for place, cursor in others]
+        others = zip(self.positions[1:], cursors[1:], strict=True)
+        past = [
+            _smoothed("past", PAST_SMOOTHING, position.levels(cursor))
+            for position, cursor in others
+        ]
         return heapq.merge(own, *past, key=lambda level: -level[0])
 
 
@@ -192,7 +195,7 @@ class SuffixDrafter(TrieDrafter):
             for one in state.requests:
                 row = one.own(self, self._row)
                 row.read(unread(one.text, one.root, row.text.num_tokens))
-                tries.append(row.grow(one.root, self.num_nodes, max(MIN_CHANCE, self._least)))
+                tries.append(row.grow(one.root, self.num_nodes, max(MIN_CHANCE, self._min_chance)))
         return tries
 
     def _row(self) -> SuffixRow:

@@ -11,16 +11,16 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 BETWEEN = -1  # follows each text; never part of a string that is looked up
-SAMPLE = 32  # places read where a string occurs more often
+SAMPLE = 32  # positions read where a string occurs more often
 SHORT = (2, 1)  # lengths looked up besides the longest match
 
 # Matches of a text's end, longest first: (first, one past the last, tokens matched) of the sorted
-# places at which its last tokens occur.
+# positions at which its last tokens occur.
 Ranges = tuple[tuple[int, int, int], ...]
 
 
 class SuffixArray:
-    """Places of `texts`, sorted by the tokens that begin there, as far as they are compared."""
+    """Positions of `texts`, sorted by the tokens that begin there, as far as they are compared."""
 
     def __init__(self, texts: "Iterable[array[int]]", max_match: int) -> None:
         self.max_match, self.sorted_by = max_match, 2 * max_match
@@ -28,13 +28,13 @@ class SuffixArray:
         for text in texts:
             self.tokens.extend(text)
             self.tokens.append(BETWEEN)
-        places = _sorted_places(np.array(self.tokens, dtype=np.intc), self.sorted_by)
-        self.places = array("i", places.astype(np.intc).tobytes())
+        positions = _sorted_positions(np.array(self.tokens, dtype=np.intc), self.sorted_by)
+        self.positions = array("i", positions.astype(np.intc).tobytes())
 
-    def match(self, context: "array[int]", most: int) -> Ranges:
-        """Ranges of the longest known end of `context`, `most` tokens at most, and of shorter."""
+    def match(self, context: "array[int]", max_tokens: int) -> Ranges:
+        """Ranges of the longest known end of `context`, at most `max_tokens`, and of shorter."""
         # Where an end occurs, every shorter one does, so the longest is found by bisection.
-        found, missing = 0, min(most, self.max_match, len(context)) + 1
+        found, missing = 0, min(max_tokens, self.max_match, len(context)) + 1
         ranges = dict[int, tuple[int, int]]()
         while missing - found > 1:
             length = (found + missing) // 2
@@ -62,37 +62,38 @@ class SuffixArray:
         for first, end, matched in ranges:
             step = -(-(end - first) // SAMPLE)
             counts = dict[int, int]()
-            for place in self.places[first:end:step]:  # sorted, so every next token gets its share
-                token = self.tokens[place + matched]
+            # They are sorted, so every next token gets its share.
+            for position in self.positions[first:end:step]:
+                token = self.tokens[position + matched]
                 if token != BETWEEN:
                     counts[token] = counts.get(token, 0) + step
             if counts:
                 yield min(matched, self.max_match), counts
 
     def _find(self, string: "array[int]") -> tuple[int, int] | None:
-        """The range of places where `string` occurs."""
+        """The range of positions where `string` occurs."""
         tokens, length = self.tokens, len(string)
 
-        def beginning(place: int) -> "array[int]":
-            return tokens[place : place + length]
+        def beginning(position: int) -> "array[int]":
+            return tokens[position : position + length]
 
-        first = bisect_left(self.places, string, key=beginning)
-        if first == len(self.places) or beginning(self.places[first]) != string:
+        first = bisect_left(self.positions, string, key=beginning)
+        if first == len(self.positions) or beginning(self.positions[first]) != string:
             return None
-        return first, bisect_right(self.places, string, lo=first, key=beginning)
+        return first, bisect_right(self.positions, string, lo=first, key=beginning)
 
     def _narrowed(self, first: int, end: int, matched: int, token: int) -> tuple[int, int]:
         tokens = self.tokens
 
-        def follower(place: int) -> int:
-            return tokens[place + matched]
+        def follower(position: int) -> int:
+            return tokens[position + matched]
 
-        first = bisect_left(self.places, token, first, end, key=follower)
-        return first, bisect_right(self.places, token, first, end, key=follower)
+        first = bisect_left(self.positions, token, first, end, key=follower)
+        return first, bisect_right(self.positions, token, first, end, key=follower)
 
 
-def _sorted_places(tokens: np.ndarray, sorted_by: int) -> np.ndarray:
-    """Places sorted by at least `sorted_by` tokens from each on, by prefix doubling."""
+def _sorted_positions(tokens: np.ndarray, sorted_by: int) -> np.ndarray:
+    """Positions sorted by at least `sorted_by` tokens from each on, by prefix doubling."""
     rank, length = tokens.astype(np.int64) - BETWEEN, 1
     while length < sorted_by and len(rank):
         later = np.zeros_like(rank)  # past the end, which sorts first

@@ -1,8 +1,9 @@
 """An online suffix automaton with counts: how often any string of a text occurs, what follows it.
 
-A state represents the strings that end at the same places of the text; its link leads to the next
-shorter ones, which end at more places. Reading a token takes amortised constant time and at most
-two new states (Blumer et al. 1985), so the longest earlier match of a text's end is always known.
+A state represents the strings that end at the same positions of the text; its link leads to the
+next shorter ones, which end at more positions. Reading a token takes amortised constant time and at
+most two new states (Blumer et al. 1985), so the longest earlier match of a text's end is always
+known.
 Several texts can share an automaton; no string runs from one into the next.
 """
 
@@ -22,7 +23,7 @@ class SuffixAutomaton:
         self.num_tokens = 0
         self._next: list[dict[int, int]] = [{}]  # by state: token -> state
         self._link, self._length = [-1], [0]  # length of its longest string
-        self._count = [0]  # places where its strings end; right up to max_match + 1 tokens
+        self._count = [0]  # positions where its strings end; right up to max_match + 1 tokens
         self._last = 0  # the state of the whole text
         self._read: Cursor = START  # up to one token more than a cursor
 
@@ -66,14 +67,14 @@ class SuffixAutomaton:
             state = self._link[state]
         return state, matched
 
-    def _go(self, cursor: Cursor, token: int, most: int) -> Cursor:
+    def _go(self, cursor: Cursor, token: int, max_tokens: int) -> Cursor:
         state, matched = self._fit(*cursor)
         while state and token not in self._next[state]:
             state = self._link[state]
             matched = self._length[state]
         if token not in self._next[state]:
             return START
-        return self._fit(self._next[state][token], min(matched + 1, most))
+        return self._fit(self._next[state][token], min(matched + 1, max_tokens))
 
     def _extend(self, token: int) -> int:
         """The state of the text with one more token."""
