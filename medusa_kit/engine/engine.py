@@ -69,7 +69,7 @@ class Engine:
 
     @property
     def own_drafter(self) -> str:
-        """The drafter unless a call names another."""
+        """The drafter that is used unless a call names another."""
         return self._own_drafter()[0]
 
     @property
@@ -137,16 +137,16 @@ class Engine:
         greedy unless given.
         Raises ConfigError, ContextLengthError.
         """
-        prompts, single = _as_prompts(prompt)
+        prompts, single = _prompt_list(prompt)
         check_count("batch_size", batch_size)
         params = SamplingParams.of(sampling)
-        stops = _as_stops(stop)
-        rows = [self._row(one, params, max_new_tokens, stops) for one in prompts]
-        batch_size = min(batch_size, len(rows))
+        stops = _stop_strings(stop)
+        requests = [self._make_request(one, params, max_new_tokens, stops) for one in prompts]
+        batch_size = min(batch_size, len(requests))
         built = self.drafter_for(drafter, drafter_options, batch_size, params)
-        for _ in self.scheduler.run(rows, built, batch_size):
+        for _ in self.scheduler.run(requests, built, batch_size):
             pass
-        results = [self._result(row, built.describe(), built.notes) for row in rows]
+        results = [self._result(request, built.describe(), built.notes) for request in requests]
         return results[0] if single else results
 
     def stream(
@@ -163,13 +163,13 @@ class Engine:
 
         The object's `result` is there at the end.
         """
-        row, stops, params = self._request("stream", prompt, max_new_tokens, stop, sampling)
+        request, stops, params = self._request("stream", prompt, max_new_tokens, stop, sampling)
         built = self.drafter_for(drafter, drafter_options, 1, params)
         return Streaming(
-            lambda: self.scheduler.run([row], built),
-            row,
+            lambda: self.scheduler.run([request], built),
+            request,
             TextStream(self.base.tokenizer, stops),
-            lambda: self._result(row, built.describe(), built.notes),
+            lambda: self._result(request, built.describe(), built.notes),
             lambda count: built.guessed_by(drafter or self.own_drafter, count),
         )
 
@@ -238,36 +238,43 @@ class Engine:
     def _request(
         self, call: str, prompt: Any, max_new_tokens: int, stop: Any, sampling: "SamplingOptions"
     ) -> tuple[Request, tuple[str, ...], SamplingParams]:
-        """(row, stop strings, sampling) of a call that takes a single prompt."""
-        stops, params = _as_stops(stop), SamplingParams.of(sampling)
-        prompts, single = _as_prompts(prompt)
+        """(request, stop strings, sampling) of a call that takes a single prompt."""
+        stops, params = _stop_strings(stop), SamplingParams.of(sampling)
+        prompts, single = _prompt_list(prompt)
         if not single:
             raise ConfigError(
                 f"{call} was given {len(prompts)} prompts; expected one",
                 hint=f"call {call} once for each, or generate for all of them",
             )
-        return self._row(prompts[0], params, max_new_tokens, stops), stops, params
+        return self._make_request(prompts[0], params, max_new_tokens, stops), stops, params
 
-    def _row(
+    def _make_request(
         self, prompt: Prompt, sampling: SamplingParams, max_new_tokens: int, stops: tuple[str, ...]
     ) -> Request:
-        watcher = StopStrings(self.base.tokenizer, stops) if stops else None
-        row = make_request(self.verifier, self.encode(prompt), sampling, max_new_tokens, watcher)
-        row.rounding_tolerance = self.rounding_tolerance
-        return row
+        stop_watcher = StopStrings(self.base.tokenizer, stops) if stops else None
+        request = make_request(
+            self.verifier, self.encode(prompt), sampling, max_new_tokens, stop_watcher
+        )
+        request.rounding_tolerance = self.rounding_tolerance
+        return request
 
     @property
     def pays(self) -> bool:
-        """Whether guesses are verified only where they pay."""
+        """Whether draft tokens are verified only where they gain more than they cost."""
         return self.scheduler.steps is not None
 
-    def _why(self, row: Request) -> list[str]:
-        """How many draft tokens were verified, and why not more."""
+    def _draft_cost_notes(self, request: Request) -> list[str]:
+        """Notes on how many draft tokens were verified in a step, and what more would have cost."""
         steps = self.scheduler.steps
-        if steps is None or not row.num_together:
+        if steps is None or not request.num_together:
             return []
-        rows, nodes = row.num_together / row.num_steps, row.num_nodes / row.num_steps
-        beside = "" if row.num_together == row.num_steps else f" of {rows:.1f} requests together"
+        rows, nodes = (
+            request.num_together / request.num_steps,
+            request.num_nodes / request.num_steps,
+        )
+        beside = (
+            "" if request.num_together == request.num_steps else f" of {rows:.1f} requests together"
+        )
         return [f"{NODES}{nodes:.2f} verified a step{beside}; {steps.cost.describe(rows)}"]
 
     def drafter_for(
@@ -277,7 +284,8 @@ class Engine:
         batch_size: int = 1,
         sampling: SamplingParams | None = None,
     ) -> Drafter:
-        """Raises ConfigError for a drafter that is unknown or has nothing to draft with."""
+        """A drafter by name, ready for a batch; the engine's own where none is named. Raises
+        ConfigError for one that is unknown or has nothing to draft with."""
         # Where guesses are verified as they pay, the largest tree is cut to fit.
         planned = self._planned_for(1 if self.pays else batch_size)
         context = DraftContext(
@@ -305,35 +313,40 @@ class Engine:
         return name or own, options
 
     def _own_drafter(self) -> tuple[str, Mapping[str, Any]]:
-        """(name, options). The fallback does not get the options of the drafter it replaces."""
+        """(name, options) of the drafter that calls use where they name none. A fallback does not
+        get the options of the drafter that it replaces."""
         if self.heads is None and self.fallback and self.drafter in (None, *READ_HEADS):
             return self.fallback, {}
         default = default_drafter(self.heads is not None, self.draft_model is not None)
         return self.drafter or self.usual_drafter or default, self.drafter_options
 
-    def _result(self, row: Request, drafter: str, notes: Sequence[str]) -> GenerationResult:
-        text = text_before(self.base.tokenizer, row.text_ids(row.token_ids), row.stop_position)
-        deepest = max(row.depth_counts, default=0)
+    def _result(self, request: Request, drafter: str, notes: Sequence[str]) -> GenerationResult:
+        text = text_before(
+            self.base.tokenizer, request.text_ids(request.token_ids), request.stop_position
+        )
+        deepest = max(request.depth_counts, default=0)
         at_least = [
-            sum(n for depth, n in row.depth_counts.items() if depth >= d)
+            sum(n for depth, n in request.depth_counts.items() if depth >= d)
             for d in range(1, deepest + 1)
         ]
-        attention = row.attention or self.verifier.attention
+        attention = request.attention or self.verifier.attention
         stats = GenerationStats(
             drafter=drafter,
-            drafter_notes=[*notes, *self._why(row)],
+            drafter_notes=[*notes, *self._draft_cost_notes(request)],
             attention=attention.name,
             attention_fallbacks=list(attention.fallbacks),
-            prompt_tokens=len(row.prompt_ids),
-            new_tokens=len(row.token_ids),
-            num_steps=row.num_steps,
-            acceptance_length=(len(row.token_ids) - 1) / row.num_steps if row.num_steps else 1.0,
-            acceptance_by_depth=[count / row.num_steps for count in at_least],
-            seconds=row.seconds,
-            tokens_per_second=len(row.token_ids) / row.seconds if row.seconds else 0.0,
-            acceptance=row.sampler.params.acceptance,
-            steps_run_by=row.steps_run_by,
-            first_token_seconds=row.first_seconds,
+            prompt_tokens=len(request.prompt_ids),
+            new_tokens=len(request.token_ids),
+            num_steps=request.num_steps,
+            acceptance_length=(len(request.token_ids) - 1) / request.num_steps
+            if request.num_steps
+            else 1.0,
+            acceptance_by_depth=[count / request.num_steps for count in at_least],
+            seconds=request.seconds,
+            tokens_per_second=len(request.token_ids) / request.seconds if request.seconds else 0.0,
+            acceptance=request.sampler.params.acceptance,
+            steps_run_by=request.steps_run_by,
+            first_token_seconds=request.first_seconds,
             dtype=self.base.info.dtype,
             weights=self.weights,
             activations=self.activations,
@@ -341,16 +354,20 @@ class Engine:
             quantization=self.base.info.quantization,
             rounding_tolerance=self.rounding_tolerance,
             check_remembered=self.check.remembered,
-            nodes_per_step=row.num_nodes / row.num_steps if row.num_steps else 1.0,
-            cached_tokens=row.num_cached,
-            near_ties=row.near_ties if row.counts_near_ties or not row.num_cached else None,
-            padding_nodes=row.num_padding,
+            nodes_per_step=request.num_nodes / request.num_steps if request.num_steps else 1.0,
+            cached_tokens=request.num_cached,
+            near_ties=request.near_ties
+            if request.counts_near_ties or not request.num_cached
+            else None,
+            padding_nodes=request.num_padding,
         )
-        return GenerationResult(text, list(row.token_ids), row.finish_reason or "cancelled", stats)
+        return GenerationResult(
+            text, list(request.token_ids), request.finish_reason or "cancelled", stats
+        )
 
 
-def _as_prompts(prompt: Any) -> tuple[list[Prompt], bool]:
-    """(prompts, whether it was a single one). Messages, a text or ids are one prompt, a list of
+def _prompt_list(prompt: Any) -> tuple[list[Prompt], bool]:
+    """(prompts, whether a single one was given). Messages, a text or ids are one prompt, a list of
     these is several."""
     if hasattr(prompt, "tolist"):  # a tensor of ids
         prompt = prompt.tolist()
@@ -364,13 +381,13 @@ def _as_prompts(prompt: Any) -> tuple[list[Prompt], bool]:
     return items, False
 
 
-def _as_stops(stop: Any) -> tuple[str, ...]:
-    several = isinstance(stop, Iterable) and not isinstance(stop, str)
-    stops = tuple(stop) if several else () if stop is None else (stop,)
-    for one in stops:
-        if not isinstance(one, str):
+def _stop_strings(stop: Any) -> tuple[str, ...]:
+    is_list = isinstance(stop, Iterable) and not isinstance(stop, str)
+    stops = tuple(stop) if is_list else () if stop is None else (stop,)
+    for text in stops:
+        if not isinstance(text, str):
             raise ConfigError(
-                f"stop {one!r} is of type {type(one).__name__}; expected a string or a list of "
+                f"stop {text!r} is of type {type(text).__name__}; expected a string or a list of "
                 "strings",
                 hint="stop strings are text: stop=['sky']",
             )

@@ -46,15 +46,15 @@ class Streaming:
     def __init__(
         self,
         steps: Callable[[], Iterator[Emitted]],
-        row: Request,
+        request: Request,
         text: TextStream,
         result: Callable[[], GenerationResult],
         guessers: Callable[[int], Sequence[str]],
         cancel: Callable[[], None] | None = None,
     ) -> None:
-        """`steps`: begins those of `row` alone. `guessers`: who guessed the first so many tokens of
-        the step just made. `cancel`: ends the steps, where another thread makes them."""
-        self._steps, self._row, self._text, self._cancel = steps, row, text, cancel
+        """`steps`: begins those of `request` alone. `guessers`: who guessed the first so many
+        tokens of the step just made. `cancel`: ends the steps, where another thread makes them."""
+        self._steps, self._request, self._text, self._cancel = steps, request, text, cancel
         self._result, self._guessers = result, guessers
         # The answer's tokens so far by who guessed them, those without text of their own included
         # (the end of the answer, parts of a character); keys as in Span.
@@ -94,14 +94,14 @@ class Streaming:
     def _decoded(self) -> Generator[Piece, None, None]:
         guesser = None
         for emitted in self._steps():
-            if (tree := self._row.tree) is not None and len(tree.tokens) > 1:
+            if (tree := self._request.tree) is not None and len(tree.tokens) > 1:
                 self.tree = tree
             spans = []
-            for row, tokens in emitted:
-                guessers = [*self._guessers(row.num_guessed), None]
+            for request, tokens in emitted:
+                guessers = [*self._guessers(request.num_guessed), None]
                 for token, guesser in zip(tokens, guessers, strict=False):
                     self.guessed[guesser] += 1
-                    if text := self._text.push(row.text_ids([token])):
+                    if text := self._text.push(request.text_ids([token])):
                         spans.append(Span(text, guesser))
             if spans:
                 yield Piece(spans)
@@ -111,12 +111,14 @@ class Streaming:
     def keep_tree(self) -> None:
         """Have `tree` filled, before the first piece is read. On CUDA the steps then run one kernel
         after another, not as graphs."""
-        self._row.output_options = self._row.output_options._replace(tree=True)
+        self._request.output_options = self._request.output_options._replace(tree=True)
 
     @property
     def tokens_per_second(self) -> float:
-        """So far."""
-        return len(self._row.token_ids) / self._row.seconds if self._row.seconds else 0.0
+        """Tokens per second of the answer so far."""
+        return (
+            len(self._request.token_ids) / self._request.seconds if self._request.seconds else 0.0
+        )
 
     @property
     def result(self) -> GenerationResult:
@@ -128,7 +130,7 @@ _streams: WeakSet[Streaming] = WeakSet()
 
 @atexit.register
 def _close_streams() -> None:
-    """Those still open, while the modules that closing needs are there."""
+    """Closes all streams at exit, while the modules that closing needs are still loaded."""
     for stream in list(_streams):
         if stream._turn.acquire(blocking=False):  # else a thread that goes on is reading it
             stream.close()

@@ -37,8 +37,8 @@ def check_request(
         raise ConfigError("there are no prompts in input_ids", hint="give one or more")
     if model.training:
         raise ConfigError("the model is in training mode", hint="call model.eval() first")
-    if (asked := unavailable(config)) is not None:
-        raise _refusal(f"{asked[0]}={asked[1]!r}", expected(asked[0]))
+    if (setting := unavailable(config)) is not None:
+        raise _refusal(f"{setting[0]}={setting[1]!r}", expected(setting[0]))
     _check_keywords(input_ids, keywords)
     T = input_ids.shape[1]
     processors = model._get_logits_processor(
@@ -75,10 +75,10 @@ def unpadded(input_ids_BT: Tensor, mask_BT: Tensor | None) -> list[list[int]]:
 def _check_keywords(input_ids: Tensor, keywords: dict[str, Any]) -> None:
     for name, value in keywords.items():
         # A multimodal model has one of what it has encoded, empty for text.
-        nothing = value is None or value is False or (isinstance(value, dict) and not value)
+        is_empty = value is None or value is False or (isinstance(value, dict) and not value)
         if name.endswith("token_type_ids") and isinstance(value, Tensor):
-            nothing = not bool(value.any())  # 0 is text, others are images and their kin
-        if name not in OWN_KEYWORDS and not nothing:
+            is_empty = not bool(value.any())  # 0 is text, others are images and the like
+        if name not in OWN_KEYWORDS and not is_empty:
             raise _refusal(name)
     cache = keywords.get("past_key_values")
     if cache is not None and cache.get_seq_length():
@@ -89,32 +89,38 @@ def _check_keywords(input_ids: Tensor, keywords: dict[str, Any]) -> None:
     mask, positions = keywords.get("attention_mask"), keywords.get("position_ids")
     if positions is None:
         return
-    counted = (torch.ones_like(input_ids) if mask is None else mask).long().cumsum(-1) - 1
-    differ = positions.long() != counted.to(positions.device)
+    expected_positions = (torch.ones_like(input_ids) if mask is None else mask).long().cumsum(
+        -1
+    ) - 1
+    differ = positions.long() != expected_positions.to(positions.device)
     if mask is not None:
         differ &= mask.to(positions.device).bool()
     if bool(differ.any()):
         raise _refusal("position_ids other than 0, 1, 2, …")
 
 
-def _check_same(what: str, given: Any, own: Any) -> None:
-    """Those given must be the ones that the settings ask for, in the same order."""
-    rest = list(own)
-    for one in given or ():
-        if not rest or not _equal(one, rest.pop(0)):
-            raise _refusal(f"the {what} {type(one).__name__} of your own")
+def _check_same(what: str, passed: Any, configured: Any) -> None:
+    """Raises ConfigError unless these are the objects that the settings ask for, in order."""
+    remaining = list(configured)
+    for processor in passed or ():
+        if not remaining or not _equal(processor, remaining.pop(0)):
+            raise _refusal(f"the {what} {type(processor).__name__} of your own")
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
+def _equal(first: Any, second: Any) -> bool:
+    if type(first) is not type(second):
         return False
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return bool(one == other) or (hasattr(one, "__dict__") and _equal(vars(one), vars(other)))
+    if isinstance(first, Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(
+            _equal(first[key], second[key]) for key in first
+        )
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(_equal, first, second))
+    return bool(first == second) or (
+        hasattr(first, "__dict__") and _equal(vars(first), vars(second))
+    )
 
 
 def _refusal(what: str, expected: str = "") -> ConfigError:

@@ -152,26 +152,26 @@ class Option:
 
 @functools.cache
 def all_options() -> Mapping[str, Option]:
-    """EngineConfig's by name, those of the base model first."""
+    """The fields of EngineConfig by name, those of the base model first."""
     hints = get_type_hints(EngineConfig, include_extras=True)
-    around = {one.name for one in dataclasses.fields(EngineOptions)}
-    fields = sorted(dataclasses.fields(EngineConfig), key=lambda one: one.name in around)
-    return {one.name: _option(one, hints[one.name]) for one in fields}
+    around = {field.name for field in dataclasses.fields(EngineOptions)}
+    fields = sorted(dataclasses.fields(EngineConfig), key=lambda field: field.name in around)
+    return {field.name: _option(field, hints[field.name]) for field in fields}
 
 
 def _option(field: "dataclasses.Field[Any]", hint: Any) -> Option:
     kind, description = get_args(hint)
-    kinds = [one for one in _choices(kind) if one is not Any]
+    kinds = [member for member in _choices(kind) if member is not Any]
     is_open = len(kinds) < len(_choices(kind))
-    written = functools.reduce(lambda one, other: one | other, kinds)
-    values = tuple(v for one in kinds if get_origin(one) is Literal for v in get_args(one))
+    written = functools.reduce(lambda member, following: member | following, kinds)
+    values = tuple(v for member in kinds if get_origin(member) is Literal for v in get_args(member))
     listed = f"{', '.join(values[:-1])} or {values[-1]}" if values else ""
     description = description.format(values=listed)
     return Option(field.name, written, field.default, description, values, is_open)
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:
-    """The members of a union; any other type is its own only one."""
+    """The members of a union; any other type alone."""
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
@@ -195,9 +195,9 @@ def check_value(name: str, value: Any) -> None:
                 error.hint = REMOVED.get(value, error.hint)
             raise error
         return
-    kinds = [get_origin(one) or one for one in _choices(option.kind)]
+    kinds = [get_origin(member) or member for member in _choices(option.kind)]
     if not option.open:
-        expected = " or ".join(KINDS[one] for one in kinds if one in KINDS)
+        expected = " or ".join(KINDS[member] for member in kinds if member in KINDS)
         check_kind(name, value, tuple(kinds), expected)
     if isinstance(value, str) and not value.strip():
         raise ConfigError(f"{name} {value!r} is empty", hint=_described(option))
@@ -225,8 +225,8 @@ def check_fixed_shapes(fixed_shapes: str, compiled: bool) -> None:
 
 def check_names(given: Iterable[str], known: Iterable[str]) -> None:
     """Raises ConfigError for an option that does not exist."""
-    words = list(known)
+    names = list(known)
     for name in given:
-        if name not in words:
-            there = f"there are: {', '.join(words)}"
-            raise ConfigError(f"there is no option {name!r}", hint=did_you_mean(name, words, there))
+        if name not in names:
+            hint = did_you_mean(name, names, f"there are: {', '.join(names)}")
+            raise ConfigError(f"there is no option {name!r}", hint=hint)

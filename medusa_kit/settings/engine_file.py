@@ -38,7 +38,7 @@ class DrafterSection(Section):
     options: dict[str, Any] = Field(default_factory=dict)  # those of medusa_kit.settings.drafters
 
 
-def _named(value: Any) -> Any:
+def _with_name(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
@@ -50,8 +50,8 @@ def _no_switch(value: Any) -> Any:
 
 def _serve_keys() -> dict[str, Any]:
     return {
-        one.name: (Annotated[one.kind, BeforeValidator(_no_switch)], one.default)
-        for one in serve_options().values()
+        option.name: (Annotated[option.kind, BeforeValidator(_no_switch)], option.default)
+        for option in serve_options().values()
     }
 
 
@@ -60,9 +60,9 @@ _ServeKeys: type[Section] = create_model("_ServeKeys", __base__=Section, **_serv
 
 def _keys() -> dict[str, Any]:
     """(type, default) of each key."""
-    keys = {one.name: (one.kind, ... if one.required else one.default)
-            for one in all_options().values() if one.name != "drafter_options"}  # fmt: skip
-    drafter = Annotated[DrafterSection | None, BeforeValidator(_named)]
+    keys = {option.name: (option.kind, ... if option.required else option.default)
+            for option in all_options().values() if option.name != "drafter_options"}  # fmt: skip
+    drafter = Annotated[DrafterSection | None, BeforeValidator(_with_name)]
     return keys | {"drafter": (drafter, None), "serve": (_ServeKeys | None, None)}
 
 
@@ -78,7 +78,7 @@ class EngineFile:
     serve: Mapping[str, Any] = field(default_factory=dict)
 
     def arguments(self, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The same as arguments of `medusa_kit.load`.
+        """What the file gives, as arguments of `medusa_kit.load`.
 
         `changes` win, and what belongs to something they replace is left out.
         """
@@ -132,7 +132,7 @@ def _resolved(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     result = dict(given)
     for name in MODELS:
         if result.get(name) is not None:
-            result[name] = _place(result[name], folder)
+            result[name] = _model_path(result[name], folder)
     if result.get("tree") is not None:
         result["tree"] = _file(result["tree"], folder)
     if result.get("drafter_options"):
@@ -140,8 +140,8 @@ def _resolved(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return result
 
 
-def _place(name: str, folder: Path) -> str:
-    """Where a model or heads are: beside the file, else by the name as it is (the Hub's, say)."""
+def _model_path(name: str, folder: Path) -> str:
+    """A model or heads beside the file; else the name as it is, such as one on the Hub."""
     if name in HEADS_WORDS or name in OWN_MODELS:
         return name
     return _file(name, folder) if name.startswith((".", "~")) else beside(name, folder)
@@ -152,11 +152,11 @@ def _file(name: str, folder: Path) -> str:
 
 
 def _resolved_options(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Paths among a drafter's options, those of its sources included."""
+    """A drafter's options with absolute paths, those of its sources included."""
     result = dict(given)
     for key, value in given.items():
         if isinstance(value, Mapping):
             result[key] = _resolved_options(value, folder)
         elif isinstance(value, str) and key in MODEL_OPTIONS + FILE_OPTIONS:
-            result[key] = (_place if key in MODEL_OPTIONS else _file)(value, folder)
+            result[key] = (_model_path if key in MODEL_OPTIONS else _file)(value, folder)
     return result

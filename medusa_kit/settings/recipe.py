@@ -299,7 +299,7 @@ class TrainRecipe(Section):
             "rows side by side (train.packing false)": not train.packing,
             "deepspeed.zero_stage 0, 1 or 2": not spread,
         }
-        missing = [name for name, there in needed.items() if not there]
+        missing = [name for name, holds in needed.items() if not holds]
         if train.runners_up and missing:
             raise ValueError(f"train.runners_up true; it needs {', '.join(missing)}")
         return self
@@ -346,7 +346,7 @@ def dump(recipe: TrainRecipe) -> str:
 
 
 def differences(first: TrainRecipe, second: TrainRecipe) -> list[str]:
-    """`section.key: ours ≠ theirs` for every value that differs."""
+    """`section.key: first ≠ second` for every value that differs."""
     other = dict(_flatten(second.model_dump()))
     return [
         f"{key}: {value!r} ≠ {other[key]!r}"
@@ -379,8 +379,8 @@ def _resolved_sources(recipe: TrainRecipe, folder: Path) -> DataSection:
     sources: list[str | SourceSection] = []
     for entry in recipe.data.sources:
         if isinstance(entry, SourceSection):
-            found = beside(entry.source, folder)
-            sources.append(entry.model_copy(update={"source": found}))
+            path = beside(entry.source, folder)
+            sources.append(entry.model_copy(update={"source": path}))
         else:
             sources.append(beside(entry, folder))
     data = recipe.data.model_copy(update={"sources": sources})

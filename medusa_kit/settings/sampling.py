@@ -55,15 +55,15 @@ class SamplingParams:
     grammar: Grammar | None = None  # that answers follow
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.name not in RANGES or (value is None and one.default is None):
+        for parameter in fields(self):
+            value = getattr(self, parameter.name)
+            if parameter.name not in RANGES or (value is None and parameter.default is None):
                 continue
-            fits, expected, hint = RANGES[one.name]
+            fits, expected, hint = RANGES[parameter.name]
             if not (isinstance(value, Real) and fits(value)):
-                raise _out_of_range(one.name, value, expected, hint)
+                raise _out_of_range(parameter.name, value, expected, hint)
             # numpy's numbers, fractions and the like as what transformers and torch take
-            object.__setattr__(self, one.name, KINDS.get(one.name, float)(value))
+            object.__setattr__(self, parameter.name, KINDS.get(parameter.name, float)(value))
         for token, bias in (self.logit_bias or {}).items():
             if not (isinstance(token, Integral) and int(token) >= 0):
                 raise _out_of_range("logit_bias token id", token, "an integer from 0", None)
@@ -103,8 +103,8 @@ class SamplingParams:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "SamplingParams":
-        """From keywords. Raises ConfigError for an unknown one."""
-        known = [one.name for one in fields(cls)]
+        """Parameters from keywords. Raises ConfigError for an unknown one."""
+        known = [parameter.name for parameter in fields(cls)]
         for name in options:
             if name not in known:
                 raise ConfigError(
@@ -115,8 +115,8 @@ class SamplingParams:
 
     @classmethod
     def checked(cls, options: Mapping[str, Any]) -> "SamplingParams":
-        """From keywords whose temperature may be open (None), for the model to name. The rest is
-        checked as beside one above 0. Raises ConfigError."""
+        """Parameters from keywords whose temperature may be None, for the model to name. The others
+        are checked as with a temperature above 0. Raises ConfigError."""
         is_open = options.get("temperature") is None
         return cls.of({**options, "temperature": 1.0} if is_open else options)
 
@@ -138,12 +138,12 @@ class SamplingParams:
 
 # Logits in float32 are divided by these numbers. Beyond, they become infinite or NaN, and a NaN is
 # taken for the largest, so that even tokens that a grammar forbids are chosen.
-LEAST, MOST = 1e-20, 1e20
-MODERATE = f"{LEAST:g} to {MOST:g}"
+MIN_MODERATE, MAX_MODERATE = 1e-20, 1e20
+MODERATE = f"{MIN_MODERATE:g} to {MAX_MODERATE:g}"
 
 
 def _moderate(value: Any) -> bool:
-    return bool(LEAST <= value <= MOST)
+    return bool(MIN_MODERATE <= value <= MAX_MODERATE)
 
 
 # What each number may be: (test, words, hint). None passes where it is the default.

@@ -118,14 +118,14 @@ def apply_override(
     try:
         section[parts[-1]] = yaml.load(text, _UniqueKeys)
     except (yaml.YAMLError, RecursionError) as error:
-        told = in_one_line(error)
-        raise ConfigError(f"{what} {item!r}: the value is no YAML: {told}") from error
+        reason = in_one_line(error)
+        raise ConfigError(f"{what} {item!r}: the value is no YAML: {reason}") from error
 
 
 def explain(
     error: ValidationError, where: str, kind: type[Section], unknown: str = "unknown key"
 ) -> ConfigError:
-    """Our error for what pydantic found in a `kind`; the hint is about the first unknown key."""
+    """A ConfigError for what pydantic refused in a `kind`; the hint: for the first unknown key."""
     problems, hint = [], None
     wrong: dict[str, tuple[Any, list[str]]] = {}  # a value, and what each of its types expected
     for item in error.errors():
@@ -142,8 +142,8 @@ def explain(
             )
         else:
             # Instances are of our own classes, which files cannot hold.
-            said = re.sub(r" or instance of \w+$", "", item["msg"])
-            expected = said.replace("Input should be", "expected")
+            message = re.sub(r" or instance of \w+$", "", item["msg"])
+            expected = message.replace("Input should be", "expected")
             fields = (str(part) for part in item["loc"] if not _names_a_type(part))
             wrong.setdefault(".".join(fields), (item["input"], []))[1].append(expected)
             if item["type"] == "literal_error":
@@ -157,7 +157,7 @@ def explain(
 
 
 def _names_a_type(part: str | int) -> bool:
-    """Whether a part of an error's place is one of a field's types, as pydantic adds for unions."""
+    """Whether a part of an error's location names a type, as pydantic adds for unions."""
     return isinstance(part, str) and re.match(r"constrained-|\w+\[", part) is not None
 
 
@@ -187,6 +187,6 @@ def _known_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
 
 def beside(source: str, folder: Path) -> str:
     """A relative path made absolute: in `folder`, else in the working folder; else as it is."""
-    places = [folder / source, Path(source)]
-    found = next((place for place in places if place.exists()), None)
-    return source if found is None else str(found.resolve())
+    paths = [folder / source, Path(source)]
+    existing = next((path for path in paths if path.exists()), None)
+    return source if existing is None else str(existing.resolve())

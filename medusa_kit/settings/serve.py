@@ -97,11 +97,11 @@ class ServeOption:
 
 
 def serve_options() -> dict[str, ServeOption]:
-    """ServeConfig's by name."""
+    """The options of ServeConfig by name."""
     hints = get_type_hints(ServeConfig, include_extras=True)
     return {
-        one.name: ServeOption(one.name, *_kind(hints[one.name], one.default))
-        for one in dataclasses.fields(ServeConfig)
+        option.name: ServeOption(option.name, *_kind(hints[option.name], option.default))
+        for option in dataclasses.fields(ServeConfig)
     }
 
 

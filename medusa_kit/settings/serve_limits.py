@@ -62,26 +62,26 @@ class LimitOptions:
     @property
     def origins(self) -> list[str]:
         """The web pages that may call the server."""
-        given = [one.strip().rstrip("/") for one in (self.cors_origin or "").split(",")]
-        origins = [one for one in given if one]
+        parts = [origin.strip().rstrip("/") for origin in (self.cors_origin or "").split(",")]
+        origins = [origin for origin in parts if origin]
         if self.cors_origin is not None and not origins:
             raise ConfigError("cors_origin is empty; expected https://HOST or *")
-        for one in origins:
-            if one != "*":
-                _check_origin(one)
+        for origin in origins:
+            if origin != "*":
+                _check_origin(origin)
         return origins
 
     @property
     def hosts(self) -> list[str]:
         """More names that requests may call the server by."""
-        given = (one.strip() for one in (self.allowed_hosts or "").split(","))
-        hosts = [one for one in given if one]
+        parts = (host.strip() for host in (self.allowed_hosts or "").split(","))
+        hosts = [host for host in parts if host]
         if self.allowed_hosts is not None and not hosts:
             raise ConfigError("allowed_hosts is empty; expected names such as chat.example, or *")
-        for one in hosts:
-            if one != "*" and not HOST.fullmatch(one):
+        for host in hosts:
+            if host != "*" and not HOST.fullmatch(host):
                 raise ConfigError(
-                    f"allowed_hosts {one!r} is no name; expected one such as chat.example, or *",
+                    f"allowed_hosts {host!r} is no name; expected one such as chat.example, or *",
                     hint="a name has neither scheme nor port nor path",
                 )
         return hosts

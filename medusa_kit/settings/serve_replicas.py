@@ -63,7 +63,9 @@ class ReplicaOptions:
             _check_address(self.ray_address)
 
     def _check_unused(self) -> None:
-        others = [one.name for one in dataclasses.fields(ReplicaOptions) if one.name != "replicas"]
+        others = [
+            field.name for field in dataclasses.fields(ReplicaOptions) if field.name != "replicas"
+        ]
         for name in others:
             if getattr(self, name) is not None:
                 raise ConfigError(
