@@ -1,4 +1,4 @@
-"""The Hub by its own client: ORG/NAME[@REVISION], errors in our words, trying again.
+"""The Hub by its own client: ORG/NAME[@REVISION], errors in plain words, trying again.
 
 The client itself repeats uploads of large files and downloads that fail. What it sends only once (a
 commit, a new repository, a look-up) is repeated here. The loop is written by hand: with tenacity it
@@ -60,21 +60,21 @@ def on_hub(text: str | Path) -> HubName | None:
 def heads_folder(name: str | Path, weights: Callable[[Path], Sequence[str]]) -> Path:
     """The folder with the heads of this name. Heads on the Hub are fetched into its cache.
 
-    `weights`: patterns of the weight files to fetch, from a folder that holds the JSON files.
+    `weights`: gives patterns of the weight files to fetch, from a folder with the JSON files.
     A local folder need not exist: reading it says what is missing. Raises HubError.
     """
-    place = on_hub(name)
-    if place is None:
+    hub_name = on_hub(name)
+    if hub_name is None:
         return Path(name).expanduser()
     from huggingface_hub import snapshot_download
 
     def fetch(patterns: list[str]) -> Path:
-        wanted = {"revision": place.revision, "allow_patterns": patterns}
-        return Path(snapshot_download(place.repository, **wanted))
+        options = {"revision": hub_name.revision, "allow_patterns": patterns}
+        return Path(snapshot_download(hub_name.repository, **options))
 
-    what = f"no folder {str(place)!r} here, nor heads on the Hub"
-    described = with_retries(what, place, lambda: fetch([DESCRIPTIONS]))
-    return with_retries(what, place, lambda: fetch([DESCRIPTIONS, *weights(described)]))
+    what = f"no folder {str(hub_name)!r} here, nor heads on the Hub"
+    json_folder = with_retries(what, hub_name, lambda: fetch([DESCRIPTIONS]))
+    return with_retries(what, hub_name, lambda: fetch([DESCRIPTIONS, *weights(json_folder)]))
 
 
 def with_retries(what: str, name: HubName, call: Callable[[], _Result]) -> _Result:
@@ -90,8 +90,8 @@ def with_retries(what: str, name: HubName, call: Callable[[], _Result]) -> _Resu
         except Exception as error:  # errors of the client, of its HTTP library or of the disk
             wait = _wait(error, attempt)
             if wait is None or attempt == ATTEMPTS:
-                raise _explained(what, name, error) from error
-            console.warn(f"{what}: {_brief(error)}; trying again in {wait:g} s")
+                raise _hub_error(what, name, error) from error
+            console.warn(f"{what}: {_first_line(error)}; trying again in {wait:g} s")
             time.sleep(wait)
     raise AssertionError("unreachable")
 
@@ -115,87 +115,94 @@ def _token() -> str | None:
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """The error and its causes: the client wraps errors of its threads."""
-    seen: list[BaseException] = []
+    causes: list[BaseException] = []
     current: BaseException | None = error
-    while current is not None and current not in seen:
-        seen.append(current)
+    while current is not None and current not in causes:
+        causes.append(current)
         yield current
         current = current.__cause__ or current.__context__
 
 
 def _find(error: BaseException, *kinds: type) -> Any:
-    return next((one for one in _chain(error) if isinstance(one, kinds)), None)
+    return next((cause for cause in _chain(error) if isinstance(cause, kinds)), None)
 
 
 def _wait(error: Exception, attempt: int) -> float | None:
     """Seconds until another attempt makes sense; None where none does."""
     from huggingface_hub import errors
 
-    refused = _find(error, errors.HfHubHTTPError)
-    patience = min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT)
-    if refused is not None:
-        if refused.response.status_code not in TRANSIENT:
+    http_error = _find(error, errors.HfHubHTTPError)
+    wait = min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT)
+    if http_error is not None:
+        if http_error.response.status_code not in TRANSIENT:
             return None
-        return seconds_to_wait(refused.response.headers.get("Retry-After"), patience)
+        return seconds_to_wait(http_error.response.headers.get("Retry-After"), wait)
     # The client's HTTP library differs by its version; all of its errors have this parent.
-    lost = _find(error, errors.HTTPError)
-    never_reached = lost is None or type(lost).__name__ in ("ConnectError", "UnsupportedProtocol")
-    return None if never_reached else patience
+    transport_error = _find(error, errors.HTTPError)
+    unreachable = ("ConnectError", "UnsupportedProtocol")
+    if transport_error is None or type(transport_error).__name__ in unreachable:
+        return None
+    return wait
 
 
-def _explained(what: str, name: HubName, error: Exception) -> HubError:
-    message, hint = _why(name, error)
+def _hub_error(what: str, name: HubName, error: Exception) -> HubError:
+    message, hint = _explanation(name, error)
     return HubError(f"{what}: {without_token(message)}", hint=hint)
 
 
-def _why(name: HubName, error: Exception) -> tuple[str, str]:
+def _explanation(name: HubName, error: Exception) -> tuple[str, str]:
     """(what happened, what to do about it)."""
     from huggingface_hub import constants, errors
 
     if _find(error, errors.OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE keeps the Hub's client from the network", "unset HF_HUB_OFFLINE"
     if _find(error, errors.HFValidationError):
-        return _brief(error), "a name has letters, digits, '-', '_' and '.', 96 at most"
+        return _first_line(error), "a name has letters, digits, '-', '_' and '.', 96 at most"
     if _find(error, errors.RevisionNotFoundError):
         revision = name.revision or "main"
         return f"it has no revision {revision!r}", "name a branch, a tag or a commit of it"
     if _find(error, errors.GatedRepoError):
-        return _brief(error), f"accept its conditions on {constants.ENDPOINT}/{name.repository}"
-    refused = _find(error, errors.HfHubHTTPError)
-    status = None if refused is None else refused.response.status_code
+        return _first_line(
+            error
+        ), f"accept its conditions on {constants.ENDPOINT}/{name.repository}"
+    http_error = _find(error, errors.HfHubHTTPError)
+    status = None if http_error is None else http_error.response.status_code
     if status == 401 and _token() is not None and not _find(error, errors.RepositoryNotFoundError):
-        return f"the Hub does not accept your token (401: {_said(refused)})", LOGIN_HINT
+        return (
+            f"the Hub does not accept your token (401: {_server_message(http_error)})",
+            LOGIN_HINT,
+        )
     if _find(error, errors.RepositoryNotFoundError) or status == 401:
         return "there is no such repository, or you may not see it", f"check the name; {LOGIN_HINT}"
     if status == 403:
-        return (f"your token may not do that (403: {_said(refused)})",
+        return (f"your token may not do that (403: {_server_message(http_error)})",
                 f"use a token with write access to {name.repository.split('/')[0]}")  # fmt: skip
     if status == 429:
         return "too many requests (429)", "wait some minutes and run the same command again"
-    if refused is None and _find(error, errors.HTTPError):
-        return (f"no connection with {constants.ENDPOINT}: {_brief(error)}",
+    if http_error is None and _find(error, errors.HTTPError):
+        return (f"no connection with {constants.ENDPOINT}: {_first_line(error)}",
                 "check the network, then run the same command again to resume")  # fmt: skip
     again = "run the same command again: what has arrived is not sent or fetched twice"
-    return _brief(error), again
+    return _first_line(error), again
 
 
-def _said(refused: Any) -> str:
+def _server_message(http_error: Any) -> str:
     """The Hub's own message, without the client's text around it."""
-    return getattr(refused, "server_message", None) or _brief(refused)
+    return getattr(http_error, "server_message", None) or _first_line(http_error)
 
 
-def _brief(error: BaseException) -> str:
-    """One line about what happened first."""
+def _first_line(error: BaseException) -> str:
+    """One line about the error that came first, without tokens."""
     from huggingface_hub import errors
 
-    first = list(_chain(error))[-1]
-    told = _find(error, errors.HfHubHTTPError, errors.HTTPError) or first
-    line = " ".join(str(told).split()) or type(told).__name__
+    innermost = list(_chain(error))[-1]
+    cause = _find(error, errors.HfHubHTTPError, errors.HTTPError) or innermost
+    line = " ".join(str(cause).split()) or type(cause).__name__
     return without_token(line)[:MESSAGE_LENGTH]
 
 
 def without_token(text: str) -> str:
-    """The same text with every token replaced by ***."""
+    """Return the text with every token replaced by ***."""
     names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
     secrets = [_token(), *(os.environ.get(name) for name in names)]
     for secret in secrets:

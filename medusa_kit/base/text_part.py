@@ -50,8 +50,8 @@ def text_part_config(config: Any) -> Any:
 
 def _tied(whole: Any, config: Any) -> bool:
     """Whether the output embedding is the input's: as the config says whose class ties them."""
-    says = config if getattr(whole, "_tied_weights_keys", None) else config.get_text_config()
-    return bool(getattr(says, "tie_word_embeddings", False))
+    source = config if getattr(whole, "_tied_weights_keys", None) else config.get_text_config()
+    return bool(getattr(source, "tie_word_embeddings", False))
 
 
 def _complete(text: Any, config: Any) -> None:
@@ -119,44 +119,46 @@ def _forward(
     past_key_values: Any = None,
     inputs_embeds: Tensor | None = None,
     logits_to_keep: int | Tensor = 0,
-    **more: Any,
+    **options: Any,
 ) -> Any:
-    """As transformers' causal language models have it, without a loss."""
+    """The forward of transformers' causal language models, without a loss."""
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
-    found = self.model(
+    output = self.model(
         input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids,
-        past_key_values=past_key_values, inputs_embeds=inputs_embeds, **more,
+        past_key_values=past_key_values, inputs_embeds=inputs_embeds, **options,
     )  # fmt: skip
-    last = isinstance(logits_to_keep, int)
-    kept = slice(-logits_to_keep, None) if last else logits_to_keep
+    counted = isinstance(logits_to_keep, int)
+    kept = slice(-logits_to_keep, None) if counted else logits_to_keep
     return CausalLMOutputWithPast(
-        logits=self.lm_head(found.last_hidden_state[:, kept]),
-        past_key_values=found.past_key_values,
-        hidden_states=found.hidden_states,
-        attentions=found.attentions,
+        logits=self.lm_head(output.last_hidden_state[:, kept]),
+        past_key_values=output.past_key_values,
+        hidden_states=output.hidden_states,
+        attentions=output.attentions,
     )
 
 
 def load_causal(
-    place: str, config: Any, *, revision: str | None = None, **options: Any
+    path: str, config: Any, *, revision: str | None = None, **options: Any
 ) -> tuple[Any, Any]:
     """(causal language model, transformers' information about loading it) of the checkpoint at
-    `place`, whose config `text_part_config` gave. `options`: of `from_pretrained`."""
+    `path`, whose config `text_part_config` gave. `options`: of `from_pretrained`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     options |= {"revision": revision, "output_loading_info": True}
     if not hasattr(config, WHOLE_KEY):
-        return AutoModelForCausalLM.from_pretrained(place, **options)
-    theirs = AutoConfig.from_pretrained(place, revision=revision)
-    if (kind := whole_class(theirs)) is None:  # a text part that was saved alone
-        return causal_class(theirs).from_pretrained(place, config=theirs, **options)
-    whole, found = _bare_class(kind).from_pretrained(place, config=theirs, **options)
+        return AutoModelForCausalLM.from_pretrained(path, **options)
+    own_config = AutoConfig.from_pretrained(path, revision=revision)
+    if (multimodal := whole_class(own_config)) is None:  # a text part that was saved alone
+        return causal_class(own_config).from_pretrained(path, config=own_config, **options)
+    whole, loading_info = _bare_class(multimodal).from_pretrained(
+        path, config=own_config, **options
+    )
     model = text_part_of(whole)
-    _complete(model.config, theirs)
+    _complete(model.config, own_config)
     if type(model).forward is _forward:
         _check_same_logits(whole, model)
-    return model, found
+    return model, loading_info
 
 
 @torch.no_grad()
@@ -168,10 +170,12 @@ def _check_same_logits(whole: Any, model: Any) -> None:
         expected_BTV = whole.eval()(ids_BT, use_cache=False).logits
     except Exception as error:  # of code that was written for the whole
         raise _no_part(whole, f"the whole cannot run without its towers: {error}") from error
-    found_BTV = model.eval()(ids_BT, use_cache=False).logits
-    if not torch.equal(found_BTV, expected_BTV):
-        most = float((found_BTV - expected_BTV).abs().max())
-        raise _no_part(whole, f"its text model alone gives logits that differ by up to {most:.1e}")
+    part_BTV = model.eval()(ids_BT, use_cache=False).logits
+    if not torch.equal(part_BTV, expected_BTV):
+        difference = float((part_BTV - expected_BTV).abs().max())
+        raise _no_part(
+            whole, f"its text model alone gives logits that differ by up to {difference:.1e}"
+        )
 
 
 def _no_part(whole: Any, why: str) -> IncompatibleBaseError:
@@ -236,7 +240,7 @@ def _leave_out(whole: Any) -> None:
 
 def _holds(module: nn.Module, kept: tuple[nn.Module, ...]) -> bool:
     inside = set(module.modules())
-    return module not in kept and any(one in inside for one in kept)
+    return module not in kept and any(kept_module in inside for kept_module in kept)
 
 
 def stored_names(config: Any, names: Iterable[str]) -> dict[str, str]:
@@ -249,29 +253,29 @@ def stored_names(config: Any, names: Iterable[str]) -> dict[str, str]:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, rename_source_key
 
-    if (kind := whole_class(config)) is None:
+    if (multimodal := whole_class(config)) is None:
         return {name: name for name in names}
-    whole = _bare_class(kind)(config)
+    whole = _bare_class(multimodal)(config)
     changes = get_model_conversion_mapping(whole)
     converters = [change for change in changes if isinstance(change, WeightConverter)]
     renamings = [change for change in changes if not isinstance(change, WeightConverter)]
-    theirs, found = whole.state_dict(), dict[str, str]()
+    whole_tensors, stored_by_name = whole.state_dict(), dict[str, str]()
     by_module = {module: name for name, module in whole.named_modules()}
     prefixes = _prefixes(whole, by_module)
     for stored in names:
         name, converted = rename_source_key(
-            stored, renamings, converters, whole.base_model_prefix, theirs
+            stored, renamings, converters, whole.base_model_prefix, whole_tensors
         )
-        if name not in theirs and stored in theirs:
+        if name not in whole_tensors and stored in whole_tensors:
             name, converted = stored, None
-        for prefix, ours in prefixes.items():
-            if converted is None and name in theirs and name.startswith(f"{prefix}."):
-                found[ours + name.removeprefix(f"{prefix}.")] = stored
-    return found
+        for prefix, part_prefix in prefixes.items():
+            if converted is None and name in whole_tensors and name.startswith(f"{prefix}."):
+                stored_by_name[part_prefix + name.removeprefix(f"{prefix}.")] = stored
+    return stored_by_name
 
 
 def _prefixes(whole: Any, by_module: dict[nn.Module, str]) -> dict[str, str]:
-    """Of names in the whole -> of those in its text part."""
+    """Prefixes of names in the whole -> those in its text part."""
     decoder, output = whole.get_decoder(), whole.get_output_embeddings()
     if decoder.get_output_embeddings() is output:
         return {by_module[decoder]: ""}
@@ -280,7 +284,7 @@ def _prefixes(whole: Any, by_module: dict[nn.Module, str]) -> dict[str, str]:
 
 
 def in_memory(model: Any) -> Any:
-    """The text part of a multimodal model, which shares its modules; any other model itself."""
+    """Return a multimodal model's text part, which shares its modules; any other model itself."""
     kind = whole_class(model.config) if hasattr(model.config, "get_text_config") else None
     return text_part_of(model) if kind is not None and isinstance(model, kind) else model
 

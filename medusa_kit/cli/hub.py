@@ -54,21 +54,21 @@ def push(
     from medusa_kit.hub.measured import read_measured
     from medusa_kit.hub.push import push as run
 
-    place = HubName.parse(name)
-    if place.revision is not None:
+    target = HubName.parse(name)
+    if target.revision is not None:
         raise UsageError(f"{name!r} has a revision", hint="name the branch with --revision")
     if base_model is not None:
         HubName.parse(base_model)
     check_licence(license)
-    place = HubName(place.repository, revision)
+    target = HubName(target.repository, revision)
     measured = read_measured(folder, bench or (), verify)
-    options = CardOptions(place.repository, revision, base_model, license, data_license)
+    options = CardOptions(target.repository, revision, base_model, license, data_license)
     files = upload_files(measured, options)
-    _say_what_is_missing(options, measured, left_out(measured, files))
+    _warn_of_missing(options, measured, left_out(measured, files))
     if dry_run:
-        _show(files, place)
+        _show(files, target)
         return
-    address = run(files, place, measured.config, private=private, force=force)
+    address = run(files, target, measured.config, private=private, force=force)
     typer.echo(address)
 
 
@@ -91,9 +91,9 @@ def pull(
     typer.echo(run(HubName.parse(name), destination, force))
 
 
-def _say_what_is_missing(options: Any, measured: Any, others: Sequence[str]) -> None:
-    if others:
-        console.note(f"stays here: {', '.join(others)}")
+def _warn_of_missing(options: Any, measured: Any, left_out: Sequence[str]) -> None:
+    if left_out:
+        console.note(f"stays here: {', '.join(left_out)}")
     if options.base_of(measured) is None:
         console.warn(
             f"the base model {measured.config.base_model_name!r} is no Hub id: the card links to "
@@ -105,12 +105,12 @@ def _say_what_is_missing(options: Any, measured: Any, others: Sequence[str]) -> 
         console.note("the licence of the training data is not recorded (--data-license)")
     missing = [
         command
-        for command, found in (
+        for command, measurements in (
             ("tree-search", measured.replayed),
             ("bench --output", measured.benches),
             ("verify --output", measured.verify),
         )
-        if not found
+        if not measurements
     ]
     if missing:
         console.warn(
@@ -118,9 +118,9 @@ def _say_what_is_missing(options: Any, measured: Any, others: Sequence[str]) -> 
         )
 
 
-def _show(files: Sequence[Any], place: Any) -> None:
+def _show(files: Sequence[Any], target: Any) -> None:
     rows = [(file.name, f"{file.size:,}") for file in files]
     rows.append(("in all", f"{sum(file.size for file in files):,}"))
-    console.err.print(console.table(f"would go to {place}", ("file", "bytes"), rows))
+    console.err.print(console.table(f"would go to {target}", ("file", "bytes"), rows))
     card = next(file for file in files if file.name == "README.md")
     typer.echo(card.content.decode(), nl=False)

@@ -1,4 +1,4 @@
-"""The model card: what was measured and on what. The rest is marked "not measured".
+"""The model card: what was measured and on what. Anything else is marked "not measured".
 
 Figures come from files beside the heads (measured.py) and are rendered by figures.py.
 """
@@ -29,7 +29,10 @@ READS = {
 
 @dataclass(frozen=True)
 class CardOptions:
-    """What no file says. `base_model`: the base's Hub id; `pictures`: PNGs to upload as well."""
+    """What no file beside the heads says.
+
+    `base_model`: the base's Hub id; `pictures`: PNGs to upload as well.
+    """
 
     repository: str
     revision: str | None = None
@@ -47,7 +50,7 @@ class CardOptions:
 
 
 def render_card(measured: Measured, options: CardOptions) -> str:
-    """README.md, beginning with its metadata."""
+    """The text of README.md, beginning with its metadata."""
     sections = [
         f"---\n{_metadata(measured, options)}\n---",
         *_introduction(measured, options),
@@ -155,19 +158,20 @@ def _training(measured: Measured, options: CardOptions) -> Iterator[str]:
     yield "The whole recipe, with what was asked for, is in [recipe.yaml](recipe.yaml)."
 
 
-def _epochs(measured: Measured, asked: int) -> str:
-    """What ran: training may end before the recipe's epochs do, and earlier heads be the best."""
+def _epochs(measured: Measured, planned_epochs: int) -> str:
+    """The epochs that ran: training may end before `planned_epochs`, those of the recipe, do, and
+    earlier heads may be the best."""
     ran = (measured.provenance or {}).get("ran") or {}
     updates, epochs = ran.get("updates"), ran.get("epochs")
     if epochs is None and measured.run is not None:
         updates, epochs = measured.run.get("num_updates"), _epochs_of(measured.run)
     if epochs is None:
-        return f"not recorded; {asked} at most"
-    return f"{epochs:.3g} ({updates:,} updates; {asked} at most by the recipe)"
+        return f"not recorded; {planned_epochs} at most"
+    return f"{epochs:.3g} ({updates:,} updates; {planned_epochs} at most by the recipe)"
 
 
 def _epochs_of(run: dict[str, Any]) -> float | None:
-    """Of a run whose provenance does not say; from its positions."""
+    """The epochs of a run whose provenance does not name them, computed from its positions."""
     train = (run.get("recipe") or {}).get("train") or {}
     try:
         size = train["micro_batch_positions"] * train["accumulation"] * run["processes"]

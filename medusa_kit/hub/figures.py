@@ -41,11 +41,11 @@ def acceptance(measured: Measured) -> Iterator[str]:
 
 
 def _replay_lines(measured: Measured) -> Iterator[tuple[str, ...]]:
-    if (found := measured.replayed) is not None:
-        result = found.result
+    if (replayed := measured.replayed) is not None:
+        result = replayed.result
         yield (
-            f"{redact_paths(found.prompts) or 'calibration answers'} "
-            f"({found.num_answers} answers held out, {result.tokens:,} tokens)",
+            f"{redact_paths(replayed.prompts) or 'calibration answers'} "
+            f"({replayed.num_answers} answers held out, {result.tokens:,} tokens)",
             "replay of the tree below, greedy",
             f"{result.acceptance_length:.3f}",
             _shares(result.acceptance_by_depth),
@@ -90,10 +90,10 @@ def speed(measured: Measured, pictures: Sequence[str]) -> Iterator[str]:
         machine = _machine(report.about, report.batch_size)
         yield f"**{_prompt_set(report)}**, {report.about.sampled}: {machine}."
         if report.about.activations != FLOAT32:
-            yield f"{_held_within(report.about)} {_agreement(report.agreement, 'bench')}"
+            yield f"{_compared_within(report.about)} {_agreement(report.agreement, 'bench')}"
         yield console.markdown(
             ("method", "tokens/s", "ratio", "acceptance length", "same answers"),
-            [_speed_row(redact_paths(one.name), one.total, report) for one in report.ran],
+            [_speed_row(redact_paths(result.name), result.total, report) for result in report.ran],
         )
         for result in report.results:
             if result.not_run is not None:
@@ -133,21 +133,21 @@ def _machine(about: About, batch_size: int = 1) -> str:
     return ", ".join(str(part) for part in parts)
 
 
-def _held_within(about: About) -> str:
+def _compared_within(about: About) -> str:
     return (
         f"With {about.activations} activations answers are held to plain decoding in the same "
         "precision."
     )
 
 
-def _agreement(found: Agreement | None, how: str) -> str:
-    """With the answers that float32 gives."""
-    if found is None:
+def _agreement(agreement: Agreement | None, how: str) -> str:
+    """The sentence about agreement with the answers that float32 gives."""
+    if agreement is None:
         return f"Agreement with float32 ({how}): not measured."
     return (
-        f"Agreement with float32 ({how}): {found.same} of {found.answers} answers are those "
-        f"of plain transformers; {found.same_tokens:,} of {found.tokens:,} tokens come "
-        "before a first difference."
+        f"Agreement with float32 ({how}): {agreement.same} of {agreement.answers} answers are "
+        f"those of plain transformers; {agreement.same_tokens:,} of {agreement.tokens:,} tokens "
+        "come before a first difference."
     )
 
 
@@ -178,7 +178,7 @@ def exactness(measured: Measured) -> Iterator[str]:
         f"({first.rounding_tolerance:.1e})."
     )
     if first.about.activations != FLOAT32:
-        yield f"{_held_within(first.about)} {rounding}"
+        yield f"{_compared_within(first.about)} {rounding}"
         yield from (_agreement(part.agreement, how) for how, part in measured.verify.items())
     else:
         yield (
@@ -237,7 +237,7 @@ def _search_table(tree: dict[str, Any], plan: Any) -> Iterator[str]:
 
 
 def _chosen(rows: Sequence[dict[str, Any]], plan: Any) -> str:
-    """What the table below says of the tree above."""
+    """A sentence on how the tree above compares with those of the table below."""
     dynamic = not isinstance(plan, CandidateTree)
     own = [
         row["predicted_speed_up"]

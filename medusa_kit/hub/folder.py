@@ -38,15 +38,15 @@ class UploadFile:
 
 def upload_files(measured: Measured, options: CardOptions) -> list[UploadFile]:
     """Every file to upload, the card first."""
-    found = [UploadFile(WEIGHTS_NAME, measured.folder / WEIGHTS_NAME), *_reports(measured)]
+    files = [UploadFile(WEIGHTS_NAME, measured.folder / WEIGHTS_NAME), *_reports(measured)]
     pictures = [name for name in _pictures(measured) if (measured.folder / name).is_file()]
-    found += [UploadFile(name, measured.folder / name) for name in pictures]
+    files += [UploadFile(name, measured.folder / name) for name in pictures]
     card = render_card(measured, replace(options, pictures=pictures))
     config = {"format": FORMAT, **redact_paths(measured.config.as_dict())}
     return [
         UploadFile(CARD_NAME, card.encode()),
         UploadFile(CONFIG_NAME, _json(config)),
-        *found,
+        *files,
     ]
 
 

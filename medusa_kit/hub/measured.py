@@ -1,4 +1,4 @@
-"""What was measured, read from the files beside heads. The card says that and nothing else.
+"""Measurements, read from the files beside heads. The card reports these and nothing else.
 
 tree.json        the trees compared on a machine
 statistics.npz   ranks of the true tokens on calibration answers: replayed here, on the answers that
@@ -39,7 +39,7 @@ RUN_NAME = "run.json"
 LOCAL_SOURCES = {"folder", "gguf", "adapter", "memory"}
 BENCH_NAME, VERIFY_NAME = "bench.json", "verify.json"
 TOP = (1, 5)  # guesses of a head that count as a hit
-Found = TypeVar("Found")
+Report = TypeVar("Report")
 
 
 @dataclass(frozen=True)
@@ -84,19 +84,21 @@ class Measured:
         bases = [*(report.about.base for report in reports), (self.run or {}).get("base") or {}]
         sources = {base.get("source") for base in bases}
         recipes = [self.recipe or {}, (self.run or {}).get("recipe") or {}]
-        asked = {str((recipe.get("base") or {}).get("model", "")) for recipe in recipes}
-        places = (Path(), *self.folder.resolve().parents)
+        recipe_models = {str((recipe.get("base") or {}).get("model", "")) for recipe in recipes}
+        folders = (Path(), *self.folder.resolve().parents)
         return (
             bool(sources & LOCAL_SOURCES)
-            or any(is_local(one) for one in asked)
-            or any((place / name).exists() for place in places)
+            or any(is_local(model) for model in recipe_models)
+            or any((parent / name).exists() for parent in folders)
         )
 
 
 def read_measured(
     folder: Path, benches: Sequence[Path] = (), verify: Path | None = None
 ) -> Measured:
-    """`benches` and `verify`: files to read besides, or instead of, those in the folder.
+    """Read everything that was measured of the heads in `folder`.
+
+    `benches` and `verify`: files to read besides, or instead of, those in the folder.
 
     Raises CheckpointError (no heads in `folder`), TreeError, DataError (a file that is not what its
     name says), ConfigError (one about another base, other heads or rounded weights).
@@ -142,16 +144,16 @@ def _check_finite(path: Path) -> None:
 def _run(folder: Path) -> dict[str, Any] | None:
     """run.json of the run that the heads lie in: `heads` in it, or inside its model or adapter."""
     parents = list(folder.resolve().parents)[:2]
-    path = next((place / RUN_NAME for place in parents if (place / RUN_NAME).is_file()), None)
+    path = next((parent / RUN_NAME for parent in parents if (parent / RUN_NAME).is_file()), None)
     return None if path is None else _json(path)
 
 
 def _config(folder: Path) -> HeadsConfig:
     whole = (folder / CONFIG_NAME).is_file()
-    for place in (folder / PAIRED_FOLDER, *(() if whole else (folder / "heads",))):
-        if (place / CONFIG_NAME).is_file():
+    for nested in (folder / PAIRED_FOLDER, *(() if whole else (folder / "heads",))):
+        if (nested / CONFIG_NAME).is_file():
             raise ConfigError(
-                f"{folder} is no heads folder: its heads lie in {place}", hint=f"push {place}"
+                f"{folder} is no heads folder: its heads lie in {nested}", hint=f"push {nested}"
             )
     config = read_config(folder)
     if not (folder / WEIGHTS_NAME).is_file():
@@ -193,7 +195,7 @@ def _check_weights(path: Path, weights: Any, lossy: bool = False) -> None:
 def _check_about(
     path: Path, about: About, config: HeadsConfig, digest: str, lossy: bool = False
 ) -> None:
-    """Whether a report is about this base and these heads."""
+    """Raises ConfigError for a report that is not about this base and these heads."""
     _check_base(path, about.base.get("fingerprint"), config)
     _check_weights(path, about.base.get("weights"), lossy or about.lossy)
     if about.digests and digest not in about.digests:
@@ -251,24 +253,24 @@ def _bench(path: Path, config: HeadsConfig, digest: str) -> BenchReport:
             hint="measure these alongside it: `medusa-kit bench` without --endpoint-only",
         )
     report = _read(path, BenchReport.from_json, record, "bench", "bench --output FOLDER")
-    _check_about(path, report.about, config, digest, any(one.lossy for one in report.results))
+    _check_about(path, report.about, config, digest, any(result.lossy for result in report.results))
     return report
 
 
 def _verify(path: Path, config: HeadsConfig, digest: str) -> dict[str, VerifyReport]:
-    """Reports by how tokens were chosen."""
+    """The reports of `verify`, by how tokens were chosen."""
 
     def read(record: dict[str, Any]) -> dict[str, VerifyReport]:
         parts = {"greedy": record["greedy"], **record}
         return {how: VerifyReport.from_json(part) for how, part in parts.items()}
 
-    found = _read(path, read, _json(path), "verify", "verify --output FILE")
-    for report in found.values():
+    reports = _read(path, read, _json(path), "verify", "verify --output FILE")
+    for report in reports.values():
         _check_about(path, report.about, config, digest)
-    return found
+    return reports
 
 
-def _read(path: Path, read: Callable[[Any], Found], record: Any, kind: str, by: str) -> Found:
+def _read(path: Path, read: Callable[[Any], Report], record: Any, kind: str, by: str) -> Report:
     try:
         return read(record)
     except (AttributeError, KeyError, TypeError, ValueError) as error:

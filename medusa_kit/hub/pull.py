@@ -47,13 +47,13 @@ def pull(name: HubName, destination: Path | None = None, force: bool = False) ->
             f"{name} holds no heads: {CONFIG_NAME} is missing", hint="check the name"
         )
     digest = hashlib.sha256(f"{name.repository}@{info.sha}".encode()).hexdigest()[:DIGEST_LENGTH]
-    place = link_target(target)  # the hidden folder is on the disk where the files are going to be
-    gathering = place.parent / f".{place.name}.{digest}.pull"
-    _begin(gathering, name, info.sha)
-    _download(api, what, name, info, gathering)
-    _write_record(gathering, name, info.sha)
+    resolved = link_target(target)  # `staging` is on the disk where the files will be
+    staging = resolved.parent / f".{resolved.name}.{digest}.pull"
+    _begin(staging, name, info.sha)
+    _download(api, what, name, info, staging)
+    _write_record(staging, name, info.sha)
     _check_free(target, force)  # something may have been written there during the download
-    _finish(gathering, place)
+    _finish(staging, resolved)
     console.note(f"{name.repository} at commit {info.sha}")
     return target
 
@@ -62,12 +62,12 @@ def _check_free(target: Path, force: bool) -> None:
     if target.is_file():
         raise UsageError(f"{target} is a file, expected a folder", hint="name another folder")
     try:
-        place = link_target(target)
+        resolved = link_target(target)
     except OSError as error:
         raise UsageError(
             f"{target} is no place to write to: {error.strerror}", hint="name another folder"
         ) from error
-    if place.resolve() == Path.cwd():
+    if resolved.resolve() == Path.cwd():
         raise UsageError(f"{target} is the working folder", hint="name a folder to make")
     if not target.is_dir() or not any(target.iterdir()):
         return
@@ -87,22 +87,22 @@ def _check_free(target: Path, force: bool) -> None:
 
 
 def _not_pulled(target: Path) -> list[str]:
-    """Files in the folder that differ from what the pull that made it left there."""
+    """Names of files in the folder that differ from what the pull that made it wrote."""
     pulled = _recorded(target)
     if pulled is None:
         return sorted(path.name for path in target.iterdir())
     parents = {str(parent) for name in pulled for parent in PurePosixPath(name).parents}
-    others = []
+    unknown = []
     for path in sorted(target.rglob("*")):
         name = path.relative_to(target).as_posix()
         if path.is_symlink() or not path.is_dir():
-            ours = name == RECORD or (not path.is_symlink() and name in pulled
-                                      and file_digest(path) == pulled[name])  # fmt: skip
+            same = not path.is_symlink() and name in pulled and file_digest(path) == pulled[name]
+            is_pulled = name == RECORD or same
         else:
-            ours = name in parents
-        if not ours:
-            others.append(name)
-    return others
+            is_pulled = name in parents
+        if not is_pulled:
+            unknown.append(name)
+    return unknown
 
 
 def _recorded(folder: Path) -> dict[str, str] | None:
@@ -113,35 +113,36 @@ def _recorded(folder: Path) -> dict[str, str] | None:
         return None
 
 
-def _begin(gathering: Path, name: HubName, commit: str) -> None:
-    """Written first, so that even an incomplete folder says that a pull made it."""
-    if _recorded(gathering) is not None:
+def _begin(staging: Path, name: HubName, commit: str) -> None:
+    """Make the folder `staging` with its record, so that even an incomplete one says that a pull
+    made it."""
+    if _recorded(staging) is not None:
         return
-    if gathering.exists() and not (gathering.is_dir() and not any(gathering.iterdir())):
+    if staging.exists() and not (staging.is_dir() and not any(staging.iterdir())):
         raise UsageError(
-            f"{gathering}, where files are to gather, is there, and no pull made it",
+            f"{staging}, where files are to gather, is there, and no pull made it",
             hint="move it away",
         )
-    with atomic_write(gathering) as temporary:
+    with atomic_write(staging) as temporary:
         temporary.mkdir()
         _write_record(temporary, name, commit)
 
 
-def _download(api: Any, what: str, name: HubName, info: Any, gathering: Path) -> None:
+def _download(api: Any, what: str, name: HubName, info: Any, staging: Path) -> None:
     # A commit's hash, not a branch: all files must be of the same commit.
     with_retries(what, name, lambda: api.hf_hub_download(
-        name.repository, CONFIG_NAME, revision=info.sha, local_dir=gathering))  # fmt: skip
+        name.repository, CONFIG_NAME, revision=info.sha, local_dir=staging))  # fmt: skip
     try:
-        read_config(gathering)
+        read_config(staging)
     except CheckpointError as error:
-        shutil.rmtree(gathering)
+        shutil.rmtree(staging)
         hint = "fetch it with `hf download`; `medusa-kit convert` reads other tools' formats"
         raise CheckpointError(f"{name} holds no heads of ours", hint=hint) from error
     with_retries(what, name, lambda: api.snapshot_download(
-        name.repository, revision=info.sha, local_dir=gathering, allow_patterns=list(PULLED)
+        name.repository, revision=info.sha, local_dir=staging, allow_patterns=list(PULLED)
     ))  # fmt: skip
     for sibling in info.siblings:
-        path = gathering / sibling.rfilename
+        path = staging / sibling.rfilename
         if sibling.lfs is not None and path.is_file() and file_digest(path) != sibling.lfs.sha256:
             path.unlink()
             raise HubError(
@@ -149,18 +150,18 @@ def _download(api: Any, what: str, name: HubName, info: Any, gathering: Path) ->
             )
 
 
-def _write_record(gathering: Path, name: HubName, commit: str) -> None:
-    shutil.rmtree(gathering / ".cache", ignore_errors=True)  # the client's notes
-    files = {path.relative_to(gathering).as_posix(): file_digest(path)
-             for path in sorted(gathering.rglob("*")) if path.is_file()}  # fmt: skip
+def _write_record(staging: Path, name: HubName, commit: str) -> None:
+    shutil.rmtree(staging / ".cache", ignore_errors=True)  # the client's notes
+    files = {path.relative_to(staging).as_posix(): file_digest(path)
+             for path in sorted(staging.rglob("*")) if path.is_file()}  # fmt: skip
     files.pop(RECORD, None)  # of a pull that was interrupted here
     record = {"repository": name.repository, "commit": commit, "files": files}
-    write_json(gathering / RECORD, record)
+    write_json(staging / RECORD, record)
 
 
-def _finish(gathering: Path, target: Path) -> None:
+def _finish(staging: Path, target: Path) -> None:
     with atomic_write(target) as temporary:
-        gathering.replace(temporary)
+        staging.replace(temporary)
     digest = "[0-9a-f]" * DIGEST_LENGTH
     for older in target.parent.glob(f".{glob.escape(target.name)}.{digest}.pull"):
         if not older.is_symlink() and _recorded(older) is not None:

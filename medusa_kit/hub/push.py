@@ -60,7 +60,8 @@ def push(
 
 
 def _commit(api: Any, name: HubName, files: Sequence[UploadFile]) -> Any:
-    """One attempt. It asks again what the repository has: an earlier attempt may have arrived."""
+    """Try once to commit. The repository's files are listed anew: an earlier try may
+    have arrived."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     operations: list[Any] = [
@@ -70,12 +71,12 @@ def _commit(api: Any, name: HubName, files: Sequence[UploadFile]) -> Any:
         )
         for file in files
     ]
-    ours = {file.name for file in files}
-    there = _names(api.model_info(name.repository, revision=name.revision))
-    stale = [one for one in there if is_known(one) and one not in ours]
+    local_names = {file.name for file in files}
+    remote_names = _names(api.model_info(name.repository, revision=name.revision))
+    stale = [path for path in remote_names if is_known(path) and path not in local_names]
     if stale:
         console.note(f"removing from the repository what is no more here: {', '.join(stale)}")
-    operations += [CommitOperationDelete(path_in_repo=one) for one in stale]
+    operations += [CommitOperationDelete(path_in_repo=path) for path in stale]
     return api.create_commit(
         name.repository,
         operations,
@@ -85,7 +86,7 @@ def _commit(api: Any, name: HubName, files: Sequence[UploadFile]) -> Any:
 
 
 def _look(api: Any, what: str, name: HubName) -> tuple[Any, bool]:
-    """(the repository, None where there is none; whether it has the branch).
+    """Look up (the repository, None where there is none; whether it has the branch).
 
     A missing branch will begin as the main one, whose state is then returned.
     """
@@ -124,22 +125,22 @@ def _check_private(name: HubName, info: Any, private: bool) -> None:
 def _check_same(api: Any, what: str, name: HubName, info: Any, config: HeadsConfig) -> None:
     """Raises ConfigError where the repository holds anything but heads like these."""
     names = _names(info)
-    others = [one for one in names if one not in HARMLESS]
+    others = [path for path in names if path not in HARMLESS]
     if not others:
         return
     hint = "choose another name, or push over it with --force"
-    found = _remote_config(api, what, name, info.sha) if CONFIG_NAME in names else {}
-    if found.get("format") != FORMAT:
+    remote = _remote_config(api, what, name, info.sha) if CONFIG_NAME in names else {}
+    if remote.get("format") != FORMAT:
         shown = ", ".join(others[:4])
         raise ConfigError(
             f"{name.repository} exists and holds no heads of ours but {shown}", hint=hint
         )
-    ours = config.as_dict()
-    differing = [f"{key} {ours.get(key)!r} ≠ {found.get(key)!r}" for key in SAME
-                 if ours.get(key) != found.get(key)]  # fmt: skip
-    base, theirs = config.base_fingerprint, found.get("base_fingerprint")
-    if compare(base, theirs) in (Match.OTHER, Match.COPY):
-        differing.append(f"base_fingerprint {base!r} ≠ {theirs!r}")
+    local = config.as_dict()
+    differing = [f"{key} {local.get(key)!r} ≠ {remote.get(key)!r}" for key in SAME
+                 if local.get(key) != remote.get(key)]  # fmt: skip
+    base, remote_base = config.base_fingerprint, remote.get("base_fingerprint")
+    if compare(base, remote_base) in (Match.OTHER, Match.COPY):
+        differing.append(f"base_fingerprint {base!r} ≠ {remote_base!r}")
     if differing:
         raise ConfigError(
             f"{name.repository} holds other heads; here ≠ there: {'; '.join(differing)}", hint=hint
@@ -151,7 +152,7 @@ def _remote_config(api: Any, what: str, name: HubName, commit: str) -> dict[str,
         path = with_retries(what, name, lambda: api.hf_hub_download(
             name.repository, CONFIG_NAME, revision=commit, local_dir=folder))  # fmt: skip
         try:
-            found = parse_json(Path(path).read_text())
+            config = parse_json(Path(path).read_text())
         except (UnicodeDecodeError, json.JSONDecodeError):
             return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}

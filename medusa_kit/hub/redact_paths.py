@@ -15,11 +15,11 @@ def is_local(text: str) -> bool:
 
 
 def redact_paths(value: Any) -> Any:
-    """The same JSON value, with every local path in keys and values cut to its last part."""
+    """Return the JSON value with every local path in keys and values cut to its last part."""
     if isinstance(value, dict):
-        return {redact_paths(key): redact_paths(one) for key, one in value.items()}
+        return {redact_paths(key): redact_paths(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [redact_paths(one) for one in value]
+        return [redact_paths(item) for item in value]
     if not isinstance(value, str):
         return value
     if is_local(value) and "\n" not in value:

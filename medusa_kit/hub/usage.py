@@ -15,7 +15,7 @@ from medusa_kit.tree.candidate_tree import CandidateTree
 def usage(
     measured: Measured, repository: str, revision: str | None, base: str | None
 ) -> Iterator[str]:
-    """Commands to paste. `base`: the base's Hub id, where known."""
+    """Yield commands to paste. `base`: the base's Hub id, where known."""
     config = measured.config
     heads = repository if revision is None else f"{repository}@{revision}"
     name = config.base_model_name
@@ -29,16 +29,16 @@ def usage(
         'print(engine.generate("Why is the sky blue?", max_new_tokens=128).text)\n```'
     )
     yield "### vLLM and Text Generation Inference"
-    yield from _elsewhere(measured, heads, base or model)
+    yield from _other_engines(measured, heads, base or model)
 
 
-def _elsewhere(measured: Measured, heads: str, base: str) -> Iterator[str]:
+def _other_engines(measured: Measured, heads: str, base: str) -> Iterator[str]:
     config = measured.config
     formats = formats_for(config)
     if not formats:
         yield f"Not possible: {_why_not(config)}. To {how_to_train('vllm', base)}."
         return
-    yield f"Both verify one draft token of each head, a chain{_beside_ours(measured)}."
+    yield f"Both verify one draft token of each head, a chain{_compared_with_trees(measured)}."
     count = config.num_heads
     speculative = (
         f'{{"method": "medusa", "model": "heads-vllm", "num_speculative_tokens": {count}}}'
@@ -62,8 +62,8 @@ def _elsewhere(measured: Measured, heads: str, base: str) -> Iterator[str]:
     )
 
 
-def _beside_ours(measured: Measured) -> str:
-    """How that compares with what is verified here."""
+def _compared_with_trees(measured: Measured) -> str:
+    """The end of the sentence on chains: how their acceptance compares with that of trees here."""
     unmeasured = "; it was not measured in them"
     if measured.plan is None:
         return f", so acceptance is lower there than with a tree{unmeasured}"

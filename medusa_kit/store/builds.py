@@ -22,9 +22,9 @@ from medusa_kit import console
 from medusa_kit.files import atomic_write, file_digest, parse_json, remove_folder
 from medusa_kit.store.records import content_digest
 
-PATIENCE = 1800.0  # seconds until one goes on alone: the owner may be stopped, or hang
+PATIENCE = 1800.0  # seconds until a waiter goes on alone: the owner may be stopped, or hang
 ORIGIN = "made_from.json"
-_Opened = TypeVar("_Opened")
+_Value = TypeVar("_Value")
 
 
 class NotUsable(Exception):
@@ -32,9 +32,9 @@ class NotUsable(Exception):
 
 
 class Origin(NamedTuple):
-    """What a file is made of: where that lies, and digests of it."""
+    """What a file is made of: the path of its source, and digests of that."""
 
-    place: Path
+    path: Path
     contents: Sequence[str]
 
 
@@ -43,24 +43,24 @@ def make_once(
     doing: str,
     is_whole: Callable[[Path], bool],
     make: Callable[[Path], None],
-    told: bool = True,
+    announce: bool = True,
 ) -> None:
     """Have `folder` made by `make`, which is given a temporary name, unless it is whole already.
 
-    `told`: what is done is said here; else `make` says it, once it knows that it can be done.
+    `announce`: the work is announced here; else `make` does that, once it can be done.
     A folder that is whole is never replaced: another process may be reading it.
     """
     if is_whole(folder):
         return
-    with _only_one(folder.with_name(f".{folder.name}.lock"), doing) as held:
+    with _lock(folder.with_name(f".{folder.name}.lock"), doing) as locked:
         if is_whole(folder):
             return
-        if held:  # so whoever made these was killed
+        if locked:  # so whoever made these was killed
             for ending in ("tmp", "old"):
-                for left in folder.parent.glob(f".{folder.name}.*.{ending}"):
-                    shutil.rmtree(left, ignore_errors=True)
-        if told:
-            tell(doing, folder)
+                for leftover in folder.parent.glob(f".{folder.name}.*.{ending}"):
+                    shutil.rmtree(leftover, ignore_errors=True)
+        if announce:
+            announce_work(doing, folder)
         try:
             with atomic_write(folder) as temporary:
                 make(temporary)
@@ -76,60 +76,62 @@ def make_file_once(
     digest: str,
     doing: str,
     make: Callable[[Path], None],
-    opened: Callable[[Path], _Opened],
+    opened: Callable[[Path], _Value],
     origin: Origin | None = None,
     check: bool = True,
-    told: bool = True,
-) -> _Opened:
-    """What `opened` makes of a file in a folder of its own. It is made again where it does not have
-    its SHA-256, which lies beside it as `digest`, or `opened` raises NotUsable or OSError.
+    announce: bool = True,
+) -> _Value:
+    """Return what `opened` makes of a file in a folder of its own. The file is made again where it
+    does not have its SHA-256, which lies beside it as `digest`, or `opened` raises NotUsable or
+    OSError.
 
-    `check`: the file is read whole, whatever is remembered of it. `told`: as `make_once`. Files
+    `check`: the file is read whole, whatever is remembered of it. `announce`: as `make_once`. Files
     beside this one that were made of other contents of the same `origin` are removed.
 
     Raises OSError where it cannot be written or be opened when it is new, and what `make` raises.
     """
-    found, refused = list[_Opened](), list[Exception]()
+    values, errors = list[_Value](), list[Exception]()
 
     def is_whole(folder: Path) -> bool:
-        found.clear()
+        values.clear()
         try:
             known = (file_digest if check else content_digest)(path)
             if (folder / digest).read_bytes() != known.encode():
                 raise NotUsable("its contents are damaged")
-            found.append(opened(path))
+            values.append(opened(path))
         except (NotUsable, OSError) as error:
-            if not refused and not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            if not errors and not isinstance(error, (FileNotFoundError, NotADirectoryError)):
                 console.note(f"{path} is made again: {error}")
-            refused.append(error)
-        return bool(found)
+            errors.append(error)
+        return bool(values)
 
     def make_whole(temporary: Path) -> None:
         temporary.mkdir()
         make(temporary / path.name)
         (temporary / digest).write_text(file_digest(temporary / path.name))
         if origin is not None:
-            (temporary / ORIGIN).write_text(json.dumps(_record_of(origin)), encoding="utf-8")
+            (temporary / ORIGIN).write_text(json.dumps(_origin_record(origin)), encoding="utf-8")
 
-    make_once(path.parent, doing, is_whole, make_whole, told)
-    if origin is not None and refused:
+    make_once(path.parent, doing, is_whole, make_whole, announce)
+    if origin is not None and errors:
         _remove_outdated(path.parent, origin)
-    if found or is_whole(path.parent):
-        return found[0]
-    raise OSError(str(refused[-1]))
+    if values or is_whole(path.parent):
+        return values[0]
+    raise OSError(str(errors[-1]))
 
 
-def tell(doing: str, folder: Path) -> None:
-    """What is made now and takes a while, and where."""
+def announce_work(doing: str, folder: Path) -> None:
+    """Tell the user what is made now and takes a while, and where."""
     console.note(doing)
     console.detail(f"into {folder}")
     console.stage(doing)
 
 
 @contextlib.contextmanager
-def _only_one(path: Path, doing: str) -> Iterator[bool]:
-    """Hold the lock file `path`; whether it is held, which it is not where there are no locks or
-    its owner outlasts PATIENCE. `doing`: what the owner does, for the note to those who wait.
+def _lock(path: Path, doing: str) -> Iterator[bool]:
+    """Lock the file `path` for the context. Yields whether it is locked, which it is not where
+    there are no locks or the owner outlasts PATIENCE. `doing`: what the owner does, for the note to
+    those who wait.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
@@ -149,20 +151,19 @@ def _only_one(path: Path, doing: str) -> Iterator[bool]:
         lock.release()
 
 
-def _record_of(origin: Origin) -> dict[str, Any]:
-    """With the machine, since several may share a cache folder and have other models there."""
-    place = [platform.node(), str(origin.place.resolve())]
-    return {"place": place, "contents": list(origin.contents)}
+def _origin_record(origin: Origin) -> dict[str, Any]:
+    """The record of an origin. It names the machine, since several may share a cache folder and
+    have other models there."""
+    location = [platform.node(), str(origin.path.resolve())]
+    return {"place": location, "contents": list(origin.contents)}
 
 
 def _remove_outdated(folder: Path, origin: Origin) -> None:
-    """Those beside `folder` that were made of other contents from the same place."""
-    own = _record_of(origin)
+    """Remove folders beside `folder` that were made of other contents of the same origin."""
+    expected = _origin_record(origin)
     for path in folder.parent.glob(f"[!.]*/{ORIGIN}"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             record = parse_json(path.read_bytes())
-            if record["place"] == own["place"] and record["contents"] != own["contents"]:
+            if record["place"] == expected["place"] and record["contents"] != expected["contents"]:
                 remove_folder(path.parent)
-                console.note(
-                    f"removed {path.parent}: {origin.place.name} has other contents by now"
-                )
+                console.note(f"removed {path.parent}: {origin.path.name} has other contents by now")

@@ -16,7 +16,7 @@ from medusa_kit.files import atomic_write, file_digest, parse_json
 
 SETTLED_SECONDS = 2  # no file system's clock is coarser
 
-_not_writable: set[Path] = set()  # cache folders of which that has been said
+_not_writable: set[Path] = set()  # cache folders of which a warning said so
 
 
 def cache_folder() -> Path:
@@ -32,9 +32,9 @@ def short_digest(text: str) -> str:
 
 
 class Record:
-    """What was found out of one thing; holds for as long as all that it depends on is the same.
+    """A file of findings, which hold for as long as all that they depend on is the same.
 
-    `name`: of the file. Of several processes that write one, the last stays. A name by all that the
+    `name`: the file's. Of several processes that write one, the last stays. A name by all that the
     record depends on lets several lie side by side; else the newest replaces the others.
     """
 
@@ -43,18 +43,18 @@ class Record:
         self._depends_on = json.loads(json.dumps(depends_on))
 
     def read(self) -> dict[str, Any] | None:
-        """All that the file says; None where there is none, or one that is damaged or of something
-        else."""
+        """Return all that the file says; None where there is none, or one that is damaged or of
+        something else."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             record = parse_json(self.path.read_bytes())
             if record.items() >= self._depends_on.items():
                 return dict(record)
         return None
 
-    def write(self, **found: Any) -> None:
-        """Where that fails, a warning says it once, and the next run finds it out again. Raises
-        TypeError for what JSON cannot say."""
-        text = json.dumps({**self._depends_on, **found})
+    def write(self, **findings: Any) -> None:
+        """Write the findings. Where that fails, a warning says so once, and the next run finds them
+        out again. Raises TypeError for what JSON cannot say."""
+        text = json.dumps({**self._depends_on, **findings})
         try:
             with atomic_write(self.path) as temporary:
                 temporary.write_text(text, encoding="utf-8")
@@ -85,7 +85,7 @@ def content_digest(path: Path) -> str:
 
 
 def settled_stamp(path: Path) -> tuple[Any, ...] | None:
-    """What changes with a file's contents; None for one that was written just now. Raises
+    """A tuple that changes with a file's contents; None for one that was written just now. Raises
     OSError."""
     stamp = _stamp(path.resolve())
     return tuple(stamp.values()) if _is_settled(stamp, time.time_ns()) else None

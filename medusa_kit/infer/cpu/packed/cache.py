@@ -38,7 +38,7 @@ from medusa_kit.infer.cpu.packed.gguf_blocks import blocks_in_order, read_factor
 from medusa_kit.infer.cpu.packed.model import PackedModel, opened
 from medusa_kit.infer.cpu.packed.packing import Blocks, Rows
 from medusa_kit.infer.cpu.packed.packing_up import Packing, model_of, row_pieces
-from medusa_kit.store.builds import Origin, make_file_once, tell
+from medusa_kit.store.builds import Origin, announce_work, make_file_once
 from medusa_kit.store.records import cache_folder, content_digest
 
 
@@ -68,7 +68,7 @@ def _packed_model(checkpoint: Path, config: Any, weights: str, check: bool) -> P
     doing = f"packing {checkpoint.name}, once on this machine"
 
     def write(sink: Sink) -> dict[str, Any]:
-        return _packed(checkpoint, config, weights, sink, lambda: tell(doing, folder))
+        return _packed(checkpoint, config, weights, sink, lambda: announce_work(doing, folder))
 
     try:
         return make_file_once(
@@ -79,7 +79,7 @@ def _packed_model(checkpoint: Path, config: Any, weights: str, check: bool) -> P
             lambda path: opened(path, _made_with()),
             Origin(checkpoint, contents),
             check,
-            told=False,
+            announce=False,
         )
     except OSError as error:
         console.note(

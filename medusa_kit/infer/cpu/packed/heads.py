@@ -67,7 +67,7 @@ def _kept(heads: MedusaHeads, output: PackedMatrix, folder: Path) -> PackedHeads
         lambda path: _opened(path, heads),
         Origin(folder, [contents]),
         getattr(heads.base, "check", False),
-        told=False,
+        announce=False,
     )
 
 
