@@ -62,9 +62,9 @@ def convert(
     from medusa_kit.base.loading import load_base_model
     from medusa_kit.heads.formats.convert import check_call, check_source
     from medusa_kit.heads.formats.convert import convert as run
-    from medusa_kit.heads.formats.files import heads_place
+    from medusa_kit.heads.formats.files import local_heads_folder
 
-    place = heads_place(source)
+    place = local_heads_folder(source)
     check_call(place, folder, to, layout, force)
     check_source(place, to)
     base = None

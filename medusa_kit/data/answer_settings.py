@@ -11,7 +11,8 @@ BASE_FINGERPRINT = "base_fingerprint"
 
 
 def settings_path(answers: Path) -> Path:
-    """Beside the file that a link points to, so that all its links share them."""
+    """The path of a file's settings: beside the file that a link points to, so that links share
+    them."""
     return _beside(link_target(answers))
 
 
@@ -26,12 +27,12 @@ def read_settings(answers: Path) -> dict[str, Any] | None:
     if path is None:
         return None
     try:
-        there = parse_json(path.read_text())
+        settings = parse_json(path.read_text())
     except ValueError as error:  # not JSON, or not text
         raise DataError(f"{path} is not JSON: {error}") from error
-    if not isinstance(there, dict):
-        raise DataError(f"{path} holds a {type(there).__name__}, expected settings")
-    return there
+    if not isinstance(settings, dict):
+        raise DataError(f"{path} holds a {type(settings).__name__}, expected settings")
+    return settings
 
 
 def write_settings(answers: Path, settings: dict[str, Any]) -> None:
@@ -45,7 +46,7 @@ def base_that_answered(source: str) -> str | None:
 
 
 def how_encoded(source: str, encoding: str | None) -> Encodings:
-    """How the prompts of a file of answers were encoded, held against `encoding`. Other sources are
+    """How the prompts of a file of answers were encoded, against `encoding`. Other sources are
     encoded when they are read, and a base without a tokenizer encodes nothing: SAME."""
     settings = _settings_of(source)
     if settings is None or encoding is None:

@@ -15,7 +15,7 @@ from medusa_kit.data.template import chat_template, check_characters, render
 from medusa_kit.data.turns import written
 from medusa_kit.errors import DataError
 
-MAX_REASONS = 8  # for skipped rows, that are told
+MAX_REASONS = 8  # for skipped rows, that are listed
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class EncodedExample:
 
 @dataclass
 class SourceCount:
-    """What became of the rows of one source."""
+    """How many rows of one source were kept and skipped."""
 
     kept: int = 0
     skipped: int = 0
@@ -40,7 +40,7 @@ class SourceCount:
 
 @dataclass
 class EncodeReport:
-    """What became of the rows."""
+    """How rows were encoded: counts of rows and tokens, and why rows were skipped."""
 
     skipped: list[tuple[int, str]] = field(default_factory=list)  # (row, reason)
     truncated: int = 0  # rows longer than max_length, emptied ones included
@@ -60,29 +60,29 @@ class EncodeReport:
             reason = re.sub(rf"^row {row} ", "it ", reason)
             rows.setdefault(reason, []).append(row)
         common = sorted(rows.items(), key=lambda item: -len(item[1]))
-        told = [
-            f"{len(those):,} rows skipped, the first is row {those[0]}: {reason}"
-            for reason, those in common[:MAX_REASONS]
+        lines = [
+            f"{len(numbers):,} rows skipped, the first is row {numbers[0]}: {reason}"
+            for reason, numbers in common[:MAX_REASONS]
         ]
         if len(common) > MAX_REASONS:
-            others = sum(len(those) for _, those in common[MAX_REASONS:])
-            told.append(f"{others:,} rows skipped for {len(common) - MAX_REASONS} other reasons")
-        return told
+            others = sum(len(numbers) for _, numbers in common[MAX_REASONS:])
+            lines.append(f"{others:,} rows skipped for {len(common) - MAX_REASONS} other reasons")
+        return lines
 
     def notes(self) -> list[str]:
-        """What of the rows is not trained on, though nothing was skipped."""
-        told = [
+        """Lines on parts of rows that are not trained on, though no row was skipped for them."""
+        lines = [
             f"{source}: the keys {', '.join(map(repr, sorted(count.unused)))} of rows are not used"
             for source, count in self.sources.items()
             if count.unused
         ]
         if self.edited:
-            told.append(
+            lines.append(
                 f"the chat template changes the words of {len(self.edited):,} rows, as templates "
                 f"do that leave out earlier thoughts (the first is row {self.edited[0]}): what it "
                 "writes is trained on"
             )
-        return told
+        return lines
 
     def summary(self, max_length: int) -> str:
         """One line on what is trained on, and what the cut at `max_length` cost."""
@@ -126,10 +126,10 @@ def encode_prompt(tokenizer: Any, prompt: Sequence[Message] | str) -> list[int]:
     return render(tokenizer, prompt, add_generation_prompt=True)
 
 
-def encode_asked(
+def encode_row_prompt(
     tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
 ) -> list[int]:
-    """Token ids of what a row asks, ready for the answer.
+    """Token ids of a row's prompt, ready for the answer.
 
     Raises DataError where the template refuses it or leaves out a part of it.
     """

@@ -29,7 +29,7 @@ def recipe_rows(data: DataSection, seed: int) -> Iterator[Row | BadRow]:
     return itertools.chain.from_iterable(sources)
 
 
-def check_there(data: DataSection) -> None:
+def check_sources(data: DataSection) -> None:
     """Look for the first row of every source, before anything large is loaded.
 
     Raises what read_good_and_bad raises.
@@ -39,7 +39,7 @@ def check_there(data: DataSection) -> None:
 
 
 def _rows(entry: SourceSection, data: DataSection) -> Iterator[Row | BadRow]:
-    """No source gives more than the limit of all together, so a stream always has a limit."""
+    """Rows of one source, at most the limit of all together, so that a stream always has one."""
     limits = [limit for limit in (entry.limit, data.limit) if limit is not None]
     return read_good_and_bad(entry.source, min(limits, default=None), data.streaming, extras=True)
 
@@ -61,21 +61,22 @@ def mix_rows(
 
 
 def _draw(
-    live: list[tuple[Iterator[Row | BadRow], float]], generator: random.Random, stop: Stop
+    sources: list[tuple[Iterator[Row | BadRow], float]], generator: random.Random, stop: Stop
 ) -> Iterator[Row | BadRow]:
-    while live:
-        chosen = _choose([weight for _, weight in live], generator)
-        row = next(live[chosen][0], None)
+    while sources:
+        chosen = _choose([weight for _, weight in sources], generator)
+        row = next(sources[chosen][0], None)
         if row is not None:
             yield row
         elif stop == "stop_at_first":
             return
         else:
-            del live[chosen]
+            del sources[chosen]
 
 
 def _choose(weights: Sequence[float], generator: random.Random) -> int:
-    """Uses `random()`, the only method whose numbers Python keeps the same between versions."""
+    """An index, drawn by weight through `random()`: the only method whose numbers Python keeps
+    the same between versions."""
     point = generator.random() * sum(weights)
     for index, up_to in enumerate(itertools.accumulate(weights)):
         if point < up_to:

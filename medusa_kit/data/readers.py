@@ -37,7 +37,8 @@ def read_rows(
 def read_good_and_bad(
     source: str, limit: int | None = None, streaming: bool = False, extras: bool = False
 ) -> Iterator[Row | BadRow]:
-    """The same, with a BadRow for each row of no known format, for callers that skip such rows."""
+    """Rows as `read_rows` gives them, with a BadRow in place of each row of no known format, for
+    callers that skip such rows."""
     items = read_items(source, limit, streaming)
     rows = (read_item(item, number, source, extras) for number, item in items)
     first = next(rows, None)

@@ -1,4 +1,4 @@
-"""One row's conversations as the chat template renders them: text, its tokens, and their places.
+"""One row's conversations as the chat template renders them: text, its tokens, and their positions.
 
 A tokenizer that tells no offsets, or encodes conversations in a way of its own, is read through its
 token ids: each stands as one character of the "text" then.
@@ -30,7 +30,8 @@ class Rendered:
         self.as_text = encodes_text(tokenizer) and bool(getattr(tokenizer, "is_fast", False))
 
     def text(self, messages: Sequence[Message], ask: bool = False) -> str:
-        """`ask`: with what the template writes before an answer. Raises DataError."""
+        """The conversation as text. `ask`: with what the template writes before an answer. Raises
+        DataError."""
         if self.as_text:
             return render_text(self.tokenizer, messages, self.tools, ask=ask)
         return "".join(map(chr, render(self.tokenizer, messages, ask, self.tools)))
@@ -38,13 +39,15 @@ class Rendered:
     def tokens(self, text: str) -> tuple[list[int], list[Span]]:
         """(ids, the characters of each) of such a text."""
         if not self.as_text:
-            return [ord(one) for one in text], [(i, i + 1) for i in range(len(text))]
+            return [ord(character) for character in text], [(i, i + 1) for i in range(len(text))]
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return list(encoded["input_ids"]), [tuple(span) for span in encoded["offset_mapping"]]
 
     def is_blank(self, part: str) -> bool:
         """Whether a part of such a text is white space."""
-        shown = part if self.as_text else self.tokenizer.decode([ord(one) for one in part])
+        shown = (
+            part if self.as_text else self.tokenizer.decode([ord(character) for character in part])
+        )
         return not shown.strip()
 
     def marked(self, messages: Sequence[Message]) -> list[Span]:
@@ -52,10 +55,10 @@ class Rendered:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         check_characters(messages)
-        given = [{k: v for k, v in message.items() if v is not None} for message in messages]
+        conversation = [{k: v for k, v in message.items() if v is not None} for message in messages]
         with refusals():
             _, spans = render_jinja_template(
-                conversations=[given], tools=self.tools, return_assistant_tokens_mask=True,
+                conversations=[conversation], tools=self.tools, return_assistant_tokens_mask=True,
                 chat_template=dated(chat_template(self.tokenizer)),
                 **self.tokenizer.special_tokens_map,
             )  # fmt: skip

@@ -53,8 +53,9 @@ FORMS = (
 
 
 def read_item(item: Any, number: int, source: str, extras: bool = False) -> Row | BadRow:
-    """The row. `extras`: it may have tools, and messages may have tool calls, names and reasoning,
-    which the caller checks (shown.py); else such a row is a BadRow, as nothing would show them."""
+    """The row that an item describes. `extras`: it may have tools, and messages may have tool
+    calls, names and reasoning, which the caller checks (shown.py); else such a row is a BadRow, as
+    nothing would show them."""
     try:
         return _row(item, number, source, extras)
     except DataError as error:
@@ -63,7 +64,7 @@ def read_item(item: Any, number: int, source: str, extras: bool = False) -> Row 
 
 def _row(item: Any, number: int, source: str, extras: bool) -> Row:
     if isinstance(item, str):
-        return Conversation([_said("user", item)], number, None, source)
+        return Conversation([_plain_message("user", item)], number, None, source)
     if not isinstance(item, dict):
         raise DataError(
             f"it holds {kind_of(item)}, expected an object or a string",
@@ -74,16 +75,18 @@ def _row(item: Any, number: int, source: str, extras: bool) -> Row:
     if "response_ids" in item:
         return _answer(item, identity, number, source)
     messages, used = _messages(item)
-    messages, system = _with_system(messages, item)
+    messages, system_keys = _with_system(messages, item)
     tools = _tools(item.get("tools"))
-    known = {*used, *system, *(["tools"] if tools else [])}
-    again = [key for key in ASKED if key not in known and _is_again(item, key, used, messages)]
-    left = unused(item, {*known, *again})
+    known = {*used, *system_keys, *(["tools"] if tools else [])}
+    repeated = [
+        key for key in ASKED if key not in known and _repeats_prompt(item, key, used, messages)
+    ]
+    unused_keys = unused(item, {*known, *repeated})
     if not extras:
         refuse_extras(messages, tools)
     category = item.get("category")
     category = category if isinstance(category, str) else None
-    return Conversation(messages, number, identity, source, category, tools, left)
+    return Conversation(messages, number, identity, source, category, tools, unused_keys)
 
 
 def _messages(item: dict[str, Any]) -> tuple[list[Message], list[str]]:
@@ -92,54 +95,58 @@ def _messages(item: dict[str, Any]) -> tuple[list[Message], list[str]]:
         if not is_empty(item.get(key)):
             return _turns(_listed(item, key)), [key]
     if item.get("turns"):
-        return [_said("user", str(_listed(item, "turns")[0]))], ["turns"]
+        return [_plain_message("user", str(_listed(item, "turns")[0]))], ["turns"]
     for key in ASKED:
         if not is_empty(item.get(key)):
-            return _asked_and_answered(item, key)
+            return _question_and_answer(item, key)
     if isinstance(item.get("text"), str) and item["text"]:
-        return [_said("user", item["text"])], ["text"]
+        return [_plain_message("user", item["text"])], ["text"]
     for key in ASKED:
         if item.get(key) == "":  # a tokenizer may begin texts with a token of its own
-            return [_said("user", "")], [key]
+            return [_plain_message("user", "")], [key]
     empty = [key for key in (*TURN_LISTS, "turns", *ASKED, "text")
              if key in item and is_empty(item[key])]  # fmt: skip
-    said = f"its format is unknown; its keys are {', '.join(map(repr, item))}"
+    problem = f"its format is unknown; its keys are {', '.join(map(repr, item))}"
     if empty or not item:
-        said = f"{' and '.join(map(repr, empty)) or 'the row'} is empty"
-    raise DataError(said, hint=f"expected {FORMS}")
+        problem = f"{' and '.join(map(repr, empty)) or 'the row'} is empty"
+    raise DataError(problem, hint=f"expected {FORMS}")
 
 
-def _asked_and_answered(item: dict[str, Any], prompt_key: str) -> tuple[list[Message], list[str]]:
+def _question_and_answer(item: dict[str, Any], prompt_key: str) -> tuple[list[Message], list[str]]:
     further = [key for key in ASKED_TOO if not is_empty(item.get(key))]
     answers = [key for key in ANSWERED if not is_empty(item.get(key))]
     if len(answers) > 1:
         raise DataError(f"it has {' and '.join(map(repr, answers))}; expected one answer")
-    messages = _spoken(item, prompt_key, "user")
+    messages = _messages_of(item, prompt_key, "user")
     for key in further:
         text = item[key]
         if not isinstance(text, str) or isinstance(item[prompt_key], list):
             raise DataError(f"{key} is {kind_of(text)} alongside {prompt_key}, expected texts")
         messages[-1]["content"] += f"\n\n{text}"
     for key in answers:
-        messages += _spoken(item, key, "assistant")
+        messages += _messages_of(item, key, "assistant")
     history = [] if is_empty(item.get("history")) else _listed(item, "history")
     used = [prompt_key, *further, *answers, *(["history"] if history else [])]
-    return [*_earlier(history), *messages], used
+    return [*_history_messages(history), *messages], used
 
 
-def _is_again(item: dict[str, Any], key: str, used: list[str], messages: list[Message]) -> bool:
-    """Whether a column says once more what is asked: as a message does, or in another layout."""
+def _repeats_prompt(
+    item: dict[str, Any], key: str, used: list[str], messages: list[Message]
+) -> bool:
+    """Whether a column repeats what is asked: as a message has it, or in another layout."""
     text = item.get(key)
     if not isinstance(text, str):
         return False
-    asked = [item[one] for one in used if one in (*ASKED, *ASKED_TOO)]
-    in_it = bool(asked) and all(isinstance(one, str) and one in text for one in asked)
+    questions = [item[question] for question in used if question in (*ASKED, *ASKED_TOO)]
+    in_it = bool(questions) and all(
+        isinstance(question, str) and question in text for question in questions
+    )
     return (in_it and any(mark in text for mark in LAYOUTS)) or any(
         text.strip() in message["content"] for message in messages
     )
 
 
-def _earlier(history: list[Any]) -> list[Message]:
+def _history_messages(history: list[Any]) -> list[Message]:
     for pair in history:
         if (
             not isinstance(pair, list)
@@ -147,40 +154,40 @@ def _earlier(history: list[Any]) -> list[Message]:
             or not all(isinstance(t, str) for t in pair)
         ):
             raise DataError("history holds something else than pairs of a question and its answer")
-    return [_said(role, text) for pair in history
+    return [_plain_message(role, text) for pair in history
             for role, text in zip(("user", "assistant"), pair, strict=True)]  # fmt: skip
 
 
-def _spoken(item: dict[str, Any], key: str, role: str) -> list[Message]:
+def _messages_of(item: dict[str, Any], key: str, role: str) -> list[Message]:
     value = item[key]
     if isinstance(value, str):
-        return [_said(role, value)]
+        return [_plain_message(role, value)]
     if isinstance(value, list):
         return _turns(value)
     raise DataError(f"{key} is {kind_of(value)}, expected text or messages")
 
 
-def _said(role: str, text: str) -> Message:
+def _plain_message(role: str, text: str) -> Message:
     return {"role": role, "content": text}
 
 
 def _with_system(messages: list[Message], item: dict[str, Any]) -> tuple[list[Message], list[str]]:
-    """With the row's own system text, and its key."""
-    given = [key for key in SYSTEM if not is_empty(item.get(key))]
-    for key in given:
+    """(messages with the row's own system text before them, the keys of that text)."""
+    keys = [key for key in SYSTEM if not is_empty(item.get(key))]
+    for key in keys:
         text = item[key]
         if not isinstance(text, str):
             raise DataError(f"{key} is {kind_of(text)}, expected text")
-        there = [message["content"] for message in messages if message["role"] == "system"]
-        if not there:
-            messages = [_said("system", text), *messages]
-        elif there != [text]:
+        system_texts = [message["content"] for message in messages if message["role"] == "system"]
+        if not system_texts:
+            messages = [_plain_message("system", text), *messages]
+        elif system_texts != [text]:
             raise DataError(f"its {key!r} differs from its system message; expected one of them")
-    return messages, given
+    return messages, keys
 
 
 def _tools(tools: Any) -> list[dict[str, Any]] | None:
-    """Many data sets hold them as JSON text."""
+    """The tools of a row, None without any; many data sets have them as JSON text."""
     if isinstance(tools, str) and tools.strip():
         try:
             tools = parse_json(tools)
@@ -224,7 +231,7 @@ def _message(turn: Any) -> Message:
 
 
 def _text(content: Any) -> str:
-    """Parts of text are one text, as a server joins them."""
+    """The text of a message's content; parts of text are joined, as a server does."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -240,7 +247,7 @@ def _extras(turn: Mapping[str, Any]) -> dict[str, Any]:
     extras: dict[str, Any] = {}
     reasoning = [turn[key] for key in REASONING if not is_empty(turn.get(key))]
     if reasoning:
-        if any(one != reasoning[0] or not isinstance(one, str) for one in reasoning):
+        if any(text != reasoning[0] or not isinstance(text, str) for text in reasoning):
             raise DataError("reasoning of a message is something else than one text")
         extras[REASONING[0]] = reasoning[0]
     if not is_empty(calls := turn.get("tool_calls")):
@@ -254,7 +261,8 @@ def _extras(turn: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _calls(calls: Any) -> list[dict[str, Any]]:
-    """With arguments as objects, which OpenAI's API has as text and templates write as JSON."""
+    """Tool calls with arguments as objects; OpenAI's API has them as text, and templates write
+    them as JSON."""
     if isinstance(calls, str):
         try:
             calls = parse_json(calls)
@@ -278,7 +286,7 @@ def _function(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def _weight(weight: Any, role: str) -> dict[str, Any]:
-    """OpenAI's: 0 leaves an answer out of training, 1 does not."""
+    """The key `weight`, as OpenAI defines it: 0 leaves an answer out of training, 1 does not."""
     if weight is None:
         return {}
     if isinstance(weight, str) or weight not in (0, 1):

@@ -65,11 +65,11 @@ def check_message(turn: Mapping[str, Any], known: Collection[str]) -> None:
 def refuse_extras(messages: Sequence[Message], tools: Any = None) -> None:
     """Raises DataError for tools, and messages with more than role and content, where nothing would
     show them to the model."""
-    found = ["tools"] if tools else []
-    found += [key for message in messages for key in SHOWN if key in message]
-    if found:
+    extras = ["tools"] if tools else []
+    extras += [key for message in messages for key in SHOWN if key in message]
+    if extras:
         raise DataError(
-            f"it has {found[0]!r}, which is not shown to the model here",
+            f"it has {extras[0]!r}, which is not shown to the model here",
             hint="remove it, or give messages of role and content",
         )
 
@@ -77,14 +77,14 @@ def refuse_extras(messages: Sequence[Message], tools: Any = None) -> None:
 def unused(item: Mapping[str, Any], used: Collection[str]) -> tuple[str, ...]:
     """The keys that are left out. Raises DataError where one of them changes what the model is told
     or what is trained on."""
-    left = [key for key, value in item.items() if key not in used and not is_empty(value)]
-    for key in left:
+    remaining = [key for key, value in item.items() if key not in used and not is_empty(value)]
+    for key in remaining:
         if _changes(key.lower(), item[key]):
             raise DataError(
                 f"{key!r} of the row cannot be honoured alongside its {_named(used)}",
                 hint="put what the model reads into messages, or remove the key",
             )
-    return tuple(key for key in left if key not in HARMLESS and not _is_usual(key, item[key]))
+    return tuple(key for key in remaining if key not in HARMLESS and not _is_usual(key, item[key]))
 
 
 def _changes(key: str, value: Any) -> bool:

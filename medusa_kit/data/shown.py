@@ -10,10 +10,10 @@ from medusa_kit.data.row_keys import SHOWN
 from medusa_kit.data.rows import Message
 from medusa_kit.errors import DataError
 
-# Private characters, which neither templates nor rows have; at both ends, so that the places where
-# texts begin and cease to differ are those of the words.
+# Private characters, which neither templates nor rows have, at both ends: two texts then begin
+# and cease to differ where the words do.
 OTHER = "\ue000other\ue001"
-OTHERS = ("content", "reasoning_content", "tool_calls")  # what a place is found by
+OTHERS = ("content", "reasoning_content", "tool_calls")  # what a message is located by
 
 
 def is_plain(messages: Sequence[Message]) -> bool:
@@ -39,32 +39,32 @@ def renderable(view: Rendered, messages: Sequence[Message]) -> tuple[list[Messag
 
 
 class Shown(NamedTuple):
-    """Where each message stands in the rendered text, and whether the template writes other words
+    """Where each message is in the rendered text, and whether the template writes other words
     than theirs, as templates do that leave out earlier thoughts."""
 
-    places: list[Span]
+    spans: list[Span]
     is_edited: bool
 
 
 def check_shown(view: Rendered, messages: Sequence[Message], text: str) -> Shown:
     """Raises DataError, naming it, for what the template leaves out of the rendered text."""
     thoughts = _check_extras(view, messages, text)
-    places = list[Span]()
+    spans = list[Span]()
     for index, message in enumerate(messages):
         if not _words(message) and _text(view, _otherwise(messages, index)) == text:
-            places.append((places[-1][1],) * 2 if places else (0, 0))  # nothing is left out
+            spans.append((spans[-1][1],) * 2 if spans else (0, 0))  # nothing is left out
         else:
-            places.append(place(view, messages, index, text))
+            spans.append(message_span(view, messages, index, text))
     changed = view.as_text and any(
         _words(message) not in text[start:end]
-        for message, (start, end) in zip(messages, places, strict=True)
+        for message, (start, end) in zip(messages, spans, strict=True)
     )
-    return Shown(places, changed or not all(thoughts))
+    return Shown(spans, changed or not all(thoughts))
 
 
-def place(view: Rendered, messages: Sequence[Message], index: int, text: str) -> Span:
-    """The place of a message: what differs where it says something else. Raises DataError where
-    the template leaves it out."""
+def message_span(view: Rendered, messages: Sequence[Message], index: int, text: str) -> Span:
+    """The characters of a message in the text: those that differ where it says something else.
+    Raises DataError where the template leaves it out."""
     other = view.text(_otherwise(messages, index))
     if other == text:
         raise DataError(
@@ -86,10 +86,10 @@ def _otherwise(
     their results may be said to be."""
     message = messages[index]
     further = [key for key in keys if key in message and key != "content"]
-    says = "content" in keys and (
+    changes_words = "content" in keys and (
         _words(message) or not further
     )  # not beside calls, if it is empty
-    other: Message = dict.fromkeys([*further, *(["content"] if says else [])], OTHER)
+    other: Message = dict.fromkeys([*further, *(["content"] if changes_words else [])], OTHER)
     if "tool_calls" in other:
         other["tool_calls"] = [_other_call(call) for call in message["tool_calls"]]
     return [*messages[:index], {**message, **other}, *messages[index + 1 :]]
@@ -102,14 +102,14 @@ def _other_call(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
-def common_start(one: str, other: str) -> int:
+def common_start(first: str, second: str) -> int:
     """How many characters two texts begin with alike."""
-    if one.startswith(other) or other.startswith(one):
-        return min(len(one), len(other))
-    low, high = 0, min(len(one), len(other))  # alike up to low; not up to high
+    if first.startswith(second) or second.startswith(first):
+        return min(len(first), len(second))
+    low, high = 0, min(len(first), len(second))  # alike up to low; not up to high
     while high - low > 1:
         middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
+        if first[low:middle] == second[low:middle]:
             low = middle
         else:
             high = middle
@@ -127,10 +127,12 @@ def _check_extras(view: Rendered, messages: Sequence[Message], text: str) -> lis
     called = {call["function"]["name"] for m in messages for call in m.get("tool_calls", ())}
     thoughts = []
     for index, message in enumerate(messages):
-        said_by_call = message["role"] == "tool" and message.get("name") in called
-        beside = "tool_calls" in message and _words(message)  # some templates leave it out then
-        for key in (*SHOWN, *(["content"] if beside else [])):
-            if key not in message or (key == "name" and said_by_call):
+        named_by_call = message["role"] == "tool" and message.get("name") in called
+        has_words_and_calls = "tool_calls" in message and _words(
+            message
+        )  # some templates leave it out then
+        for key in (*SHOWN, *(["content"] if has_words_and_calls else [])):
+            if key not in message or (key == "name" and named_by_call):
                 continue
             is_shown = _text(view, _otherwise(messages, index, [key])) != text
             if key == "reasoning_content":

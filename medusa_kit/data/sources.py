@@ -35,7 +35,7 @@ INSTALL = "pip install 'medusa-kit[train]'"
 
 
 def read_items(source: str, limit: int | None = None, streaming: bool = False) -> Iterator[Item]:
-    """Raises what `readers.read_rows` raises for a source."""
+    """Numbered items of a source, lazily. Raises what `readers.read_rows` raises for a source."""
     if not source.strip():
         raise DataError("the name of the data is empty, expected a file or a data set", hint=READ)
     path = Path(source).expanduser()
@@ -126,9 +126,9 @@ def _read_json(path: Path, lines: Iterable[str]) -> Iterator[Item]:
     number, line = first
     second = next(((n, line) for n, line in numbered if line.strip()), None)
     if _begins_a_list(path, line, alone=second is None):
-        rest = itertools.chain([] if second is None else [second], numbered)
+        remaining = itertools.chain([] if second is None else [second], numbered)
         gap = "\n" * (0 if second is None else second[0] - number - 1)
-        text = "\n" * (number - 1) + line + gap + "".join(line for _, line in rest)
+        text = "\n" * (number - 1) + line + gap + "".join(line for _, line in remaining)
         yield from _read_list(path, text)
         return
     for number, line in itertools.chain([first], [] if second is None else [second], numbered):
@@ -154,7 +154,7 @@ def _parsed(path: Path, number: int, line: str) -> Any:
 
 
 def _reason(error: json.JSONDecodeError) -> str:
-    """Some of Python's messages end in "at"."""
+    """The reason and column of a JSON error; some of Python's messages end in "at"."""
     return f"{error.msg.removesuffix(' at')} at column {error.colno}"
 
 
@@ -206,9 +206,9 @@ def _loaded(source: str, name: str, config: str | None, options: dict[str, Any])
     try:
         import datasets
     except ImportError as error:
-        what = "" if Path(source).is_file() else " is not a file, and reading it as a data set"
+        problem = "" if Path(source).is_file() else " is not a file, and reading it as a data set"
         raise DataError(
-            f"{source!r}{what} needs the package datasets",
+            f"{source!r}{problem} needs the package datasets",
             hint=f"{INSTALL}, or give a .jsonl, .json or .txt file",
         ) from error
     try:
@@ -224,7 +224,7 @@ def _loaded(source: str, name: str, config: str | None, options: dict[str, Any])
 
 
 def without_nothing(value: Any) -> Any:
-    """Without keys of nothing: a table gives every object the keys of all others."""
+    """The value without keys whose value is None: a table gives every object the keys of all."""
     if isinstance(value, dict):
-        return {key: without_nothing(one) for key, one in value.items() if one is not None}
-    return [without_nothing(one) for one in value] if isinstance(value, list) else value
+        return {key: without_nothing(item) for key, item in value.items() if item is not None}
+    return [without_nothing(item) for item in value] if isinstance(value, list) else value

@@ -26,16 +26,16 @@ def chat_template(tokenizer: Any) -> str | None:
 
     Raises DataError where there are several and none is called so.
     """
-    found = getattr(tokenizer, "chat_template", None)
-    if not isinstance(found, dict):
-        return found or None
-    if "default" not in found:
+    template = getattr(tokenizer, "chat_template", None)
+    if not isinstance(template, dict):
+        return template or None
+    if "default" not in template:
         raise DataError(
-            f"the tokenizer's chat templates are named {', '.join(map(repr, found))}; expected one "
-            "named 'default'",
+            f"the tokenizer's chat templates are named {', '.join(map(repr, template))}; "
+            "expected one named 'default'",
             hint="set the tokenizer's chat_template to the one to use, and save it",
         )
-    return found["default"]
+    return template["default"]
 
 
 def end_of_turn_id(tokenizer: Any) -> int | None:
@@ -53,8 +53,10 @@ def render(
 ) -> list[int]:
     """Token ids of the conversation. `tools`: functions that the template tells the model of;
     `variables`: of the template. Raises DataError where the template refuses it."""
-    given = _given(tools, variables)
-    return list(_rendered(tokenizer, messages, add_generation_prompt, return_dict=False, **given))
+    keywords = _template_keywords(tools, variables)
+    return list(
+        _rendered(tokenizer, messages, add_generation_prompt, return_dict=False, **keywords)
+    )
 
 
 def render_text(
@@ -66,20 +68,20 @@ def render_text(
 ) -> str:
     """Text of the conversation, with `ask` ready for the answer. Raises DataError as `render`
     does."""
-    given = _given(tools, variables)
-    return str(_rendered(tokenizer, messages, ask, tokenize=False, **given))
+    keywords = _template_keywords(tools, variables)
+    return str(_rendered(tokenizer, messages, ask, tokenize=False, **keywords))
 
 
-def _rendered(tokenizer: Any, messages: Sequence[Message], ask: bool, **given: Any) -> Any:
-    """What the tokenizer makes of them, within the limits of bounded_rendering.py."""
+def _rendered(tokenizer: Any, messages: Sequence[Message], ask: bool, **keywords: Any) -> Any:
+    """The tokenizer's text or token ids, within the limits of bounded_rendering.py."""
     check_characters(messages)
     with refusals():
-        more = {"add_generation_prompt": ask, **_on_its_date(tokenizer), **given}
+        arguments = {"add_generation_prompt": ask, **_on_its_date(tokenizer), **keywords}
 
-        def rendering() -> Any:  # what the template takes is found by rendering, bounded too
-            return tokenizer.apply_chat_template(as_taken(tokenizer, messages), **more)
+        def apply() -> Any:  # what the template takes is found by rendering, bounded too
+            return tokenizer.apply_chat_template(as_taken(tokenizer, messages), **arguments)
 
-        return bounded(dated(chat_template(tokenizer)), rendering)
+        return bounded(dated(chat_template(tokenizer)), apply)
 
 
 @contextmanager
@@ -106,11 +108,11 @@ def _on_its_date(tokenizer: Any) -> dict[str, Any]:
     return {} if written == template else {"chat_template": written}
 
 
-def _given(
+def _template_keywords(
     tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]
 ) -> dict[str, Any]:
-    given_tools = {} if tools is None else {"tools": [dict(tool) for tool in tools]}
-    return {**variables, **given_tools}
+    tools_keyword = {} if tools is None else {"tools": [dict(tool) for tool in tools]}
+    return {**variables, **tools_keyword}
 
 
 def encodes_text(tokenizer: Any) -> bool:

@@ -13,10 +13,10 @@ USUAL_PER_TOKEN = 8  # a text of no more is encoded at once
 SLACK = 64  # tokens by which the beginning of a text may have more than the same part of it all
 
 
-def check_size(context: int, *given: Any) -> None:
-    """Raises ContextLengthError for more text than a context of so many tokens could hold. `given`:
-    JSON values whose strings are rendered."""
-    length = sum(map(_length, given))
+def check_size(context: int, *values: Any) -> None:
+    """Raises ContextLengthError for more text than a context of so many tokens could hold.
+    `values`: JSON values whose strings are rendered."""
+    length = sum(map(_length, values))
     if length > MAX_PER_TOKEN * context:
         raise ContextLengthError(
             f"the prompt has {length:,} characters; the model's context holds {context:,} tokens, "
@@ -25,12 +25,12 @@ def check_size(context: int, *given: Any) -> None:
         )
 
 
-def _length(given: Any) -> int:
-    if isinstance(given, str):
-        return len(given)
-    if isinstance(given, dict):
-        return sum(len(name) + _length(value) for name, value in given.items())
-    return sum(map(_length, given)) if isinstance(given, list | tuple) else 1
+def _length(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(len(name) + _length(item) for name, item in value.items())
+    return sum(map(_length, value)) if isinstance(value, list | tuple) else 1
 
 
 def check_fits(tokenizer: Any, context: int, text: str) -> None:

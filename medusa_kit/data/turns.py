@@ -16,7 +16,7 @@ from typing import NamedTuple
 from medusa_kit.base.tokenizer.turn_end import end_of_turn, special_ids
 from medusa_kit.data.rendered import Rendered, Span
 from medusa_kit.data.rows import Message
-from medusa_kit.data.shown import check_shown, common_start, place, renderable
+from medusa_kit.data.shown import check_shown, common_start, message_span, renderable
 from medusa_kit.data.template import chat_template
 from medusa_kit.errors import DataError
 
@@ -32,8 +32,8 @@ class Written(NamedTuple):
 
 
 def written(view: Rendered, messages: Sequence[Message]) -> Written:
-    """Up to the last turn that is trained on. Raises DataError where the template refuses the
-    conversation or leaves out a part of it, and where no turn is left."""
+    """The tokens up to the last turn that is trained on. Raises DataError where the template
+    refuses the conversation or leaves out a part of it, and where no turn is left."""
     weights = [m["role"] == "assistant" and m.get("weight", 1) for m in messages]
     messages, text = renderable(view, messages)
     turns = _Turns(view, messages, text)
@@ -42,18 +42,18 @@ def written(view: Rendered, messages: Sequence[Message]) -> Written:
         if message["role"] != "assistant":
             turns.close()
             continue
-        places = turns.find(index)
+        spans = turns.find(index)
         if not weights[index]:
             continue
-        for start, end in places:
+        for start, end in spans:
             mask[start:end] = [True] * (end - start)
             last = max(last, end)
     if not any(mask):
-        raise _nothing(any(weights), turns.marks is not None)
+        raise _nothing_to_train_on(any(weights), turns.marks is not None)
     return Written(turns.ids[:last], mask[:last], turns.is_edited)
 
 
-def _nothing(some_weight: bool, is_marked: bool) -> DataError:
+def _nothing_to_train_on(some_weight: bool, is_marked: bool) -> DataError:
     if not some_weight:
         return DataError("every turn of the assistant has weight 0")
     if is_marked:
@@ -68,7 +68,7 @@ class _Turns:
     def __init__(self, view: Rendered, messages: Sequence[Message], text: str) -> None:
         self._view, self._messages, self._text = view, messages, text
         self.ids, self._spans = view.tokens(text)
-        self._places, self.is_edited = check_shown(view, messages, text)
+        self._message_spans, self.is_edited = check_shown(view, messages, text)
         marked = view.as_text and GENERATION_MARK.search(chat_template(view.tokenizer) or "")
         self.marks = view.marked(messages) if marked else None
         self._check_marks()
@@ -79,10 +79,10 @@ class _Turns:
 
     def _check_marks(self) -> None:
         for index, (message, (start, end)) in enumerate(
-            zip(self._messages, self._places, strict=True)
+            zip(self._messages, self._message_spans, strict=True)
         ):
-            held = any(s <= start < end <= e for s, e in self.marks or ())
-            if held and message["role"] != "assistant":
+            is_marked = any(s <= start < end <= e for s, e in self.marks or ())
+            if is_marked and message["role"] != "assistant":
                 raise DataError(
                     "the chat template's {% generation %} marks enclose "
                     f"message {index + 1}, of the {message['role']}",
@@ -90,12 +90,12 @@ class _Turns:
                 )
 
     def close(self) -> None:
-        """Others speak: no turn goes on behind them."""
+        """Note that another role speaks, so that no turn continues after it."""
         self._open_end = None
 
     def find(self, index: int) -> list[Span]:
         """The tokens of a turn: none where the template's marks leave it out."""
-        start, end = self._places[index]
+        start, end = self._message_spans[index]
         if self.marks is None:
             first = self._first(self._beginning(index))
             self._open_end = None
@@ -103,14 +103,14 @@ class _Turns:
         inside = [
             (s, e) for s, e in self.marks if (s < end and e > start) or s <= start <= end <= e
         ]
-        found = []
+        token_spans = []
         for number, (s, e) in enumerate(inside, start=1):
             first = self._first(s)
             if number == len(inside) and end <= e:
-                found.append((first, self._last(index, first, end, e)))
+                token_spans.append((first, self._last(index, first, end, e)))
             else:
-                found.append((first, max(first, self._until(e))))
-        return found
+                token_spans.append((first, max(first, self._until(e))))
+        return token_spans
 
     def _first(self, start: int) -> int:
         """The first token with something of the text from `start` on. One that stands for more than
@@ -124,13 +124,14 @@ class _Turns:
         return bisect.bisect_left(self._spans, end, key=lambda span: span[0])
 
     def _beginning(self, index: int) -> int:
-        """Where the model begins to write: behind what the template asks with. Some templates ask
-        with more than they write before finished answers, such as the beginning of a thought."""
-        start, end = self._places[index]
-        asked = self._before(index, ask=True)
-        if asked and self._text.startswith(asked) and len(asked) <= end:
-            return len(asked)
-        before = max((e for _, e in self._places[:index] if e <= start), default=0)
+        """The character where the model begins to write: behind what the template asks with. Some
+        templates ask with more than they write before finished answers, such as the beginning of a
+        thought."""
+        start, end = self._message_spans[index]
+        prompt_text = self._before(index, ask=True)
+        if prompt_text and self._text.startswith(prompt_text) and len(prompt_text) <= end:
+            return len(prompt_text)
+        before = max((e for _, e in self._message_spans[:index] if e <= start), default=0)
         for length in range(len(header := self._header(index)), 0, -1):
             if (at := self._text.rfind(header[:length], before, start)) >= 0:
                 return at + length
@@ -141,10 +142,10 @@ class _Turns:
 
     def _header(self, index: int) -> str:
         """What the template writes before an answer: this one, else some other."""
-        for one in (index, *range(1, len(self._messages))):
-            is_answer = self._messages[one]["role"] == "assistant"
-            if is_answer and (asked := self._before(one, ask=True)):
-                return asked[common_start(asked, self._before(one, ask=False)) :]
+        for turn in (index, *range(1, len(self._messages))):
+            is_answer = self._messages[turn]["role"] == "assistant"
+            if is_answer and (prompt_text := self._before(turn, ask=True)):
+                return prompt_text[common_start(prompt_text, self._before(turn, ask=False)) :]
         return ""
 
     def _before(self, index: int, ask: bool) -> str:
@@ -156,8 +157,8 @@ class _Turns:
 
     def _last(self, index: int, first: int, end: int, mark: int | None) -> int:
         """One past the last token of the turn whose words end at `end`, and its mark at `mark`."""
-        is_last = index + 1 == len(self._places)
-        following = len(self._text) if is_last else self._places[index + 1][0]
+        is_last = index + 1 == len(self._message_spans)
+        following = len(self._text) if is_last else self._message_spans[index + 1][0]
         behind = bisect.bisect_left(self._spans, end, first, key=lambda span: span[1])
         near = range(behind, len(self.ids))
         for position in near:
@@ -195,12 +196,12 @@ class _Turns:
     def _tail_end(self, index: int, end: int) -> int:
         """Where the text behind a turn ceases to be what it is where the conversation ends there:
         from there on it is that of later turns."""
-        if index + 1 == len(self._places):
+        if index + 1 == len(self._message_spans):
             return len(self._text)
         until = self._messages[: index + 1]
         try:
             text = self._view.text(until)
-            _, words_end = place(self._view, until, index, text)
+            _, words_end = message_span(self._view, until, index, text)
         except DataError:
             return end
         return end + common_start(self._text[end:], text[words_end:])

@@ -18,7 +18,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING, encoding_digest
 from medusa_kit.base.tokenizer.ids import check_token_ids
 from medusa_kit.data.answer_settings import BASE_FINGERPRINT
-from medusa_kit.data.chat import encode_asked
+from medusa_kit.data.chat import encode_row_prompt
 from medusa_kit.data.readers import AnswerRow, BadRow, Conversation, Message
 from medusa_kit.data.row_keys import refuse_extras
 from medusa_kit.data.rows import EXAMPLES
@@ -244,7 +244,7 @@ def _tasks(
             if not isinstance(row, Conversation):
                 raise DataError("it is an answer already, expected a prompt", hint=EXAMPLES)
             messages = asked_messages(row.messages, turns)
-            ids = encode_asked(tokenizer, messages, row.tools)
+            ids = encode_row_prompt(tokenizer, messages, row.tools)
             if not ids:
                 raise DataError("the prompt has no token")
             if vocab_size is not None:

@@ -25,7 +25,7 @@ from medusa_kit.drafters.native.other_kinds import refuse_other_kinds
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER, read_heads, says_ours
-from medusa_kit.heads.formats.files import heads_place
+from medusa_kit.heads.formats.files import local_heads_folder
 from medusa_kit.heads.formats.recognise import read_foreign
 from medusa_kit.infer.attention import choice
 from medusa_kit.infer.cpu.activations import check_before_loading as check_activations
@@ -153,7 +153,7 @@ def check_heads(
     elif heads == "untrained":
         numbers = UNTRAINED_HEADS, None
     elif heads is not None:
-        folder = paired_heads(name) if heads == "auto" else heads_place(heads)
+        folder = paired_heads(name) if heads == "auto" else local_heads_folder(heads)
     if folder is not None:
         numbers = _stored_numbers(folder, None if optional else (name, revision), force)
         given = read_tree(None, folder) if given is None else given

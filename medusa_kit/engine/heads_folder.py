@@ -20,7 +20,7 @@ from medusa_kit.errors import (
     unreadable,
 )
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
-from medusa_kit.heads.formats.files import CONFIG_NAME, heads_place
+from medusa_kit.heads.formats.files import CONFIG_NAME, local_heads_folder
 
 MAX_JSON = 16 << 20  # bytes of a file that is read whole as text
 Version = tuple[tuple[str, int, int, int], ...]  # name, size, time and inode of each file
@@ -37,7 +37,7 @@ class HeadsLocation:
 
     def fetched(self) -> Path:
         """Their folder; heads on the Hub are downloaded if need be. Raises HubError."""
-        return heads_place(self.name) if self.folder is None else self.folder
+        return local_heads_folder(self.name) if self.folder is None else self.folder
 
 
 class HeadsFolder:

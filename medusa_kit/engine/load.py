@@ -29,7 +29,7 @@ from medusa_kit.engine.heads_encoding import tell_of_encoding
 from medusa_kit.engine.tree_precision import tell_of_precision
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads, load_heads
-from medusa_kit.heads.formats.files import heads_place
+from medusa_kit.heads.formats.files import local_heads_folder
 from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.cpu.heads import install_native_heads
 from medusa_kit.infer.cpu.int8_weights import with_weights
@@ -250,7 +250,7 @@ def find_heads(base: BaseModel, heads: str | Path) -> Path | None:
     """The folder that `heads` stands for; None when `auto` finds nothing."""
     if heads == "auto":
         return paired_heads(base.info.name) or shipped_heads(base.info.fingerprint)
-    return heads_place(heads)
+    return local_heads_folder(heads)
 
 
 def shipped_heads(fingerprint: str) -> Path | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel
-from medusa_kit.data.mix import check_there
+from medusa_kit.data.mix import check_sources
 from medusa_kit.errors import DataError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.settings.recipe import TrainRecipe
@@ -63,7 +63,7 @@ def dry_run(
 def _no_text(recipe: TrainRecipe) -> str | None:
     """The message about text that is not there yet, or None."""
     try:
-        check_there(recipe.data)
+        check_sources(recipe.data)
     except DataError as error:
         return f"no text yet ({error.message})"
     return None

@@ -22,7 +22,7 @@ from medusa_kit.errors import CheckpointError, ConfigError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.checkpoint import read_config, read_whole, says_ours
 from medusa_kit.heads.config import HeadsConfig
-from medusa_kit.heads.formats.files import heads_place
+from medusa_kit.heads.formats.files import local_heads_folder
 from medusa_kit.heads.formats.recognise import read_foreign
 from medusa_kit.settings.recipe import HeadsSection, TrainRecipe, TrainSection
 from medusa_kit.train import distributed
@@ -238,7 +238,7 @@ def new_heads(base: BaseModel, training: Sequence[HeadTargets], recipe: TrainRec
     """
     options = recipe.heads
     if (earlier := recipe.train.heads_from) is not None:
-        heads = load_heads(heads_place(earlier), base, force=True)
+        heads = load_heads(local_heads_folder(earlier), base, force=True)
         _check_same(heads.config, options, earlier)
         _adopt(heads, base)
         if (columns := heads.config.reduced_size) != options.reduced_size:
@@ -299,7 +299,7 @@ def check_earlier_heads(recipe: TrainRecipe) -> None:
     shape, as far as their config says. Raises CheckpointError, ConfigError, HubError."""
     if (earlier := recipe.train.heads_from) is None:
         return
-    folder = heads_place(earlier)
+    folder = local_heads_folder(earlier)
     if says_ours(folder):
         _check_same(read_whole(folder), recipe.heads, earlier)
     elif says_ours(folder / "heads"):

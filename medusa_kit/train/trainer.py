@@ -21,7 +21,7 @@ from medusa_kit.base.placement import pick_device, stored_dtype
 from medusa_kit.base.tokenizer.encoding_digest import DIFFERS, ENCODING, Encodings
 from medusa_kit.data.answer_settings import base_that_answered, how_encoded
 from medusa_kit.data.chat import EncodedExample, check_ids, encode_rows
-from medusa_kit.data.mix import check_there, recipe_rows
+from medusa_kit.data.mix import check_sources, recipe_rows
 from medusa_kit.data.template import rendered_on
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.settings.recipe import TrainRecipe
@@ -74,7 +74,7 @@ def train(
     check_precision(recipe)
     preparation.check_earlier_heads(recipe)
     check_tracking(recipe)
-    check_there(recipe.data)
+    check_sources(recipe.data)
     owns_group = distributed.start(device)
     folder = RunFolder(recipe)
     try:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.text.marked_tokens import marked_tokenizer, trained_runs
 
-from medusa_kit.data.chat import encode_asked, encode_rows
+from medusa_kit.data.chat import encode_row_prompt, encode_rows
 from medusa_kit.data.readers import BadRow, Conversation, read_good_and_bad
 from medusa_kit.data.row_keys import refuse_extras
 from medusa_kit.errors import DataError
@@ -111,16 +111,16 @@ def test_words_beside_a_call_are_trained_on_or_refused(tmp_path: Path) -> None:
 def test_a_prompt_is_asked_with_all_that_it_says(tmp_path: Path) -> None:
     """Or not at all: as `data generate` asks."""
     tokenizer, plain = tokenizer_of(SHOWING), tokenizer_of(PLAIN)
-    assert tokenizer.decode(encode_asked(tokenizer, [ASKED], TOOLS)) == (
+    assert tokenizer.decode(encode_row_prompt(tokenizer, [ASKED], TOOLS)) == (
         json.dumps(TOOLS) + "<user>Q<E><assistant>"
     )
     named = [{**ASKED, "name": "Ann"}]
-    assert "Ann" in tokenizer.decode(encode_asked(tokenizer, named))
+    assert "Ann" in tokenizer.decode(encode_row_prompt(tokenizer, named))
     for messages, tools in (([ASKED], TOOLS), (named, None)):
         with pytest.raises(DataError, match="does not show"):
-            encode_asked(plain, messages, tools)
+            encode_row_prompt(plain, messages, tools)
         with pytest.raises(DataError, match="no chat template"):
-            encode_asked(tokenizer_of(""), messages, tools)
+            encode_row_prompt(tokenizer_of(""), messages, tools)
         with pytest.raises(DataError, match="not shown to the model here"):
             refuse_extras(messages, tools)
     refuse_extras([ASKED])

@@ -264,11 +264,11 @@ def test_only_allowed_names_are_fetched_from_the_hub(
 ) -> None:
     fetched = list[str]()
 
-    def heads_place(name: str) -> Path:
+    def local_heads_folder(name: str) -> Path:
         fetched.append(name)
         return put(tmp_path, "cache")
 
-    monkeypatch.setattr("medusa_kit.engine.heads_folder.heads_place", heads_place)
+    monkeypatch.setattr("medusa_kit.engine.heads_folder.local_heads_folder", local_heads_folder)
     with HeadsStore(engine, None, ["org/heads"]) as store:
         for name in ("org/others", "heads", "org/heads@main"):
             with pytest.raises(UnknownModelError):

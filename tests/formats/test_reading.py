@@ -47,7 +47,7 @@ from support.tiny_models import tiny_model
 from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError
 from medusa_kit.heads import load_heads
-from medusa_kit.heads.formats.files import heads_place, hub_patterns
+from medusa_kit.heads.formats.files import hub_patterns, local_heads_folder
 
 
 @pytest.mark.parametrize("case", FOLDERS)
@@ -374,7 +374,7 @@ def test_of_a_hub_model_only_the_shards_with_heads_are_fetched(
         return str(here)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
-    heads = load_heads(heads_place("org/merged@v2"), base_in(torch.float32))
+    heads = load_heads(local_heads_folder("org/merged@v2"), base_in(torch.float32))
     hold(heads, parts)
     names = {path.name for path in here.glob("*.bin")}
     assert names == {"pytorch_model-00002-of-00002.bin"}

@@ -15,7 +15,14 @@ from medusa_kit.heads import checkpoint
 from medusa_kit.heads.formats import numbered, prefixed, vllm
 from medusa_kit.heads.formats.engines import check_shape
 from medusa_kit.heads.formats.files import CONFIG_NAME
-from medusa_kit.heads.formats.kit import OURS, check_sizes, from_kit, scale_note, simplified, to_kit
+from medusa_kit.heads.formats.kit import (
+    KIT_FORMAT,
+    check_sizes,
+    from_kit,
+    scale_note,
+    simplified,
+    to_kit,
+)
 from medusa_kit.heads.formats.neutral import ForeignHeads
 from medusa_kit.heads.formats.recognise import ADAPTER_CONFIG, read_foreign
 from medusa_kit.heads.formats.target import LAYOUTS, Target, Written
@@ -24,7 +31,7 @@ from medusa_kit.settings.engine import DEBUG_NAME, EMBEDDED_NAME
 INDEX_NAME = "model.safetensors.index.json"
 
 
-def _write_ours(heads: ForeignHeads, target: Target) -> Written:
+def _write_kit(heads: ForeignHeads, target: Target) -> Written:
     if target.base is None:
         raise ConfigError(
             "medusa-kit heads carry the fingerprint of their base", hint="name it as --model"
@@ -44,11 +51,11 @@ WRITERS: dict[str, Callable[[ForeignHeads, Target], Written]] = {
     "modelopt": prefixed.write_modelopt,
     "fd-v1": numbered.write_fd_v1,
     "fd-v2": numbered.write_fd_v2,
-    OURS: _write_ours,
+    KIT_FORMAT: _write_kit,
 }
 TWO_LAYOUTS = ("tgi", "lorax")
-NAMES_OF_OURS = (EMBEDDED_NAME, DEBUG_NAME)  # names that no other engine knows
-IN_A_FOLDER = ("folder", "gguf", "embedded")  # sources of bases that have one
+KIT_ONLY_NAMES = (EMBEDDED_NAME, DEBUG_NAME)  # names that no other engine knows
+FOLDER_SOURCES = ("folder", "gguf", "embedded")  # sources of bases that have one
 # The only files that a folder may hold for --force to replace it.
 REPLACEABLE = {
     CONFIG_NAME, INDEX_NAME, ADAPTER_CONFIG, checkpoint.WEIGHTS_NAME, numbered.SAFETENSORS,
@@ -74,12 +81,12 @@ def check_call(source: Path, folder: Path, to: str, layout: str, force: bool) ->
 
 
 def check_source(source: Path, to: str) -> None:
-    """Raises ConfigError or CheckpointError for heads that are not there, and for our own ones that
-    `to` cannot hold, as far as their config alone says so."""
+    """Raises ConfigError or CheckpointError for heads that are not there, and for medusa-kit heads
+    that `to` cannot hold, as far as their config alone says so."""
     if source.exists() and not checkpoint.says_ours(source):
         return
     config = checkpoint.read_config(source)
-    if to != OURS:
+    if to != KIT_FORMAT:
         check_shape(config, to)
     elif config.kind != "medusa":
         raise ConfigError(
@@ -93,10 +100,10 @@ def _check_folder(source: Path, folder: Path, force: bool) -> None:
         raise ConfigError(f"{folder} would overwrite {source} or be inside it")
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file", hint="name a folder")
-    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if there and not force:
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if names and not force:
         raise ConfigError(f"{folder} is not empty", hint="name another, or replace it with --force")
-    if others := sorted(there - REPLACEABLE):
+    if others := sorted(names - REPLACEABLE):
         raise ConfigError(
             f"{folder} is not replaced: it holds {others[0]}, which does not belong to heads",
             hint="name another folder",
@@ -117,8 +124,8 @@ def convert(
 
     `base`: needed where the target holds what the source takes from its base, and to check sizes
     (for medusa-kit heads the fingerprint). `base_name`: the base's name in the target's config and
-    command; by default the config has the name in the heads, and the command the place of `base`,
-    as has a config where no other engine knows the name.
+    command; by default the config has the name in the heads, and the command the folder or Hub
+    id of `base`, as has a config where no other engine knows the name.
     Raises ConfigError (the call, or a base is needed), CheckpointError (unreadable, or the target
     cannot hold these heads), IncompatibleBaseError.
     """
@@ -131,11 +138,11 @@ def convert(
         heads = simplified(heads, base)
         notes += [note for note in [scale_note(base)] if note]
     name = base_name or heads.base_name or (base.info.name if base else None)
-    place = base_name or _place(base, heads)
-    if name is not None and _ours_alone(name):
-        name = place or name
-    written = WRITERS[to](heads, Target(to, folder, base, name, layout, place))
-    if name is not None and _ours_alone(name) and name in written.config.values():
+    loadable_name = base_name or _loadable_name(base, heads)
+    if name is not None and _only_kit_loads(name):
+        name = loadable_name or name
+    written = WRITERS[to](heads, Target(to, folder, base, name, layout, loadable_name))
+    if name is not None and _only_kit_loads(name) and name in written.config.values():
         written.notes.append(
             f"the config names the base {name!r}, which {to} cannot load: name a Hub id or a "
             "folder of it as --base-name"
@@ -150,8 +157,8 @@ def convert(
 
 
 def _read(source: Path, base: BaseModel | None, to: str) -> ForeignHeads:
-    if not checkpoint.says_ours(source) and (found := read_foreign(source)) is not None:
-        return found
+    if not checkpoint.says_ours(source) and (foreign := read_foreign(source)) is not None:
+        return foreign
     check_source(source, to)
     config, tensors = checkpoint.read_heads(source)
     if base is not None:
@@ -171,19 +178,19 @@ def _check_numbers(source: Path, written: Written) -> None:
                 )
 
 
-def _ours_alone(name: str) -> bool:
+def _only_kit_loads(name: str) -> bool:
     """Whether no other engine can load a base by this name."""
-    return name in NAMES_OF_OURS or name.endswith(".gguf")
+    return name in KIT_ONLY_NAMES or name.endswith(".gguf")
 
 
-def _place(base: BaseModel | None, heads: ForeignHeads) -> str | None:
+def _loadable_name(base: BaseModel | None, heads: ForeignHeads) -> str | None:
     """The base's folder or Hub id for another engine; None where that could not load it."""
     if base is None:
         name = heads.base_name or ""
-        return None if name == "" or _ours_alone(name) else name
+        return None if name == "" or _only_kit_loads(name) else name
     if base.info.source in ("hub", "memory"):
         return base.info.name
-    return resolve(base.info.name)[1] if base.info.source in IN_A_FOLDER else None
+    return resolve(base.info.name)[1] if base.info.source in FOLDER_SOURCES else None
 
 
 def _keep_adapter(source: Path, to: str, heads: ForeignHeads, written: Written) -> None:
@@ -203,12 +210,12 @@ def _save(written: Written, source: Path, folder: Path) -> None:
     with atomic_write(folder) as temporary:
         temporary.mkdir()
         for name, tensors in written.files.items():
-            save_file(_apart(tensors), temporary / name, metadata=metadata)
+            save_file(_unshared(tensors), temporary / name, metadata=metadata)
             (temporary / name).chmod(0o644)
         write_json(temporary / CONFIG_NAME, written.config)
         if written.index is not None:
-            total = sum(t.numel() * t.element_size() for one in written.files.values()
-                        for t in one.values())  # fmt: skip
+            total = sum(t.numel() * t.element_size() for file_tensors in written.files.values()
+                        for t in file_tensors.values())  # fmt: skip
             write_json(
                 temporary / INDEX_NAME,
                 {"metadata": {"total_size": total}, "weight_map": written.index},
@@ -217,17 +224,17 @@ def _save(written: Written, source: Path, folder: Path) -> None:
             shutil.copyfile(source / name, temporary / name)
 
 
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same tensors, copied where two share storage, which safetensors refuses to write."""
-    seen: set[int] = set()
+    storages: set[int] = set()
     result = {}
     for name, tensor in tensors.items():
         storage = tensor.untyped_storage()
-        whole = (
+        is_whole = (
             tensor.is_contiguous() and storage.nbytes() == tensor.numel() * tensor.element_size()
         )
-        if not whole or storage.data_ptr() in seen:
+        if not is_whole or storage.data_ptr() in storages:
             tensor = tensor.detach().clone().contiguous()
-        seen.add(tensor.untyped_storage().data_ptr())
+        storages.add(tensor.untyped_storage().data_ptr())
         result[name] = tensor
     return result

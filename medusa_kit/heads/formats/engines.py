@@ -37,13 +37,13 @@ def formats_for(heads: Shape) -> list[str]:
 
 
 def engines_for(heads: Shape) -> str:
-    """The engines in words, ours first; other ones after `convert`."""
+    """The engines in words, medusa-kit first; the others load such heads after `convert`."""
     names = [OWN_NAME, *(ENGINES[name] for name in formats_for(heads))]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def how_to_train(to: str, base_name: str | None) -> str:
-    """For hints: what trains heads that the format holds. Those for TGI go into every one."""
+    """A hint on what trains heads that the format holds. Heads for TGI go into every format."""
     engine: MadeFor = "vllm" if to == "vllm" else "tgi"
     base = shlex.quote(base_name) if base_name else "BASE"
     keys = ["heads.kind=medusa"]

@@ -35,12 +35,12 @@ class TensorFiles:
     def __init__(self, folder: Path, pickles: bool = True) -> None:
         self.folder, self._may_open = Path(folder), pickles
         self._pickles: dict[Path, dict[str, Tensor]] = {}
-        self.places: dict[str, Path] = {}
+        self.paths: dict[str, Path] = {}
         self.files: list[Path] = []
         index = find_index(self.folder)
-        apart = [folder / name for name in FD_FILES if (folder / name).is_file()]
-        if index is not None and apart:  # heads in a file of their own beside the base's shards
-            self._take_file(apart[0])
+        own_files = [folder / name for name in FD_FILES if (folder / name).is_file()]
+        if index is not None and own_files:  # heads in a file of their own beside the base's shards
+            self._take_file(own_files[0])
         elif index is not None:
             self._take_index(index)
         else:
@@ -49,20 +49,20 @@ class TensorFiles:
 
     @property
     def names(self) -> list[str]:
-        return list(self.places)
+        return list(self.paths)
 
     def get(self, name: str) -> Tensor:
         """The tensor, on the CPU. Raises CheckpointError where the file is cut off or lacks it, and
         for NaN and infinite numbers."""
         tensor = self._read(name)
-        check_numbers(self.places[name], {name: tensor})
+        check_numbers(self.paths[name], {name: tensor})
         return tensor
 
     def _read(self, name: str) -> Tensor:
-        path = self.places[name]
+        path = self.paths[name]
         if path.suffix != ".safetensors":
             if name not in self._pickle(path):
-                raise CheckpointError(f"{path} lacks {name}, which its index places there")
+                raise CheckpointError(f"{path} lacks {name}, which its index says it has")
             return self._pickle(path)[name]
         try:
             with safe_open(path, framework="pt") as opened:
@@ -71,8 +71,8 @@ class TensorFiles:
             raise _unreadable(path, error) from error
 
     def _take_index(self, index: Path) -> None:
-        self.places = {name: self.folder / file for name, file in read_index(index).items()}
-        self.files = sorted(set(self.places.values()))
+        self.paths = {name: self.folder / file for name, file in read_index(index).items()}
+        self.files = sorted(set(self.paths.values()))
         if outside := [path for path in self.files if path.parent != self.folder]:
             raise CheckpointError(f"{index} names a file outside its folder: {outside[0]}")
 
@@ -86,13 +86,13 @@ class TensorFiles:
         else:
             names = list(self._pickle(path))
         for name in names:
-            if name in self.places:
+            if name in self.paths:
                 raise CheckpointError(
-                    f"{name} is both in {self.places[name].name} and in {path.name}",
+                    f"{name} is both in {self.paths[name].name} and in {path.name}",
                     hint="keep one of the files; tensors that are split over the ranks of an "
                     "engine have to be joined first",
                 )
-            self.places[name] = path
+            self.paths[name] = path
         self.files.append(path)
 
     def _pickle(self, path: Path) -> dict[str, Tensor]:
@@ -111,7 +111,7 @@ def find_index(folder: Path) -> Path | None:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The file of each tensor. Raises CheckpointError."""
+    """The file of each tensor, from an index of weights. Raises CheckpointError."""
     try:
         weight_map = parse_json(path.read_text(encoding="utf-8"))["weight_map"]
         return {str(name): str(file) for name, file in weight_map.items()}
@@ -130,7 +130,7 @@ def hub_patterns(folder: Path) -> list[str]:
     return sorted(shards) or [*FD_FILES, "heads.safetensors"]
 
 
-def heads_place(name: str | Path) -> Path:
+def local_heads_folder(name: str | Path) -> Path:
     """The folder of heads of any format. A name on the Hub is fetched; of a model that holds heads,
     only the shards with the heads. Raises HubError.
     """
@@ -139,13 +139,13 @@ def heads_place(name: str | Path) -> Path:
 
 def weight_files(folder: Path) -> list[Path]:
     """The weight files of a folder without an index, safetensors before pickles."""
-    found = sorted(
+    safetensors = sorted(
         path
         for path in folder.glob("*.safetensors")
         if not any(word in path.name for word in NO_WEIGHTS)
     )
-    if found:
-        return found
+    if safetensors:
+        return safetensors
     if (folder / FD_FILES[1]).is_file():
         return [folder / FD_FILES[1]]
     return sorted(
@@ -171,10 +171,10 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
         ) from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
         raise _unreadable(path, error) from error
-    plain = isinstance(loaded, dict) and all(
+    is_plain = isinstance(loaded, dict) and all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in loaded.items()
     )
-    if not plain:
+    if not is_plain:
         raise CheckpointError(f"{path} is not a state dict of tensors", hint=SAFE_WAY)
     return dict(loaded)
 
@@ -184,12 +184,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = parse_json(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise unreadable(error)(f"{path} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} holds {type(found).__name__}, expected an object")
-    return found
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds {type(content).__name__}, expected an object")
+    return content
 
 
 def whole_number(config: dict[str, Any], key: str) -> int | None:

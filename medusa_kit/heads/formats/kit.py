@@ -24,7 +24,7 @@ from medusa_kit.heads.formats.target import same_numbers
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.undrawn import Undrawn
 
-OURS = OWN_NAME
+KIT_FORMAT = OWN_NAME
 
 
 def check_sizes(heads: ForeignHeads, base: BaseModel) -> None:
@@ -34,8 +34,8 @@ def check_sizes(heads: ForeignHeads, base: BaseModel) -> None:
         rows = len(heads.matrix_list()[0]) if heads.matrices is not None else None
     vocab_size = rows or heads.vocab_size or info.vocab_size
     differing = [
-        f"{what} {head_size} ≠ {base_size}"
-        for what, head_size, base_size in (
+        f"{name} {head_size} ≠ {base_size}"
+        for name, head_size, base_size in (
             ("hidden size", heads.hidden_size, info.hidden_size),
             ("vocabulary size", vocab_size, info.vocab_size),
         )
@@ -117,7 +117,7 @@ def to_kit(heads: ForeignHeads, base: BaseModel) -> tuple[HeadsConfig, dict[str,
         base_model_type=info.model_type,
         base_fingerprint=info.fingerprint,
         base_quantized=info.quantized,
-        encoding=heads.encoding if heads.format == OURS else base.encoding,
+        encoding=heads.encoding if heads.format == KIT_FORMAT else base.encoding,
     )
     return config, tensors
 
@@ -192,7 +192,7 @@ def from_kit(config: HeadsConfig, tensors: dict[str, Tensor]) -> ForeignHeads:
                     "format has a bias"
                 )
     return ForeignHeads(
-        OURS,
+        KIT_FORMAT,
         blocks,
         matrices,
         tensors.get("column_ids"),

@@ -61,41 +61,43 @@ def dotted(prefix: str = "") -> Layout:
 
 
 def sort_names(layout: Layout, names: Iterable[str], extras: frozenset[str]) -> Names:
-    """Raises CheckpointError for a name that is neither the heads' nor an allowed extra."""
-    found, indexes = Names(), {}
+    """The heads' names among those of a checkpoint. Raises CheckpointError for a name that is
+    neither theirs nor an allowed extra."""
+    sorted_names, indexes = Names(), {}
     for name in names:
         if name in extras or not layout.own(name):
             continue
         if block := layout.block.fullmatch(name):
             head, number = int(block["head"]), int(block["block"])
-            _add(found.blocks, (head, number, block["kind"]), name)
+            _add(sorted_names.blocks, (head, number, block["kind"]), name)
         elif matrix := layout.matrix.fullmatch(name):
-            _add(found.matrices, int(matrix["head"]), name)
+            _add(sorted_names.matrices, int(matrix["head"]), name)
             if "index" in layout.matrix.groupindex:
                 indexes[name] = int(matrix["index"])
         else:
             raise unexpected(name)
-    heads = {head for head, _, _ in found.blocks} | set(found.matrices)
-    last, held = max(heads), len(found.blocks) + len(found.matrices)
-    if last > held:  # before anything is made for each of them
+    heads = {head for head, _, _ in sorted_names.blocks} | set(sorted_names.matrices)
+    last, num_tensors = max(heads), len(sorted_names.blocks) + len(sorted_names.matrices)
+    if last > num_tensors:  # before anything is made for each of them
         raise CheckpointError(
-            f"the tensors' names count {last + 1} heads, more than there are tensors ({held})"
+            f"the tensors' names count {last + 1} heads, more than there are tensors "
+            f"({num_tensors})"
         )
-    found.num_heads = last + 1
-    found.num_blocks = max((block for _, block, _ in found.blocks), default=-1) + 1
+    sorted_names.num_heads = last + 1
+    sorted_names.num_blocks = max((block for _, block, _ in sorted_names.blocks), default=-1) + 1
     for name, index in indexes.items():
-        if index != found.num_blocks:
+        if index != sorted_names.num_blocks:
             raise CheckpointError(
-                f"{name} is unexpected: after {found.num_blocks} blocks a head's vocabulary "
-                f"matrix has the number {found.num_blocks}"
+                f"{name} is unexpected: after {sorted_names.num_blocks} blocks a head's vocabulary "
+                f"matrix has the number {sorted_names.num_blocks}"
             )
-    return found
+    return sorted_names
 
 
-def _add(found: dict[Any, str], key: object, name: str) -> None:
-    if key in found:
-        raise CheckpointError(f"{name} and {found[key]} are the same tensor of a head")
-    found[key] = name
+def _add(named: dict[Any, str], key: object, name: str) -> None:
+    if key in named:
+        raise CheckpointError(f"{name} and {named[key]} are the same tensor of a head")
+    named[key] = name
 
 
 def unexpected(name: str) -> CheckpointError:

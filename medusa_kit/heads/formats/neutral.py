@@ -94,5 +94,5 @@ def without_empty_heads(heads: ForeignHeads) -> ForeignHeads:
     return replace(heads, blocks=[[zeros]] * heads.num_heads, notes=(*heads.notes, note))
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

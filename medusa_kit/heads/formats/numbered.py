@@ -35,11 +35,11 @@ def read(files: TensorFiles, config: dict[str, Any], extras: frozenset[str]) -> 
 def _warn_about_config(files: TensorFiles, config: dict[str, Any], version_2: bool) -> None:
     path = files.folder / "config.json"
     version = str(config.get("version", "")).removesuffix(".0")
-    found = "2" if version_2 else "1"
-    if version and version != found:
+    version_found = "2" if version_2 else "1"
+    if version and version != version_found:
         console.warn(
             f"{path}: version is {config['version']!r}, but the file's tensors are those of "
-            f"version {found}: {found} is used"
+            f"version {version_found}: {version_found} is used"
         )
     for_tgi = "medusa_num_heads" in config and "base_model_name_or_path" in config
     if for_tgi and "architectures" in config:
@@ -65,7 +65,9 @@ def _write(heads: ForeignHeads, target: Target, version: int) -> Written:
 def _check_blocks(heads: ForeignHeads, target: Target) -> None:
     """Raises CheckpointError for a head of several blocks that are not all the same."""
     for i, (first, *others) in enumerate(heads.blocks):
-        if not all(torch.equal(a, b) for one in others for a, b in zip(first, one, strict=True)):
+        if not all(
+            torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True)
+        ):
             raise CheckpointError(
                 f"head {i} has {heads.num_blocks} different blocks; in {target.format} they have "
                 "to be the same, since FasterDecoding's loader repeats one block within a head",
@@ -90,7 +92,7 @@ def write_fd_v1(heads: ForeignHeads, target: Target) -> Written:
 
 
 def write_fd_v2(heads: ForeignHeads, target: Target) -> Written:
-    target.need_version_2(heads, one_block=False)
+    target.require_version_2(heads, one_block=False)
     _check_blocks(heads, target)
     written = _write(heads, target, 2)
     written.config["version"] = "2"
@@ -116,11 +118,11 @@ def write_lorax(heads: ForeignHeads, target: Target) -> Written:
 
 
 def write_trt_llm(heads: ForeignHeads, target: Target) -> Written:
-    """For TensorRT-LLM's convert_checkpoint.py, which needs the matrices (else a KeyError)."""
+    """Writes for TensorRT-LLM's convert_checkpoint.py, which needs the matrices (else KeyError)."""
     written = _write(heads, target, 1)
     written.command = [
         "python", "examples/medusa/convert_checkpoint.py",
-        "--model_dir", target.base_place or "BASE", "--medusa_model_dir", str(target.folder),
+        "--model_dir", target.loadable_base or "BASE", "--medusa_model_dir", str(target.folder),
         "--output_dir", "ENGINE_CHECKPOINT", "--num_medusa_heads", str(heads.num_heads),
         "--num_medusa_layers", str(heads.num_blocks), "--max_medusa_token_len", "63",
     ]  # fmt: skip

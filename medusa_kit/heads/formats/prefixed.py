@@ -35,13 +35,13 @@ def read_modelopt(
 
 
 def _read(name: str, layout: Layout, files: TensorFiles, extras: frozenset[str]) -> ForeignHeads:
-    """Only the names of the base's tensors are read, not their numbers."""
+    """The heads of a checkpoint; of the base's tensors only the names are read."""
     names = sort_names(layout, files.names, extras)
     blocks = read_blocks(files, names)
     matrices = read_matrices(files, names, blocks)
-    beside = any(not layout.own(one) for one in files.names)
+    in_a_model = any(not layout.own(tensor_name) for tensor_name in files.names)
     # Heads stored inside a model belong to that model.
-    return ForeignHeads(name, blocks, matrices, base_name=str(files.folder) if beside else None)
+    return ForeignHeads(name, blocks, matrices, base_name=str(files.folder) if in_a_model else None)
 
 
 def write_mlc(heads: ForeignHeads, target: Target) -> Written:

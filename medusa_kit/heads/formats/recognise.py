@@ -14,7 +14,7 @@ from medusa_kit.heads.formats.layout import UNMERGED, Layout, unexpected
 from medusa_kit.heads.formats.neutral import ForeignHeads, without_empty_heads
 
 ADAPTER_CONFIG = "adapter_config.json"
-OURS = re.compile(r"blocks\.\d+\.\d+\.linear\.(weight|bias)")
+KIT_BLOCK = re.compile(r"blocks\.\d+\.\d+\.linear\.(weight|bias)")
 UNKNOWN_NAMES = ("", "N/A", "n/a")
 
 
@@ -44,7 +44,7 @@ def read_foreign(folder: Path, quiet: bool = False, pickles: bool = True) -> For
     """
     folder = Path(folder)
     files = TensorFiles(folder, pickles)
-    if not files.names or any(OURS.fullmatch(name) for name in files.names):
+    if not files.names or any(KIT_BLOCK.fullmatch(name) for name in files.names):
         return None
     reader = _reader_for(files)
     config = read_json(folder / CONFIG_NAME)
@@ -56,17 +56,19 @@ def read_foreign(folder: Path, quiet: bool = False, pickles: bool = True) -> For
         adapter={name: files.get(name) for name in sorted(extras)},
     )
     if not quiet:
-        _compare(heads, config, folder / CONFIG_NAME)
+        _warn_about_sizes(heads, config, folder / CONFIG_NAME)
     return heads
 
 
 def _reader_for(files: TensorFiles) -> Reader:
-    found = [one for one in READERS if any(one.layout.marks(name) for name in files.names)]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    readers = [
+        reader for reader in READERS if any(reader.layout.marks(name) for name in files.names)
+    ]
+    if len(readers) == 1:
+        return readers[0]
+    if readers:
         raise CheckpointError(
-            f"{files.folder} holds heads of several formats: {', '.join(r.names for r in found)}",
+            f"{files.folder} holds heads of several formats: {', '.join(r.names for r in readers)}",
             hint="keep the files of one of them in the folder",
         )
     if unmerged := next((name for name in files.names if UNMERGED in name), None):
@@ -90,38 +92,39 @@ def _base_name(config: dict[str, Any]) -> str | None:
     return name if isinstance(name, str) and name not in UNKNOWN_NAMES else None
 
 
-def _compare(heads: ForeignHeads, config: dict[str, Any], path: Path) -> None:
-    """The tensors decide; where the config differs, a note gives both values."""
+def _warn_about_sizes(heads: ForeignHeads, config: dict[str, Any], path: Path) -> None:
+    """Warns where the config states other sizes than the tensors have; the tensors decide."""
     matrices = heads.matrix_list()
     rows = len(matrices[0]) if matrices and heads.token_map_R is None else None
-    held = {
+    actual = {
         "heads": heads.num_heads,
         "layers": heads.num_blocks,
         "hidden_size": heads.hidden_size,
         "vocab_size": rows,
     }
-    for what, key, said in _claims(heads, config):
-        if held[what] is not None and said != held[what]:
+    for size, key, stated in _stated_sizes(heads, config):
+        if actual[size] is not None and stated != actual[size]:
             console.warn(
-                f"{path}: {key} is {said!r}, but by the file's tensors it is {held[what]}: "
-                f"{held[what]} is used"
+                f"{path}: {key} is {stated!r}, but by the file's tensors it is {actual[size]}: "
+                f"{actual[size]} is used"
             )
 
 
-def _claims(heads: ForeignHeads, config: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """(what, key, value) of everything in the config that the tensors show too."""
+def _stated_sizes(heads: ForeignHeads, config: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """(size, key, value) of every size in the config that the tensors show too."""
     nested = [config.get(key) for key in ("medusa", "medusa_config")]
-    for part in (config, *(one for one in nested if isinstance(one, dict))):
-        for key, value in part.items():
+    sections = [config, *(section for section in nested if isinstance(section, dict))]
+    for section in sections:
+        for key, value in section.items():
             if value is None:
                 continue
-            for what in ("heads", "layers"):
+            for size in ("heads", "layers"):
                 # vLLM takes any such key for the number of heads, even one about the base.
                 if heads.format == "vllm":
-                    matches = "num" in key and what in key
+                    matches = "num" in key and size in key
                 else:
-                    matches = key in (f"medusa_num_{what}", f"num_medusa_{what}")
+                    matches = key in (f"medusa_num_{size}", f"num_medusa_{size}")
                 if matches:
-                    yield what, key, value
+                    yield size, key, value
             if key in ("hidden_size", "vocab_size"):
                 yield key, key, value

@@ -34,8 +34,8 @@ class Written:
 class Target:
     """The format to write and the heads' base. `layout`: auto, v1 or v2, for formats with two.
 
-    `base_name`: the base's name in the config. `base_place`: its folder or Hub id for an engine's
-    command; None where another engine could not load it.
+    `base_name`: the base's name in the config. `loadable_base`: its folder or Hub id for an
+    engine's command; None where another engine could not load it.
     """
 
     format: str
@@ -43,7 +43,7 @@ class Target:
     base: BaseModel | None
     base_name: str | None
     layout: str = "auto"
-    base_place: str | None = None
+    loadable_base: str | None = None
 
     def required_base_name(self) -> str:
         if self.base_name is None:
@@ -77,10 +77,10 @@ class Target:
         possible = heads.matrices is None and heads.token_map_R is None
         fits = possible and (heads.num_blocks == 1 or not one_block)
         if self.layout == "v2":
-            self.need_version_2(heads, one_block)
+            self.require_version_2(heads, one_block)
         return 2 if self.layout == "v2" or (self.layout == "auto" and fits) else 1
 
-    def need_version_2(self, heads: ForeignHeads, one_block: bool) -> None:
+    def require_version_2(self, heads: ForeignHeads, one_block: bool) -> None:
         """Raises CheckpointError where blocks alone do not make up these heads."""
         if heads.token_map_R is not None:
             self.full_matrices(heads)

@@ -23,7 +23,8 @@ LAYOUT = Layout(
 
 
 def read(files: TensorFiles, config: dict[str, Any], extras: frozenset[str]) -> ForeignHeads:
-    """Files of several ranks are refused before this, since they hold the same names."""
+    """The heads of an engine checkpoint of one rank: files of several ranks hold the same names and
+    are refused before this."""
     names = sort_names(LAYOUT, files.names, extras)
     blocks = read_blocks(files, names)
     return ForeignHeads("trt-llm", blocks, read_matrices(files, names, blocks))

@@ -92,14 +92,14 @@ def _read_matrices(
     if shared is None and names.num_heads > 1 and set(names.matrices) == {0}:
         shared = names.matrices[0] if config.get("original_lm_head") else None
     if shared is not None:
-        one = Names(matrices={0: shared}, num_heads=1)
-        matrices = read_matrices(files, one, blocks)
+        shared_names = Names(matrices={0: shared}, num_heads=1)
+        matrices = read_matrices(files, shared_names, blocks)
         assert matrices is not None
         return matrices[0]
-    found = read_matrices(files, names, blocks)
-    if found is None:
+    own_matrices = read_matrices(files, names, blocks)
+    if own_matrices is None:
         raise CheckpointError(f"{files.folder} holds no vocabulary matrix for its heads")
-    return found
+    return own_matrices
 
 
 def _with_token_map(
@@ -146,7 +146,7 @@ def write(heads: ForeignHeads, target: Target) -> Written:
 
     Raises CheckpointError for matrices of some tokens only that differ from head to head.
     """
-    matrices = _one_or_each(target.matrices(heads), heads.token_map_R)
+    matrices = _as_loaded(target.matrices(heads), heads.token_map_R)
     bias = heads.has_bias
     tensors: dict[str, Tensor] = {}
     for i, blocks in enumerate(heads.blocks):
@@ -177,7 +177,7 @@ def write(heads: ForeignHeads, target: Target) -> Written:
         "model": str(target.folder),
         "num_speculative_tokens": heads.num_heads,
     }
-    command = ["vllm", "serve", target.base_place or "BASE", "--speculative-config",
+    command = ["vllm", "serve", target.loadable_base or "BASE", "--speculative-config",
                json.dumps(speculation, separators=(",", ":"))]  # fmt: skip
     written = Written(config, {WEIGHTS: tensors}, command=command)
     if heads.token_map_R is not None:
@@ -186,7 +186,7 @@ def write(heads: ForeignHeads, target: Target) -> Written:
     return written
 
 
-def _one_or_each(matrices: list[Tensor] | Tensor, token_map_R: Tensor | None) -> Any:
+def _as_loaded(matrices: list[Tensor] | Tensor, token_map_R: Tensor | None) -> Any:
     """Matrices as vLLM loads them: it cuts a matrix for all heads to the map, but expects a head's
     own matrix to have one row for each token of the vocabulary.
     """
