@@ -13,7 +13,7 @@ from medusa_kit import console
 from medusa_kit.cli import bench_report, options
 from medusa_kit.errors import UsageError
 
-PLACE = "server"  # the parameter that these options replace
+PARAMETER = "server"  # the parameter that these options replace
 ROUND = 8  # prompts in a round, times the requests at once, where a server is measured alone
 # Options that mean something to a bench that loads no model.
 USED_ALONE = frozenset({"endpoint", "endpoint_model", "endpoint_only", "concurrency", "api_key_env",
@@ -86,7 +86,7 @@ class Server:
 
     @property
     def at_once(self) -> list[int]:
-        """Raises UsageError for what is not numbers of at least 1."""
+        """Numbers of requests at once. Raises UsageError for anything but numbers of at least 1."""
         return _numbers("--concurrency", self.concurrency or "1", int)
 
     @property
@@ -94,7 +94,7 @@ class Server:
         return self.arrivals is not None or len(self.at_once) > 1
 
     def loads(self, seed: int) -> list[Any]:
-        """Those to measure under, one after another; none where the server is one method of a
+        """The loads to measure under, one after another; none where the server is one method of a
         bench. Raises UsageError."""
         if not self.under_load:
             return []
@@ -144,16 +144,17 @@ class Server:
         return Served(endpoint, usage, self.at_once[0], self.endpoint_only, model, loads)
 
 
-def _numbers(flag: str, given: str, kind: type) -> list[Any]:
+def _numbers(flag: str, text: str, kind: type) -> list[Any]:
     try:
-        numbers = [kind(one) for one in given.split(",")]
+        values = [kind(value) for value in text.split(",")]
     except ValueError:
-        numbers = []
-    least = 1 if kind is int else 0
-    if not numbers or not all(least <= one < float("inf") for one in numbers) or 0 in numbers:
+        values = []
+    minimum = 1 if kind is int else 0
+    in_range = all(minimum <= value < float("inf") and value != 0 for value in values)
+    if not values or not in_range:
         expected = "whole numbers of at least 1" if kind is int else "numbers above 0"
-        raise UsageError(f"{flag} {given!r}: expected {expected}, by commas")
-    return list(dict.fromkeys(numbers))
+        raise UsageError(f"{flag} {text!r}: expected {expected}, by commas")
+    return list(dict.fromkeys(values))
 
 
 def _flags(names: Sequence[str]) -> str:
@@ -189,9 +190,10 @@ class Served:
     loads: list[Any] = field(default_factory=list)  # none: a method of the bench
     runs: list[Any] = field(default_factory=list)
 
-    def beside(self, asked: Sequence[Any], ids: Sequence[list[int]], tokenizer: Any) -> Any:
+    def beside(self, prompt_set: Sequence[Any], ids: Sequence[list[int]], tokenizer: Any) -> Any:
         """The server as a method among those that decode `ids` here."""
-        return self._method(asked, [tuple(one) for one in ids], lambda: tokenizer, compare=True)
+        keys = [tuple(row) for row in ids]
+        return self._method(prompt_set, keys, lambda: tokenizer, compare=True)
 
     @property
     def apart(self) -> bool:
@@ -199,29 +201,33 @@ class Served:
         return self.alone or bool(self.loads)
 
     def measure_apart(
-        self, asked: Sequence[Any], prompts: str, output: Path | None, loading: Mapping[str, Any]
+        self,
+        prompt_set: Sequence[Any],
+        prompts: str,
+        output: Path | None,
+        loading: Mapping[str, Any],
     ) -> None:
         if self.loads:
-            self._measure_under_load(asked, prompts, output, loading)
+            self._measure_under_load(prompt_set, prompts, output, loading)
         else:
-            self._measure_alone(asked, prompts, output)
+            self._measure_alone(prompt_set, prompts, output)
 
-    def _measure_alone(self, asked: Sequence[Any], prompts: str, output: Path | None) -> None:
-        """Where several requests run at once, rounds are large, so that little time is spent on
-        waiting for the last request, and mix all categories.
+    def _measure_alone(self, prompt_set: Sequence[Any], prompts: str, output: Path | None) -> None:
+        """Measure the server as the only method. Where several requests run at once, rounds are
+        large, so that little time is spent on waiting for the last request, and mix all categories.
         """
         from medusa_kit.base.loading import load_tokenizer
         from medusa_kit.bench.about import About
         from medusa_kit.bench.bench import bench
 
-        keys = [(number,) for number in range(len(asked))]  # prompts have no ids here
-        method = self._method(asked, keys, functools.cache(lambda: load_tokenizer(self.model)),
+        keys = [(number,) for number in range(len(prompt_set))]  # prompts have no ids here
+        method = self._method(prompt_set, keys, functools.cache(lambda: load_tokenizer(self.model)),
                               compare=False)  # fmt: skip
         sampling = self.endpoint.sampling
         report = bench(
             [method], [list(key) for key in keys], self.endpoint.max_new_tokens,
             batch_size=1 if self.concurrency == 1 else ROUND * self.concurrency,
-            categories=None if self.concurrency > 1 else [category for _, category in asked],
+            categories=None if self.concurrency > 1 else [category for _, category in prompt_set],
             sampled=not sampling.greedy,
         )  # fmt: skip
         report.batch_size = self.concurrency  # requests that ran together; rounds only group them
@@ -232,10 +238,14 @@ class Served:
             report.write(self.endpoint.model, output)
 
     def _measure_under_load(
-        self, asked: Sequence[Any], prompts: str, output: Path | None, loading: Mapping[str, Any]
+        self,
+        prompt_set: Sequence[Any],
+        prompts: str,
+        output: Path | None,
+        loading: Mapping[str, Any],
     ) -> None:
-        """One load after another; answers are compared with the base's own, decoded here first,
-        unless the server is measured alone or tokens are drawn by chance."""
+        """Measure one load after another. Answers are compared with the base's own, decoded here
+        first, unless the server is measured alone or tokens are drawn by chance."""
         from medusa_kit.base.loading import load_tokenizer
         from medusa_kit.bench.about import About
         from medusa_kit.bench.endpoint import Question
@@ -243,7 +253,7 @@ class Served:
         from medusa_kit.bench.load.run import LoadRun, PlainAnswers
 
         questions = [Question(number, messages)
-                     for number, (messages, _) in enumerate(asked, start=1)]  # fmt: skip
+                     for number, (messages, _) in enumerate(prompt_set, start=1)]  # fmt: skip
         sampling, plain = self.endpoint.sampling, None
         if not self.alone and sampling.greedy:
             from medusa_kit.engine.load import load
@@ -252,47 +262,49 @@ class Served:
             plain = PlainAnswers.by(engine, questions, self.endpoint.max_new_tokens)
         run = LoadRun(self.endpoint, questions, functools.cache(lambda: load_tokenizer(self.model)),
                       self.include_usage, plain)  # fmt: skip
-        for number, one in enumerate(self.loads, start=1):
-            console.note(f"load {number} of {len(self.loads)}: {report.described(one)}")
-            run.measure(one)
+        for number, arrivals in enumerate(self.loads, start=1):
+            console.note(f"load {number} of {len(self.loads)}: {report.described(arrivals)}")
+            run.measure(arrivals)
         about = About.of(prompts, sampling)
         report.show(run, about.sampled)
         if output is not None:
             report.write(run, about.to_json(), output)
 
     def _method(
-        self, asked: Sequence[Any], keys: Sequence[Any], tokenizer: Any, compare: bool
+        self, prompt_set: Sequence[Any], keys: Sequence[Any], tokenizer: Any, compare: bool
     ) -> Any:
         from medusa_kit.bench.endpoint import EndpointRun, Question
 
         prompts = {
             key: Question(number, messages)
-            for number, (key, (messages, _)) in enumerate(zip(keys, asked, strict=True), start=1)
+            for number, (key, (messages, _)) in enumerate(
+                zip(keys, prompt_set, strict=True), start=1
+            )
         }
         self.runs.append(EndpointRun(self.endpoint, prompts, tokenizer, self.concurrency,
                                      self.include_usage, compare))  # fmt: skip
         return self.runs[-1].method()
 
     def record(self) -> dict[str, Any]:
-        """For bench.json."""
+        """The record of the server in bench.json."""
         return dict(self.runs[-1].record())
 
 
 def with_server(command: Callable[..., None]) -> Callable[..., None]:
     """Replace a command's parameter `server` by the options."""
-    shown = list(inspect.signature(_options).parameters.values())
+    option_parameters = list(inspect.signature(_options).parameters.values())
 
     @functools.wraps(command)
     def run(**arguments: Any) -> None:
-        values = {one.name: arguments.pop(one.name) for one in shown}
+        values = {parameter.name: arguments.pop(parameter.name) for parameter in option_parameters}
         if values["endpoint"] is None:
             if unused := [name for name, value in values.items() if value]:
                 raise UsageError(f"without a server {_flags(unused)} would not be used",
                                  hint="name it: --endpoint URL")  # fmt: skip
             command(**arguments)
         else:
-            command(**arguments, **{PLACE: Server(**values)})
+            command(**arguments, **{PARAMETER: Server(**values)})
 
-    parameters = options.parameters_with(command, PLACE, shown)
+    parameters = options.parameters_with(command, PARAMETER, option_parameters)
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run

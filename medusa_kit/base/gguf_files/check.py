@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata say is held against its tensors, before a library acts on them.
+"""A GGUF file's metadata are compared with its tensors, before a library acts on them.
 
 A single wrong number there can make a library build a model of a billion layers.
 """
@@ -34,7 +34,7 @@ POSITIVE = ("rope.freq_base", "attention.layer_norm_rms_epsilon", "attention.lay
 
 
 def checked(path: Path) -> GGUFModel:
-    """The headers of all parts. No tensor is read, nothing is mapped.
+    """Return the headers of all parts, checked. No tensor is read, nothing is mapped.
 
     Raises CheckpointError for a file that is damaged or cut off, whose parts are not all there, or
     of an architecture or a type that is not read.
@@ -53,7 +53,7 @@ def checked(path: Path) -> GGUFModel:
 class _Values:
     def __init__(self, model: GGUFModel, architecture: str) -> None:
         self.name, self.values, self.prefix = model.path.name, model.values, architecture
-        self.shapes = {name: place.shape for name, (_, place) in model.tensors.items()}
+        self.shapes = {name: tensor.shape for name, (_, tensor) in model.tensors.items()}
 
     def check(self) -> None:
         if not self.shapes:
@@ -69,24 +69,28 @@ class _Values:
                 raise self.wrong(
                     TOKENS, f"of {tokens.length}", f"{rows}, the rows of its embedding"
                 )
-        for key, most in MAX_VALUES.items():
-            self.up_to(key, most)
+        for key, max_value in MAX_VALUES.items():
+            self.up_to(key, max_value)
         for key in POSITIVE:
-            found = self.values.get(f"{self.prefix}.{key}", 1.0)
-            if not isinstance(found, float) or not math.isfinite(found) or found <= 0:
-                raise self.wrong(f"{self.prefix}.{key}", repr(found), "a number above 0")
+            value = self.values.get(f"{self.prefix}.{key}", 1.0)
+            if not isinstance(value, float) or not math.isfinite(value) or value <= 0:
+                raise self.wrong(f"{self.prefix}.{key}", repr(value), "a number above 0")
 
     def equal(self, key: str, expected: int, what: str) -> None:
-        found = self.values.get(f"{self.prefix}.{key}")
-        if found != expected or isinstance(found, bool):
-            raise self.wrong(f"{self.prefix}.{key}", repr(found), f"{expected}, {what}")
+        value = self.values.get(f"{self.prefix}.{key}")
+        if value != expected or isinstance(value, bool):
+            raise self.wrong(f"{self.prefix}.{key}", repr(value), f"{expected}, {what}")
 
-    def up_to(self, key: str, most: int) -> None:
-        given = self.values.get(f"{self.prefix}.{key}", 1)
-        least = 0 if key in MAY_BE_ZERO or isinstance(given, tuple) else 1
-        for found in given if isinstance(given, tuple) else (given,):
-            if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= most:
-                raise self.wrong(f"{self.prefix}.{key}", repr(found), f"{least} to {most}")
+    def up_to(self, key: str, max_value: int) -> None:
+        values = self.values.get(f"{self.prefix}.{key}", 1)
+        min_value = 0 if key in MAY_BE_ZERO or isinstance(values, tuple) else 1
+        for value in values if isinstance(values, tuple) else (values,):
+            if (
+                not isinstance(value, int)
+                or isinstance(value, bool)
+                or not min_value <= value <= max_value
+            ):
+                raise self.wrong(f"{self.prefix}.{key}", repr(value), f"{min_value} to {max_value}")
 
-    def wrong(self, key: str, found: Any, expected: str) -> CheckpointError:
-        return CheckpointError(f"{self.name} has {key} {found}; expected {expected}", hint=AGAIN)
+    def wrong(self, key: str, actual: Any, expected: str) -> CheckpointError:
+        return CheckpointError(f"{self.name} has {key} {actual}; expected {expected}", hint=AGAIN)

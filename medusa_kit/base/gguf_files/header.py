@@ -21,7 +21,7 @@ MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
 MAX_VALUES, MAX_TENSORS, MAX_ARRAY = 1 << 16, 1 << 17, 1 << 22
 MAX_NAME, MAX_TEXT, MAX_HEADER = (1 << 16) - 1, 1 << 24, 1 << 28
 MAX_ALIGNMENT, MAX_DIMS, MAX_KEPT = 1 << 16, 4, 4096
-VALUES_LEAST, TENSOR_LEAST = 13, 33  # bytes of the smallest possible entry
+MIN_VALUE_SIZE, MIN_TENSOR_SIZE = 13, 33  # bytes of the smallest possible entry
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
            12: "d"}  # fmt: skip
 UINT32, STRING, ARRAY = 4, 8, 9
@@ -37,8 +37,8 @@ class Array(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TensorPlace:
-    """Where a tensor lies. `shape`: outermost dimension first, as in torch."""
+class TensorInfo:
+    """A tensor's entry in the header. `shape`: outermost dimension first, as in torch."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,26 +51,27 @@ class TensorPlace:
 class Header:
     path: Path
     values: dict[str, Any]
-    tensors: tuple[TensorPlace, ...]
-    values_at: int  # where the values begin and end
+    tensors: tuple[TensorInfo, ...]
+    values_start: int  # where the values begin and end
     values_end: int
 
 
 def read_header(path: Path, whole: Container[str] = ()) -> Header:
-    """`whole`: values that are kept however long they are, where they are arrays.
+    """Read and check the header. `whole`: keys of arrays that are kept however long they are.
 
     Raises CheckpointError for a file that is cut off, damaged or of types nothing here reads.
     """
     try:
         stamp = None if whole else settled_stamp(path)
-        return _read(path, whole) if stamp is None else _remembered(path, stamp)
+        return _read(path, whole) if stamp is None else _read_cached(path, stamp)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}", hint="check the path") from error
 
 
 @functools.lru_cache(maxsize=16)
-def _remembered(path: Path, stamp: tuple[Any, ...]) -> Header:
-    """A load asks for the same header several times; its thousands of texts take a while."""
+def _read_cached(path: Path, stamp: tuple[Any, ...]) -> Header:
+    """The header of a file that has not changed, read once: a load needs it several times, and its
+    thousands of texts take a while."""
     return _read(path)
 
 
@@ -85,7 +86,7 @@ class _Reader:
 
     def __init__(self, path: Path, stream: Any, size: int, whole: Container[str] = ()) -> None:
         self.path, self.stream, self.size, self.whole = path, stream, size, whole
-        self.at = 0
+        self.position = 0
         self._piece, self._start = b"", 0
 
     def header(self) -> Header:
@@ -100,60 +101,61 @@ class _Reader:
             )
         num_tensors = self.number("Q", "the number of tensors")
         num_values = self.number("Q", "the number of values")
-        self.limit("tensors", num_tensors, MAX_TENSORS, TENSOR_LEAST)
-        self.limit("values", num_values, MAX_VALUES, VALUES_LEAST)
+        self.limit("tensors", num_tensors, MAX_TENSORS, MIN_TENSOR_SIZE)
+        self.limit("values", num_values, MAX_VALUES, MIN_VALUE_SIZE)
         values: dict[str, Any] = {}
-        values_at = self.at
+        values_start = self.position
         for _ in range(num_values):
             key = self.name("a value's name")
             if key in values:
                 raise self.wrong(f"has the value {key!r} twice; expected it once")
             values[key] = self.value(key, self.number("I", f"the type of {key}"))
-        values_end = self.at
+        values_end = self.position
         tensors = self._tensors(num_tensors, self._alignment(values))
-        return Header(self.path, values, tensors, values_at, values_end)
+        return Header(self.path, values, tensors, values_start, values_end)
 
     def _alignment(self, values: dict[str, Any]) -> int:
-        found = values.get("general.alignment", ALIGNMENT)
-        power = isinstance(found, int) and found > 0 and found & (found - 1) == 0
-        if not power or found > MAX_ALIGNMENT:
+        alignment = values.get("general.alignment", ALIGNMENT)
+        power = isinstance(alignment, int) and alignment > 0 and alignment & (alignment - 1) == 0
+        if not power or alignment > MAX_ALIGNMENT:
             raise self.wrong(
-                f"has general.alignment {found!r}; expected a power of two up to {MAX_ALIGNMENT}"
+                f"has general.alignment {alignment!r}; expected a power of two up to "
+                f"{MAX_ALIGNMENT}"
             )
-        return int(found)
+        return int(alignment)
 
-    def _tensors(self, count: int, alignment: int) -> tuple[TensorPlace, ...]:
+    def _tensors(self, count: int, alignment: int) -> tuple[TensorInfo, ...]:
         entries = [self._tensor(alignment) for _ in range(count)]
-        begin = -(-self.at // alignment) * alignment
-        places = [
-            TensorPlace(place.name, place.shape, place.kind, begin + place.offset, place.size)
-            for place in entries
+        begin = -(-self.position // alignment) * alignment
+        tensors = [
+            TensorInfo(entry.name, entry.shape, entry.kind, begin + entry.offset, entry.size)
+            for entry in entries
         ]
-        if len({place.name for place in places}) < count:
-            names = [place.name for place in places]
+        if len({entry.name for entry in tensors}) < count:
+            names = [entry.name for entry in tensors]
             twice = next(name for name in names if names.count(name) > 1)
             raise self.wrong(f"has the tensor {twice!r} twice; expected it once")
-        self._check_places(places)
-        return tuple(places)
+        self._check_offsets(tensors)
+        return tuple(tensors)
 
-    def _check_places(self, places: list[TensorPlace]) -> None:
-        before: TensorPlace | None = None
-        for place in sorted(places, key=lambda place: place.offset):
-            end = place.offset + place.size
+    def _check_offsets(self, tensors: list[TensorInfo]) -> None:
+        previous: TensorInfo | None = None
+        for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
+            end = tensor.offset + tensor.size
             if end > self.size:
                 raise self.wrong(
-                    f"is cut off: its tensor {place.name!r} ends at byte {end}, "
+                    f"is cut off: its tensor {tensor.name!r} ends at byte {end}, "
                     f"the file at byte {self.size}"
                 )
-            if before is not None and before.offset + before.size > place.offset:
+            if previous is not None and previous.offset + previous.size > tensor.offset:
                 raise self.wrong(
-                    f"has the tensor {place.name!r} at byte {place.offset}, inside "
-                    f"{before.name!r}, which ends at byte {before.offset + before.size}"
+                    f"has the tensor {tensor.name!r} at byte {tensor.offset}, inside "
+                    f"{previous.name!r}, which ends at byte {previous.offset + previous.size}"
                 )
-            before = place
+            previous = tensor
 
-    def _tensor(self, alignment: int) -> TensorPlace:
-        """`offset` is still from the beginning of the tensors' data."""
+    def _tensor(self, alignment: int) -> TensorInfo:
+        """Read an entry, whose `offset` is still from the beginning of the tensors' data."""
         name = self.name("a tensor's name")
         num_dims = self.number("I", f"the dimensions of {name}")
         if not 1 <= num_dims <= MAX_DIMS:
@@ -171,7 +173,7 @@ class _Reader:
                 f"has {name!r} at {offset} of its data; expected a multiple of {alignment}"
             )
         size = prod(dims) // kind.numbers * kind.size
-        return TensorPlace(name, tuple(reversed(dims)), kind.name, offset, size)
+        return TensorInfo(name, tuple(reversed(dims)), kind.name, offset, size)
 
     def _kind(self, name: str, number: int) -> BlockType:
         if number in TYPES:
@@ -216,10 +218,10 @@ class _Reader:
             raise self.wrong(f"lacks {what}; expected some text")
         return name
 
-    def text(self, what: str, most: int) -> str:
+    def text(self, what: str, max_length: int) -> str:
         length = self.number("Q", what)
-        if length > most:
-            raise self.wrong(f"has {length} bytes for {what}; expected at most {most}")
+        if length > max_length:
+            raise self.wrong(f"has {length} bytes for {what}; expected at most {max_length}")
         try:
             return self.take(length, what).decode()
         except UnicodeDecodeError as error:
@@ -228,45 +230,46 @@ class _Reader:
     def skip_texts(self, count: int, what: str) -> None:
         length_of = struct.Struct("<Q").unpack_from
         for _ in range(count):
-            place = self.at - self._start
-            if place + 8 > len(self._piece):
-                place = self._fill(8, what)
-            self.at += 8 + length_of(self._piece, place)[0]
+            offset = self.position - self._start
+            if offset + 8 > len(self._piece):
+                offset = self._fill(8, what)
+            self.position += 8 + length_of(self._piece, offset)[0]
         self.skip(0, what)
 
     def skip(self, count: int, what: str) -> None:
         self._inside(count, what)
-        self.at += count
+        self.position += count
 
     def take(self, count: int, what: str) -> bytes:
-        place = self.at - self._start
-        if place + count > len(self._piece):
-            place = self._fill(count, what)
-        self.at += count
-        return self._piece[place : place + count]
+        offset = self.position - self._start
+        if offset + count > len(self._piece):
+            offset = self._fill(count, what)
+        self.position += count
+        return self._piece[offset : offset + count]
 
     def _fill(self, count: int, what: str) -> int:
-        """Read on, so that `count` bytes follow; the place of the first in the piece."""
+        """Read on, so that `count` bytes follow; returns the offset of the first in the piece."""
         self._inside(count, what)
-        self.stream.seek(self.at)
-        self._piece, self._start = self.stream.read(max(count, PIECE)), self.at
+        self.stream.seek(self.position)
+        self._piece, self._start = self.stream.read(max(count, PIECE)), self.position
         if len(self._piece) < count:
             raise self.wrong(f"is cut off in {what}: it became shorter while it was read")
         return 0
 
     def _inside(self, count: int, what: str) -> None:
-        if (end := self.at + count) > self.size:
+        if (end := self.position + count) > self.size:
             raise self.wrong(
                 f"is cut off in {what}, which ends at byte {end}; the file ends at byte {self.size}"
             )
         if end > MAX_HEADER:
             raise self.wrong(f"has a header of more than {MAX_HEADER} bytes, up to {what}")
 
-    def limit(self, what: str, count: int, most: int, least: int) -> None:
-        """`least`: the bytes that each of them takes at least."""
-        if count > most or count * least > self.size - self.at:
-            room = (self.size - self.at) // least
-            raise self.wrong(f"announces {count} {what}; expected at most {min(most, room)}")
+    def limit(self, what: str, count: int, max_count: int, min_size: int) -> None:
+        """Raises CheckpointError for more than `max_count`, or than fit where each takes `min_size`
+        bytes."""
+        if count > max_count or count * min_size > self.size - self.position:
+            room = (self.size - self.position) // min_size
+            raise self.wrong(f"announces {count} {what}; expected at most {min(max_count, room)}")
 
     def wrong(self, what: str, hint: str = AGAIN) -> CheckpointError:
         return CheckpointError(f"{self.path.name} {what}", hint=hint)

@@ -10,7 +10,7 @@ IN_CONFIG = (FREQUENCIES, LONG, SHORT)  # tensors that became part of the config
 
 
 def tensor_names(model: GGUFModel, skeleton: Any) -> tuple[Any, dict[str, str]]:
-    """What undoes the converter's changes (transformers' processor), and parameters by tensors.
+    """(transformers' processor, which undoes the converter's changes; parameters by tensors).
 
     Two tensors may belong to one parameter: the gates and the other projections of all experts.
     """
@@ -25,11 +25,11 @@ def tensor_names(model: GGUFModel, skeleton: Any) -> tuple[Any, dict[str, str]]:
     if config.model_type == "mixtral":
         kind = _mixtral_processor()
     processor = kind(config=config.to_dict())
-    theirs = "llama" if config.model_type in ("mistral", "mixtral") else None
-    names = get_gguf_hf_weights_map(_Whole(skeleton), processor, model_type=theirs)
+    model_type = "llama" if config.model_type in ("mistral", "mixtral") else None
+    names = get_gguf_hf_weights_map(_Whole(skeleton), processor, model_type=model_type)
     tied = set(getattr(skeleton, "all_tied_weights_keys", None) or ())
     if set(skeleton.state_dict()) - tied - set(names.values()):
-        names = get_gguf_hf_weights_map(skeleton, processor, model_type=theirs)
+        names = get_gguf_hf_weights_map(skeleton, processor, model_type=model_type)
     # Experts are parameters without an ending in transformers, and tensors with one in the file.
     return processor, {**names, **{f"{name}.weight": names[name] for name in names}}
 

@@ -13,7 +13,7 @@ from medusa_kit.base.gguf_files.header import (
     ALIGNMENT,
     MAGIC,
     Header,
-    TensorPlace,
+    TensorInfo,
     read_header,
 )
 from medusa_kit.base.gguf_files.types import TYPES
@@ -43,31 +43,35 @@ class GGUFModel:
         return self.headers[0].values
 
     @property
-    def tensors(self) -> dict[str, tuple[Path, TensorPlace]]:
-        """By name: the part and the place in it."""
+    def tensors(self) -> dict[str, tuple[Path, TensorInfo]]:
+        """Tensors by name: the part's path and the entry in its header."""
         return {
-            place.name: (header.path, place) for header in self.headers for place in header.tensors
+            tensor.name: (header.path, tensor)
+            for header in self.headers
+            for tensor in header.tensors
         }
 
 
 def read_headers(path: Path) -> GGUFModel:
-    """`path`: the file, or any part. Raises CheckpointError, for a missing part by its name."""
-    given = read_header(path)
-    count = _whole(given, "split.count", 1)
+    """Read the headers of all parts. `path`: the file, or any part. Raises CheckpointError, which
+    names a missing part."""
+    requested = read_header(path)
+    count = _count_value(requested, "split.count", 1)
     if count <= 1:
-        return GGUFModel((given,))
+        return GGUFModel((requested,))
     headers = [
-        given if part.name == path.name else read_header(part) for part in _names(path, count)
+        requested if part.name == path.name else read_header(part)
+        for part in _part_paths(path, count)
     ]
     for number, header in enumerate(headers):
-        if found := _differs(header, number, count):
+        if description := _difference(header, number, count):
             raise CheckpointError(
-                f"{header.path.name} says {found}; expected part {number} of {count}, from 0",
+                f"{header.path.name} says {description}; expected part {number} of {count}, from 0",
                 hint="were parts of several models given each other's names?",
             )
     model = GGUFModel(tuple(headers))
     total = sum(len(header.tensors) for header in headers)
-    announced = _whole(headers[0], "split.tensors.count", total)
+    announced = _count_value(headers[0], "split.tensors.count", total)
     if len(model.tensors) != total or announced != total:
         raise CheckpointError(
             f"the {count} parts of {path.name} hold {len(model.tensors)} tensors of different "
@@ -77,22 +81,22 @@ def read_headers(path: Path) -> GGUFModel:
     return model
 
 
-def _whole(header: Header, key: str, otherwise: int) -> int:
-    found = header.values.get(key, otherwise)
-    if not isinstance(found, int) or found < 0:
+def _count_value(header: Header, key: str, otherwise: int) -> int:
+    value = header.values.get(key, otherwise)
+    if not isinstance(value, int) or value < 0:
         raise CheckpointError(
-            f"{header.path.name} has {key} {found!r}; expected an integer, 0 or more",
+            f"{header.path.name} has {key} {value!r}; expected an integer, 0 or more",
             hint="the file is damaged; download it again",
         )
-    return found
+    return value
 
 
-def _differs(header: Header, number: int, count: int) -> str | None:
-    found = _whole(header, "split.no", 0), _whole(header, "split.count", 1)
-    return None if found == (number, count) else f"that it is part {found[0]} of {found[1]}"
+def _difference(header: Header, number: int, count: int) -> str | None:
+    numbers = _count_value(header, "split.no", 0), _count_value(header, "split.count", 1)
+    return None if numbers == (number, count) else f"that it is part {numbers[0]} of {numbers[1]}"
 
 
-def _names(path: Path, count: int) -> list[Path]:
+def _part_paths(path: Path, count: int) -> list[Path]:
     match = NAME.fullmatch(path.name)
     if match is None or int(match["count"]) != count or count > MAX_PARTS:
         raise CheckpointError(
@@ -100,18 +104,18 @@ def _names(path: Path, count: int) -> list[Path]:
             f"NAME-00001-of-{min(count, MAX_PARTS):05}.gguf",
             hint="give the parts their names back",
         )
-    found = [
+    paths = [
         path.with_name(f"{match['stem']}-{number:05}-of-{count:05}.gguf")
         for number in range(1, count + 1)
     ]
-    missing = [part.name for part in found if not part.is_file()]
+    missing = [part.name for part in paths if not part.is_file()]
     if missing:
         raise CheckpointError(
             f"{path.name} is one of {count} parts, and {', '.join(missing[:3])} "
             f"{'is' if len(missing) == 1 else 'are'} not next to it",
             hint="put all parts into one folder",
         )
-    return found
+    return paths
 
 
 def stem(path: Path) -> str:
@@ -128,23 +132,23 @@ def as_one_file(model: GGUFModel, folder: Path, weights: bool = True) -> Iterato
         yield model.path
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".joined-", dir=folder) as place:
-        target = Path(place) / f"{stem(model.path)}.gguf"
+    with TemporaryDirectory(prefix=".joined-", dir=folder) as temporary:
+        target = Path(temporary) / f"{stem(model.path)}.gguf"
         with target.open("wb") as stream:
             _join(model, stream, weights)
         yield target
 
 
 def _join(model: GGUFModel, stream: Any, weights: bool) -> None:
-    first, places = model.headers[0], model.tensors.values()
+    first, tensors = model.headers[0], model.tensors.values()
     alignment = first.values.get("general.alignment", ALIGNMENT)
-    stream.write(MAGIC + struct.pack("<IQQ", VERSION, len(places), len(first.values)))
+    stream.write(MAGIC + struct.pack("<IQQ", VERSION, len(tensors), len(first.values)))
     with first.path.open("rb") as source:
-        source.seek(first.values_at)
-        stream.write(source.read(first.values_end - first.values_at))
+        source.seek(first.values_start)
+        stream.write(source.read(first.values_end - first.values_start))
     numbers = {kind.name: number for number, kind in TYPES.items()}
     offset = 0
-    for _, tensor in places:
+    for _, tensor in tensors:
         name, dims = tensor.name.encode(), tensor.shape[::-1]
         stream.write(struct.pack("<Q", len(name)) + name)
         stream.write(struct.pack(f"<I{len(dims)}Q", len(dims), *dims))
@@ -153,7 +157,7 @@ def _join(model: GGUFModel, stream: Any, weights: bool) -> None:
     stream.seek(-(-stream.tell() // alignment) * alignment)
     begin = stream.tell()
     if weights:
-        for part, tensor in places:
+        for part, tensor in tensors:
             with part.open("rb") as source:
                 source.seek(tensor.offset)
                 _copy(source, stream, tensor.size)

@@ -225,12 +225,12 @@ def rule_of(file: str, name: str | None) -> Rule:
 
 
 def in_place_of(name: str) -> str | None:
-    """What $MEDUSA_KIT_PRE_TOKENIZER says to take in place of a rule that is not known, empty where
-    it says nothing; None where the rule is known."""
+    """The rule that $MEDUSA_KIT_PRE_TOKENIZER names in place of one that is not known, empty where
+    it names none; None where the rule is known."""
     if not name or name in RULES:
         return None
-    wanted = os.environ.get(VARIABLE, "")
-    return _nearest(name) if wanted == NEAREST else wanted
+    requested = os.environ.get(VARIABLE, "")
+    return _nearest(name) if requested == NEAREST else requested
 
 
 def _nearest(name: str) -> str:

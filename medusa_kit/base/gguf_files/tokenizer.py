@@ -29,7 +29,9 @@ NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3's
 
 
 def read_tokenizer(path: Path) -> Any:
-    """`path`: of the file, or of the first part. Its ids and texts are the file's, no more.
+    """Build the tokenizer, with the ids and texts of the file and no more.
+
+    `path`: of the file, or of the first part.
 
     Raises CheckpointError for a vocabulary that is damaged or of a kind that is not read.
     """
@@ -50,7 +52,8 @@ def read_tokenizer(path: Path) -> Any:
 
 
 def save_tokenizer(folder: Path, tokenizer: Any) -> None:
-    """Beside the model's config, so that AutoTokenizer reads the same. Raises OSError.
+    """Write the tokenizer beside the model's config, so that AutoTokenizer reads the same. Raises
+    OSError.
 
     For some families AutoTokenizer takes their own class whatever a folder says, which splits by
     its own rule and adds tokens. It does not where it takes the class for the folder's own.
@@ -110,7 +113,8 @@ def _of_lines(ids: dict[str, int]) -> set[tuple[str, str]]:
 
 
 def _pre_tokenizer(rule: Rule) -> Any:
-    """GPT-2's rule and single digits are built into the library, where they take half the time."""
+    """The splits of a rule. GPT-2's rule and single digits are built into the library, where they
+    take half the time."""
     from tokenizers import Regex, pre_tokenizers
 
     splits, ends = rule.splits, rule.in_bytes and rule.splits[-1] == GPT2
@@ -126,7 +130,7 @@ def _pre_tokenizer(rule: Rule) -> Any:
 
 
 def _set_spaces(inner: Any, vocabulary: Vocabulary, in_bytes: bool) -> None:
-    """How spaces are written in tokens, and how tokens become text."""
+    """Set how spaces are written in tokens, and how tokens become text."""
     from tokenizers import decoders, normalizers
 
     if in_bytes:
@@ -145,7 +149,8 @@ def _set_spaces(inner: Any, vocabulary: Vocabulary, in_bytes: bool) -> None:
 
 
 def _spelled(vocabulary: Vocabulary) -> list[Any]:
-    """For added tokens of letters that stand for bytes, which would be read as these: ü for one."""
+    """Decoders for added tokens of letters that stand for bytes, such as ü, which would be read as
+    these bytes."""
     from tokenizers import Regex, decoders, pre_tokenizers
 
     letters = set(pre_tokenizers.ByteLevel.alphabet())
@@ -160,7 +165,7 @@ def _spelled(vocabulary: Vocabulary) -> list[Any]:
 
 
 def _add_special(inner: Any, vocabulary: Vocabulary) -> None:
-    """Tokens that are found in a text before it is split, by their literal text."""
+    """Add the tokens that are found in a text before it is split, by their literal text."""
     from tokenizers import AddedToken
 
     def added(token: str, kind: int) -> AddedToken:
@@ -168,13 +173,12 @@ def _add_special(inner: Any, vocabulary: Vocabulary) -> None:
         special = kind in (CONTROL, UNKNOWN)
         return AddedToken(token, special=special, normalized=False, rstrip=strips)
 
-    told = zip(vocabulary.tokens, vocabulary.kinds, strict=True)
-    found = [added(*one) for one in told if one[1] in ADDED]
-    inner.add_tokens(found)
+    pairs = zip(vocabulary.tokens, vocabulary.kinds, strict=True)
+    inner.add_tokens([added(token, kind) for token, kind in pairs if kind in ADDED])
 
 
 def _add_around(inner: Any, vocabulary: Vocabulary) -> None:
-    """What a text is put between, if anything."""
+    """Set the tokens that a text is put between, if any."""
     from tokenizers import processors
 
     before = "bos" if vocabulary.adds["bos"] and "bos" in vocabulary.ids else None

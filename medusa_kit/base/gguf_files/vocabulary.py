@@ -72,8 +72,8 @@ class Vocabulary:
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """`path`: of the file, or of the first part. Raises CheckpointError for a vocabulary that is
-    damaged or of a kind that is not read."""
+    """Read the vocabulary. `path`: of the file, or of the first part. Raises CheckpointError for a
+    vocabulary that is damaged or of a kind that is not read."""
     return _Values(path.name, read_header(path, whole=LISTS).values).vocabulary()
 
 
@@ -108,10 +108,10 @@ class _Values:
 
     def _unread(self) -> CheckpointError:
         kind = UNREAD.get(self.model)
-        said = f"of the kind {self.model!r}" + (f" ({kind})" if kind else ", which is unknown")
+        description = f" ({kind})" if kind else ", which is unknown"
         return CheckpointError(
-            f"{self.file} has a vocabulary {said}; expected {SENTENCEPIECE}, {' or '.join(BPE)} "
-            "(tokenizer.ggml.model)",
+            f"{self.file} has a vocabulary of the kind {self.model!r}{description}; expected "
+            f"{SENTENCEPIECE}, {' or '.join(BPE)} (tokenizer.ggml.model)",
             hint=HINT,
         )
 
@@ -127,18 +127,18 @@ class _Values:
         return RULES[GEMMA4] if self.model == GEMMA4 else rule_of(self.file, name)
 
     def _texts(self, name: str) -> tuple[str, ...]:
-        found = self.get(name, ())
-        if not isinstance(found, tuple) or not all(isinstance(text, str) for text in found):
+        texts = self.get(name, ())
+        if not isinstance(texts, tuple) or not all(isinstance(text, str) for text in texts):
             raise self._wrong(f"{name} that are no list of texts")
-        return tuple(text or f"[EMPTY_{place}]" for place, text in enumerate(found))
+        return tuple(text or f"[EMPTY_{index}]" for index, text in enumerate(texts))
 
     def _numbers(self, name: str, count: int, otherwise: Any) -> tuple[Any, ...]:
-        found = self.get(name)
-        if found is None:
+        numbers = self.get(name)
+        if numbers is None:
             return (otherwise,) * count
-        if not isinstance(found, tuple) or len(found) < count or isinstance(found[0], str):
+        if not isinstance(numbers, tuple) or len(numbers) < count or isinstance(numbers[0], str):
             raise self._wrong(f"{name} that are no number for each of {count} tokens")
-        return found[:count]
+        return numbers[:count]
 
     def _kinds(self, tokens: tuple[str, ...]) -> tuple[int, ...]:
         kinds = self._numbers("token_type", len(tokens), NORMAL)
@@ -151,15 +151,15 @@ class _Values:
                 return CONTROL
             return kind
 
-        return tuple(kind_of(*one) for one in zip(tokens, kinds, strict=True))
+        return tuple(kind_of(*pair) for pair in zip(tokens, kinds, strict=True))
 
     def _merges(self, tokens: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-        """A merge that is there twice counts where it stands first."""
-        found = self._texts("merges")
-        if not found and self.values.get(PRE) != "kimi-k2":
+        """Pairs to merge, in order; one that is there twice counts where it stands first."""
+        texts = self._texts("merges")
+        if not texts and self.values.get(PRE) != "kimi-k2":
             raise self._wrong("no merges")
-        places = ((merge, merge.find(" ", 1)) for merge in found)
-        merges = tuple(dict.fromkeys((merge[:at], merge[at + 1 :]) for merge, at in places))
+        splits = ((merge, merge.find(" ", 1)) for merge in texts)
+        merges = tuple(dict.fromkeys((merge[:at], merge[at + 1 :]) for merge, at in splits))
         known = set(tokens)
         for left, right in merges:
             if not known.issuperset((left, right, left + right)):
@@ -170,19 +170,21 @@ class _Values:
 
     def _ids(self, tokens: tuple[str, ...]) -> dict[str, int]:
         known = OF_SENTENCEPIECE if self.model == SENTENCEPIECE else {}
-        ids = {name: place for name, place in known.items() if place < len(tokens)}
+        ids = {name: number for name, number in known.items() if number < len(tokens)}
         for name, key in SPECIAL.items():
-            found = self.get(f"{key}_token_id")
-            if found is None:
+            token_id = self.get(f"{key}_token_id")
+            if token_id is None:
                 continue
-            if isinstance(found, int) and 0 <= found < len(tokens):
-                ids[name] = found
+            if isinstance(token_id, int) and 0 <= token_id < len(tokens):
+                ids[name] = token_id
             else:  # some converters write -1 for none
-                console.note(f"{self.file} has {key}_token_id {found!r} for {len(tokens)} tokens")
+                console.note(
+                    f"{self.file} has {key}_token_id {token_id!r} for {len(tokens)} tokens"
+                )
         return ids
 
     def _adds(self, rule: Rule | None) -> dict[str, bool]:
-        """What is put around a text, and a space before it."""
+        """Which tokens are put around a text, and whether a space is put before it."""
         adds = {
             "bos": rule is None or rule.adds_bos,
             "eos": False,
@@ -191,18 +193,18 @@ class _Values:
         }
         for name in adds:
             key = f"add_{name}" if name == "space_prefix" else f"add_{name}_token"
-            if (found := self.get(key)) is not None:
-                adds[name] = bool(found)
+            if (flag := self.get(key)) is not None:
+                adds[name] = bool(flag)
         if rule is RULES[GEMMA4]:
             adds["bos"] = True  # some converters forgot it
         return adds
 
     def _template(self) -> str | None:
-        found = self.values.get("tokenizer.chat_template")
-        return found if isinstance(found, str) else None
+        template = self.values.get("tokenizer.chat_template")
+        return template if isinstance(template, str) else None
 
     def _strips_behind(self) -> bool:
-        """As Phi-3's do; the file has no field for it."""
+        """Whether special tokens take white space, as Phi-3's do; the file has no field for it."""
         name = str(self.values.get("general.name", "")).lower()
         phi3 = self.values.get("general.architecture") == "phi3" and self.model == SENTENCEPIECE
         return phi3 or "phi-3" in name or "phi3" in name

@@ -187,8 +187,8 @@ def outcome(path: Path, raw: bytes) -> bool:
     except CheckpointError:
         return False
     for tensor in tensors_of(model):
-        assert tensor.data.nbytes == tensor.place.size
-        assert tensor.place.offset + tensor.place.size <= len(raw)
+        assert tensor.data.nbytes == tensor.info.size
+        assert tensor.info.offset + tensor.info.size <= len(raw)
     return True
 
 
