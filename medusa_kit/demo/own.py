@@ -115,7 +115,7 @@ def _write_answers(engine: Engine, work: Work, places: Places, deadline: Deadlin
 
 def _more(count: int, deadline: Deadline) -> Callable[[Written], int]:
     def more(written: Written) -> int:
-        wanted = count - written.asked
+        wanted = count - written.num_prompts
         if written.rate is None:
             return min(wanted, FIRST_ROUND)
         fitting = int(max(0.0, deadline.left("answers")) * written.rate / written.length)
@@ -150,7 +150,7 @@ def _new_recipe(engine: Engine, work: Work, places: Places) -> TrainRecipe:
 
 def _moved(recipe: TrainRecipe, places: Places) -> TrainRecipe:
     """The same in the folder as it is now."""
-    here = settings.places_in(places.folder.resolve())
+    here = settings.paths_in(places.folder.resolve())
     parts = {name: getattr(recipe, name).model_copy(update=here[name])
              for name in ("data", "train")}  # fmt: skip
     return recipe.model_copy(update={"output_dir": here["output_dir"], **parts})

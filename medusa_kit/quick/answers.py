@@ -20,9 +20,9 @@ from medusa_kit.quick.state import Clock
 
 @dataclass
 class Written:
-    """What a file holds, and how fast this process wrote its part."""
+    """Counts of what a file of answers holds, and how fast this process wrote its part."""
 
-    asked: int = 0  # prompts, in order
+    num_prompts: int = 0  # that were answered, in order
     answers: int = 0
     tokens: int = 0
     new_tokens: int = 0
@@ -49,57 +49,57 @@ def answer(
     """Answer prompts in order until `more` says 0 or none is left; resumes the file."""
     if path.is_file():
         whole_lines(path)
-    written, batch = _there(path), settings.ANSWER_BATCH
+    written, batch = _written_in(path), settings.ANSWER_BATCH
     usable = _Usable(base, prompts)
-    while usable.some_after(written.asked) and (count := more(written)) > 0:
-        upto = written.asked + count
-        asked = usable.first(upto)
+    while usable.some_after(written.num_prompts) and (count := more(written)) > 0:
+        num_prompts = written.num_prompts + count
+        usable_prompts = usable.first(num_prompts)
         began = clock()
         try:
             report = generate_answers(
-                base, asked, path, max_new_tokens=settings.ANSWER_TOKENS, batch_size=batch
+                base, usable_prompts, path, max_new_tokens=settings.ANSWER_TOKENS, batch_size=batch
             )
         except DeviceMemoryError:
             if batch == 1:
                 raise
             batch //= 2
             console.note(f"memory is too small for the batch: {batch} prompts together from now on")
-            written = _there(path, written)
+            written = _written_in(path, written)
             continue
         written.seconds += clock() - began
-        written.asked = len(asked)
+        written.num_prompts = len(usable_prompts)
         written.answers += report.written
         written.tokens += report.tokens
         written.new_tokens += report.tokens
-    usable.tell()
+    usable.warn_of_refused()
     return written
 
 
 class _Usable:
-    """Those of the prompts that can be answered, looked for no further than they are needed."""
+    """The prompts that can be answered, checked no further than they are needed."""
 
     def __init__(self, base: BaseModel, prompts: Sequence[Conversation]) -> None:
-        self._base, self._waiting = base, iter(prompts)
-        self._found = list[Conversation]()
+        self._base, self._unchecked = base, iter(prompts)
+        self._usable = list[Conversation]()
         self._refused = list[str]()
 
     def some_after(self, count: int) -> bool:
         return len(self.first(count + 1)) > count
 
     def first(self, count: int) -> list[Conversation]:
-        """At most `count` of them. Raises DataError where there is none."""
-        while len(self._found) < count and (row := next(self._waiting, None)) is not None:
+        """The first usable prompts, at most `count`. Raises DataError where there is none."""
+        while len(self._usable) < count and (row := next(self._unchecked, None)) is not None:
             try:
                 self._check(row)
-                self._found.append(row)
+                self._usable.append(row)
             except DataError as error:
                 self._refused.append(f"row {row.row}: {error.message}")
-        if not self._found:
+        if not self._usable:
             raise DataError(
                 f"none of {len(self._refused)} prompts can be answered, {self._refused[0]}",
                 hint="give prompts that leave room for an answer, or another model",
             )
-        return self._found[:count]
+        return self._usable[:count]
 
     def _check(self, row: Conversation) -> None:
         size = len(encode_prompt(self._base.tokenizer, asked_messages(row.messages, "first")))
@@ -112,14 +112,14 @@ class _Usable:
                 f"{context:,} leave room for {max(0, context - settings.ANSWER_TOKENS):,}"
             )
 
-    def tell(self) -> None:
+    def warn_of_refused(self) -> None:
         if self._refused:
             console.warn(f"{len(self._refused)} prompts cannot be answered and are left out "
                          f"({self._refused[0]})")  # fmt: skip
 
 
-def _there(path: Path, so_far: Written | None = None) -> Written:
-    """What the file holds; of `so_far`, what this process wrote."""
+def _written_in(path: Path, so_far: Written | None = None) -> Written:
+    """Counts of what the file holds; of `so_far`, what this process wrote is kept."""
     rows = read_answers(path)
     tokens = sum(len(row.response_ids) for row in rows)
     if so_far is None:
@@ -145,14 +145,14 @@ def check_encoding(base: BaseModel, prompts: Sequence[Conversation], path: Path)
 def _answers_are_to(base: BaseModel, prompts: Sequence[Conversation], path: Path) -> bool:
     """Whether each answer is to the tokens of one of the prompts."""
     whole_lines(path)
-    asked = {tuple(row.prompt_ids) for row in read_answers(path)}
+    unmatched = {tuple(row.prompt_ids) for row in read_answers(path)}
     for prompt in prompts:
-        if not asked:
+        if not unmatched:
             break
         with contextlib.suppress(DataError):  # one that cannot be answered
             messages = asked_messages(prompt.messages, "first")
-            asked.discard(tuple(encode_prompt(base.tokenizer, messages)))
-    return not asked
+            unmatched.discard(tuple(encode_prompt(base.tokenizer, messages)))
+    return not unmatched
 
 
 def read_answers(path: Path) -> list[AnswerRow]:

@@ -8,7 +8,7 @@ from medusa_kit import console
 from medusa_kit.base.placement import pick_device
 from medusa_kit.infer.backends import check_base
 from medusa_kit.quick import report, settings
-from medusa_kit.quick.run import tell
+from medusa_kit.quick.run import show_plan
 from medusa_kit.quick.session import Session
 from medusa_kit.settings.recipe import BaseSection, dump
 from medusa_kit.train.dry_run import dry_run
@@ -18,7 +18,7 @@ from medusa_kit.train.forecast.described import DescribedBase
 def forecast(session: Session) -> str:
     """The plan goes to stderr, as in a run; the rest is returned. Raises what a run raises."""
     console.note(report.engines(session.request.engine))
-    tell(session)
+    show_plan(session)
     request = session.request
     device = pick_device(request.device)
     described = DescribedBase(BaseSection(model=request.model))
@@ -27,5 +27,5 @@ def forecast(session: Session) -> str:
     recipe = settings.recipe_for(
         base, request.output.resolve(), request.engine, epochs=round(settings.EPOCHS)
     )
-    said = "hours are those of hidden states and updates; answers are made before"
-    return f"{dump(recipe)}\n{dry_run(recipe, check_base, session.load)}\n{said}"
+    note = "hours are those of hidden states and updates; answers are made before"
+    return f"{dump(recipe)}\n{dry_run(recipe, check_base, session.load)}\n{note}"

@@ -22,9 +22,9 @@ from medusa_kit.settings.sampling import SamplingParams
 LONGEST, SHORTEST = 128, 32  # new tokens of an answer
 MAX_VERIFIED = 20  # prompts
 SAMPLED = SamplingParams(0.8)
-OTHERS = (
-    3.0  # plain steps a token that verify takes beside the oracle: ours greedy, ours twice drawn
-)
+# Plain steps a token that verify takes besides the oracle's: the kit's greedy answer, and its drawn
+# one twice.
+KIT_STEPS = 3.0
 TRANSFORMERS_SHARE = 0.6  # of the bench's time, at most
 SPARE_MEMORY = 1.2
 
@@ -46,7 +46,7 @@ class Judge:
 
     @property
     def oracle(self) -> Oracle | LayerwiseOracle | None:
-        """None where it cannot be had; `no_oracle` then says why."""
+        """The reference model; None where it cannot be loaded, and `no_oracle` then says why."""
         if self._oracle is None and self.no_oracle is None:
             base = self.session.base
             try:
@@ -64,15 +64,15 @@ class Judge:
     def prompts(self) -> list[list[int]]:
         """Token ids of the prompts to measure with."""
         prompts = self.session.prompts
-        found = encoded(self.engine, prompts.test, SHORTEST)
-        found = found or encoded(self.engine, prompts.calibration, SHORTEST)
-        if not found:
+        test_prompts = encoded(self.engine, prompts.test, SHORTEST)
+        test_prompts = test_prompts or encoded(self.engine, prompts.calibration, SHORTEST)
+        if not test_prompts:
             raise DataError(
                 f"no held-out prompt of {prompts.source} leaves room for {SHORTEST} tokens in the "
                 f"context of {self.session.base.info.context_length}",
                 hint="give shorter prompts",
             )
-        return found
+        return test_prompts
 
     def step(self, prompt: Sequence[int]) -> float:
         return plain_step(self.session.plain, prompt)
@@ -87,14 +87,14 @@ class Judge:
 
 
 def run_verify(session: Session, judge: Judge) -> dict[str, Any]:
-    """Greedy and sampled answers, held against transformers; why not, where that cannot be."""
+    """Figures of greedy and sampled answers compared with transformers, or why there are none."""
     if judge.oracle is None:
         console.warn(f"nothing is verified: {judge.no_oracle}")
         return {"not_run": judge.no_oracle}
     prompts, seconds = judge.prompts(), session.share("verify")
     step = judge.step(prompts[0])
-    each = OTHERS * step + (judge.oracle_step(prompts[0]) or step)
-    tokens, count = sized(seconds / each, len(prompts), MAX_VERIFIED, fewest=1)
+    token_seconds = KIT_STEPS * step + (judge.oracle_step(prompts[0]) or step)
+    tokens, count = sized(seconds / token_seconds, len(prompts), MAX_VERIFIED, min_prompts=1)
     console.note(f"verifying {count} prompts, {tokens} tokens each")
     reports, began = {}, session.clock()
     for name, sampling in (("greedy", None), ("sampled", SAMPLED)):
@@ -130,7 +130,7 @@ def run_bench(session: Session, judge: Judge) -> dict[str, Any]:
         seconds / (kit_seconds + (oracle_seconds or 0.0)) - LONGEST,
         len(prompts),
         len(prompts),
-        fewest=2,
+        min_prompts=2,
     )
     console.note(f"benchmarking {count} prompts, {tokens} tokens each")
     engines = {"medusa-kit": judge.engine}
@@ -144,11 +144,11 @@ def run_bench(session: Session, judge: Judge) -> dict[str, Any]:
     return {"prompts": count, "max_new_tokens": tokens, **_speeds(report)}
 
 
-def sized(tokens: float, prompts: int, most: int, fewest: int) -> tuple[int, int]:
+def sized(tokens: float, prompts: int, max_prompts: int, min_prompts: int) -> tuple[int, int]:
     """(new tokens of each answer, prompts) for so many tokens in all."""
-    count = min(prompts, most)
+    count = min(prompts, max_prompts)
     length = int(min(LONGEST, max(SHORTEST, tokens / count)))
-    return length, max(min(fewest, count), min(count, int(tokens / length)))
+    return length, max(min(min_prompts, count), min(count, int(tokens / length)))
 
 
 def _speeds(report: BenchReport) -> dict[str, Any]:

@@ -16,7 +16,7 @@ MIN_POSITIONS = 2_000  # heads trained on fewer do not guess anything
 
 @dataclass(frozen=True)
 class Rates:
-    """Measured on this machine, a second."""
+    """Rates measured on this machine, a second."""
 
     answers: float  # answer tokens
     features: float  # tokens read for hidden states
@@ -36,8 +36,8 @@ class Rates:
 
 def share(name: str, total: float) -> float:
     """Seconds that a phase gets, of `total`."""
-    part, most = SHARES[name]
-    return min(part * total, most)
+    fraction, max_seconds = SHARES[name]
+    return min(fraction * total, max_seconds)
 
 
 def reserved(total: float) -> float:
@@ -45,11 +45,12 @@ def reserved(total: float) -> float:
     return sum(share(name, total) for name in LAST)
 
 
-def positions_for(seconds: float, rates: Rates, there: float = 0.0) -> float:
-    """Positions that can be written in `seconds`, those that are `there` among them, so that there
-    is time to train on all of them."""
-    each = rates.training(1.0, EPOCHS)
-    return there + max(0.0, (seconds - there * each) / (1.0 / rates.answers + each))
+def positions_for(seconds: float, rates: Rates, written: float = 0.0) -> float:
+    """Positions that can be written in `seconds`, the `written` ones among them, so that there is
+    time to train on all of them."""
+    training = rates.training(1.0, EPOCHS)
+    remaining = seconds - written * training
+    return written + max(0.0, remaining / (1.0 / rates.answers + training))
 
 
 def epochs_for(seconds: float, positions: float, rates: Rates) -> float:

@@ -39,44 +39,46 @@ Asked = tuple[Conversation, list[Message]]  # a row, and what the model is asked
 
 
 def read_prompts(source: str) -> Prompts:
-    """Raises DataError for a missing or broken source and for too few prompts."""
+    """The prompts of a source, divided. Raises DataError for a missing or broken source and for too
+    few prompts."""
     rows, refused = list[Asked](), list[tuple[int, DataError]]()
     for row in read_good_and_bad(source, extras=True):
         try:
-            rows.append(_asked(row))
+            rows.append(_prompt_of(row))
         except DataError as error:
             refused.append((row.row, error))
     unique = dict[str, Asked]()  # the same question again has the same greedy answer
     for item in sorted(rows, key=lambda item: _hash(*item)):
         unique.setdefault(_text(item[1]), item)
     if len(unique) < MIN_PROMPTS:
-        first = f", the first is {_told(*refused[0])}" if refused else ""
+        first = f", the first is {_row_and_reason(*refused[0])}" if refused else ""
         hint = refused[0][1].hint if refused else None
         raise DataError(
             f"{source} has {len(unique)} unique prompts (unreadable rows: {len(refused)}{first})"
             f"; at least {MIN_PROMPTS} are needed, because some are held out",
             hint=hint or f"a few hundred give first heads, ten thousand good ones; {EXAMPLES}",
         )
-    training, out = _divided(source, list(unique.values()))
-    tested = min(MAX_TESTED, max(1, round(TESTED * len(out))))
+    training, held_out = _divided(source, list(unique.values()))
+    tested = min(MAX_TESTED, max(1, round(TESTED * len(held_out))))
     whole = json.dumps([(row.id, messages) for row, messages in rows])
     digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
-    return Prompts(source, training, out[tested:], out[:tested], digest, len(refused),
-                   _told(*refused[0]) if refused else None, len(rows) - len(unique))  # fmt: skip
+    first_skipped = _row_and_reason(*refused[0]) if refused else None
+    return Prompts(source, training, held_out[tested:], held_out[:tested], digest, len(refused),
+                   first_skipped, len(rows) - len(unique))  # fmt: skip
 
 
-def _told(row: int, error: DataError) -> str:
+def _row_and_reason(row: int, error: DataError) -> str:
     return f"row {row}: {error.message}"
 
 
-def _asked(row: Row | BadRow) -> Asked:
+def _prompt_of(row: Row | BadRow) -> Asked:
     if isinstance(row, BadRow):
         raise DataError(row.reason, hint=row.hint)
     if not isinstance(row, Conversation):
         raise DataError("it is an answer already, expected a prompt", hint=EXAMPLES)
-    asked = asked_messages(row.messages, "first")
-    refuse_extras(asked, row.tools)
-    return row, asked
+    messages = asked_messages(row.messages, "first")
+    refuse_extras(messages, row.tools)
+    return row, messages
 
 
 def _divided(
@@ -85,16 +87,16 @@ def _divided(
     """(to train on, held out)."""
     count = min(MAX_KEPT_OUT, max(MIN_PROMPTS // 2, round(KEPT_OUT * len(ordered))))
     names = list(dict.fromkeys(_name(*item) for item in ordered))  # rows may share an id
-    kept = set(names[:count])
-    out = [item[0] for item in ordered if _name(*item) in kept]
-    training = [item[0] for item in ordered if _name(*item) not in kept]
+    held_out_names = set(names[:count])
+    held_out = [item[0] for item in ordered if _name(*item) in held_out_names]
+    training = [item[0] for item in ordered if _name(*item) not in held_out_names]
     if not training:
         raise DataError(
             f"{source} has {len(ordered)} prompts, but only {len(names)} different ids, too few to "
             "keep some out",
             hint="give each prompt an id of its own, or leave ids out",
         )
-    return training, out
+    return training, held_out
 
 
 def _text(messages: Sequence[Message]) -> str:

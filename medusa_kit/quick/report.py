@@ -110,7 +110,7 @@ def rows_of(record: dict[str, Any]) -> list[Row]:
 
 
 def _chained(engine: MadeFor, search: dict[str, Any]) -> list[Row]:
-    """What another engine makes of the heads: it verifies no tree."""
+    """A row on the heads in another engine, which verifies a chain, not a tree."""
     if engine == "kit":
         return []
     chain = search["chain"]
@@ -122,29 +122,28 @@ def _chained(engine: MadeFor, search: dict[str, Any]) -> list[Row]:
 
 def _measured(bench: dict[str, Any]) -> list[Row]:
     methods, rows = bench["methods"], list[Row]()
-    for name, found in methods.items():
+    for name, figures in methods.items():
         drafter = known_by(name)["drafter"]
-        speed = f"{found['decoding_tokens_per_second']:.1f} tokens/s"
-        if drafter not in (None, NO_DRAFTER) and found["against_plain"]:
-            length = found["acceptance_length"]
-            speed += f", {found['against_plain']:.2f} × plain decoding"
+        speed = f"{figures['decoding_tokens_per_second']:.1f} tokens/s"
+        if drafter not in (None, NO_DRAFTER) and figures["against_plain"]:
+            length = figures["acceptance_length"]
+            speed += f", {figures['against_plain']:.2f} × plain decoding"
             speed += "" if length is None else f", acceptance length {length:.2f}"
         rows.append((f"measured: {MEASURED.get(drafter, name)}", speed))
     return rows
 
 
-def _verified(found: dict[str, Any]) -> str:
-    if "not_run" in found:
-        return f"not run: {found['not_run']}"
-    if found["bugs"]:
-        return f"{found['bugs']} of {found['answers']} answers differ by more than rounding"
-    if found.get("encodings"):
-        return f"{found['encodings']} of {found['prompts']} prompts are encoded otherwise"
-    rounding = found["answers"] - found["identical"]
+def _verified(figures: dict[str, Any]) -> str:
+    if "not_run" in figures:
+        return f"not run: {figures['not_run']}"
+    if figures["bugs"]:
+        return f"{figures['bugs']} of {figures['answers']} answers differ by more than rounding"
+    if figures.get("encodings"):
+        return f"{figures['encodings']} of {figures['prompts']} prompts are encoded otherwise"
+    rounding = figures["answers"] - figures["identical"]
     more = f", {rounding} differ by rounding" if rounding else ""
-    return (
-        f"{found['identical']} of {found['answers']} answers identical{more} ({found['held_to']})"
-    )
+    identical = f"{figures['identical']} of {figures['answers']} answers identical"
+    return f"{identical}{more} ({figures['held_to']})"
 
 
 def _mb(size: float) -> str:
@@ -168,5 +167,5 @@ def write(session: Session) -> tuple[str, list[Row], list[Row]]:
 def _markdown(title: str, rows: Sequence[Row], commands: Sequence[Row]) -> str:
     lines = [f"# {title[0].upper()}{title[1:]}", "", console.markdown(("", ""), rows), ""]
     lines += ["What to type next:", "", "```sh"]
-    lines += [f"{command}  # {what}" for command, what in commands]
+    lines += [f"{command}  # {description}" for command, description in commands]
     return "\n".join([*lines, "```", ""])

@@ -60,12 +60,12 @@ def run(session: Session, fresh: bool = False) -> dict[str, Any]:
     state = session.state
     if not fresh and state.finished:  # the folder may be one that cannot be written to
         state.open(fresh)
-        tell(session)
+        show_plan(session)
         return state.figures("verify")
-    with _held(session.request.output):
+    with _locked(session.request.output):
         state.open(fresh)
         try:
-            tell(session)
+            show_plan(session)
             for number, name in enumerate(PHASES, start=1):
                 if state.done(name):
                     continue
@@ -78,9 +78,9 @@ def run(session: Session, fresh: bool = False) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Raises ConfigError while another run works in the folder, MedusaKitError where there can be
-    none."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Locks the folder. Raises ConfigError while another run works in it, MedusaKitError where it
+    cannot be written to."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(only_training_in(folder))
@@ -92,8 +92,8 @@ def _held(folder: Path) -> Iterator[None]:
         yield
 
 
-def tell(session: Session) -> None:
-    """The plan, before anything is loaded."""
+def show_plan(session: Session) -> None:
+    """Notes on the prompts and the plan, before anything is loaded."""
     total, prompts = session.total, session.prompts
     if prompts.skipped:
         console.warn(

@@ -41,20 +41,20 @@ def run_search(session: Session) -> dict[str, Any]:
     answers = calibrate.usable_answers(session.base, read_answers(session.held_out))
     step = plain_step(session.plain, answers[0].prompt_ids)
     sizes, dynamic = _sizes(engine, step, (1 - CALIBRATION) * seconds)
-    most = max(sizes) if dynamic else None
-    count = _affordable(session, engine, answers, most, CALIBRATION * seconds)
+    max_nodes = max(sizes) if dynamic else None
+    count = _affordable(session, engine, answers, max_nodes, CALIBRATION * seconds)
     if dynamic and count < min(ENOUGH, len(answers)):  # growing trees takes most of the time
-        dynamic, most = False, None
-        count = _affordable(session, engine, answers, most, CALIBRATION * seconds)
+        dynamic, max_nodes = False, None
+        count = _affordable(session, engine, answers, max_nodes, CALIBRATION * seconds)
     answers = answers[:count]
     console.note(
         f"calibrating on {len(answers)} answers, timing trees of {sizes[0]} to {sizes[-1]} nodes"
         + (", dynamic ones too" if dynamic else "")
     )
-    stats = take_statistics(engine, answers, session.heads, session.prompts.source, most)
-    found = search_tree(engine, stats, sizes)
-    write_search(engine, found, session.heads)
-    chosen = found.chosen
+    stats = take_statistics(engine, answers, session.heads, session.prompts.source, max_nodes)
+    tree_search = search_tree(engine, stats, sizes)
+    write_search(engine, tree_search, session.heads)
+    chosen = tree_search.chosen
     return {
         "calibration_answers": len(answers),
         "calibration_positions": stats.num_positions,
@@ -76,7 +76,7 @@ def plain_step(engine: Engine, prompt_ids: Sequence[int], tokens: int = 9) -> fl
 
 
 def _sizes(engine: Engine, step: float, seconds: float) -> tuple[tuple[int, ...], bool]:
-    """The most thorough choice whose timing fits."""
+    """(numbers of nodes, whether dynamic trees too): the most thorough choice that fits."""
     if engine.verifier.chains_only:
         assert engine.heads is not None
         return tuple(range(1, engine.heads.num_heads + 2)), False
@@ -90,29 +90,33 @@ def _sizes(engine: Engine, step: float, seconds: float) -> tuple[tuple[int, ...]
 
 
 def _affordable(
-    session: Session, engine: Engine, answers: Sequence[AnswerRow], most: int | None, seconds: float
+    session: Session,
+    engine: Engine,
+    answers: Sequence[AnswerRow],
+    max_nodes: int | None,
+    seconds: float,
 ) -> int:
     """How many answers can be calibrated on in this time."""
     assert engine.heads is not None
-    few = answers[:TRIED]
+    tried = answers[:TRIED]
     dynamic = None
-    if most is not None:
-        dynamic = calibrate.fitted_dynamic_tree(session.base, engine.heads, few, most)
+    if max_nodes is not None:
+        dynamic = calibrate.fitted_dynamic_tree(session.base, engine.heads, tried, max_nodes)
     began = session.clock()
-    calibrate.calibrate(session.base, engine.heads, few, dynamic=dynamic)
-    each = (session.clock() - began) / len(few)
-    return max(MIN_PROMPTS, int(min(len(answers), seconds / max(each, 1e-9))))
+    calibrate.calibrate(session.base, engine.heads, tried, dynamic=dynamic)
+    answer_seconds = (session.clock() - began) / len(tried)
+    return max(MIN_PROMPTS, int(min(len(answers), seconds / max(answer_seconds, 1e-9))))
 
 
 def _chain(statistics: RankStatistics) -> dict[str, Any]:
-    """What engines get that verify the likeliest token of each head and no tree, by replay."""
-    found = replay(CandidateTree.chain(statistics.num_heads), statistics)
-    return {"acceptance_length": found.acceptance_length,
-            "acceptance_by_depth": found.acceptance_by_depth}  # fmt: skip
+    """The acceptance of engines that verify the top token of each head and no tree, by replay."""
+    replayed = replay(CandidateTree.chain(statistics.num_heads), statistics)
+    return {"acceptance_length": replayed.acceptance_length,
+            "acceptance_by_depth": replayed.acceptance_by_depth}  # fmt: skip
 
 
 def _static_lengths(statistics: RankStatistics) -> dict[str, float]:
     """Acceptance length by replay, by number of nodes."""
     fit, held_out = statistics.split(HELD_OUT, seed=0)
-    found = best_trees(fit, list(REPORTED), held_out)
-    return {str(size): found[size].replayed_length for size in REPORTED if size in found}
+    trees = best_trees(fit, list(REPORTED), held_out)
+    return {str(size): trees[size].replayed_length for size in REPORTED if size in trees}

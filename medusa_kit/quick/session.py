@@ -25,7 +25,7 @@ from medusa_kit.settings.quick import MadeFor
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for."""
+    """The arguments of `train --quick`."""
 
     model: str
     prompts: str
@@ -40,7 +40,7 @@ class Request:
         return self.hours * 3600
 
     def settings(self, digest: str) -> dict[str, Any]:
-        """What may not change between the parts of a run; `digest`: of the prompts."""
+        """The settings that may not change while a run is resumed; `digest`: of the prompts."""
         path = Path(self.model).expanduser()
         return {
             "model": str(path.resolve()) if path.exists() else self.model,
@@ -55,17 +55,17 @@ def encoded(
     engine: Engine, rows: Sequence[Conversation], room: int, count: int | None = None
 ) -> list[list[int]]:
     """Token ids of the first prompts that leave room for an answer, at most `count`."""
-    found = list[list[int]]()
+    prompts = list[list[int]]()
     for row in rows:
         try:
             ids = engine.encode(asked_messages(row.messages, "first"))
         except (DataError, ConfigError):  # it cannot be asked; answers leave it out as well
             continue
         if 0 < len(ids) <= engine.base.info.context_length - room:
-            found.append(ids)
-        if len(found) == count:
+            prompts.append(ids)
+        if len(prompts) == count:
             break
-    return found
+    return prompts
 
 
 @dataclass
@@ -91,13 +91,13 @@ class Session:
     def share(self, name: str) -> float:
         """Seconds for one of the phases after training: its share of what is left for them, which
         is less than planned where training took longer, and at most STRETCH times as much."""
-        waiting = [one for one in plan.LAST if not self.state.done(one)]
-        wanted = sum(plan.share(one, self.total) for one in waiting)
-        return plan.share(name, self.total) * min(plan.STRETCH, max(0.0, self.remaining) / wanted)
+        phases = [phase for phase in plan.LAST if not self.state.done(phase)]
+        planned = sum(plan.share(phase, self.total) for phase in phases)
+        return plan.share(name, self.total) * min(plan.STRETCH, max(0.0, self.remaining) / planned)
 
     @property
     def rates(self) -> plan.Rates:
-        """As they were measured, in this process or an earlier one."""
+        """The rates as they were measured, in this process or an earlier one."""
         try:
             return plan.Rates(**self.state.recall("rates"))
         except TypeError as error:
@@ -143,7 +143,7 @@ class Session:
         return build_engine(self.base, EngineConfig(model=self.request.model, heads=None))
 
     def engine(self, tree: AnyTree = None) -> Engine:
-        """With the trained heads, and the tree that lies beside them unless one is given."""
+        """An engine with the trained heads, and the tree beside them unless one is given."""
         engine = with_heads(self.plain, self.heads, tree=tree)
         engine.usual_drafter = "auto"
         return engine

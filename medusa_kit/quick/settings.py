@@ -38,8 +38,8 @@ def update_positions(base: BaseModel) -> int:
 
 
 def training_dtype(base: BaseModel) -> str:
-    """Of the base while hidden states are computed. Where a processor multiplies in 16 bits that
-    takes a third of the time; the shipped heads were trained so (docs/LOG.md)."""
+    """The dtype of the base while hidden states are computed. Where a processor multiplies
+    in 16 bits that takes a third of the time; the shipped heads were trained so (docs/LOG.md)."""
     on_cpu = base.device.type == "cpu" and base.info.dtype == "float32"
     return "bfloat16" if on_cpu and fast_in_bfloat16(base.device) else base.info.dtype
 
@@ -55,14 +55,14 @@ def recipe_for(
 ) -> TrainRecipe:
     """The recipe for the answers in `folder`, of heads for `engine`; `limit`: rows read, `train`:
     more of that section."""
-    path, places = Path(base.info.name).expanduser(), places_in(folder)
-    data = {**places["data"], "max_length": MAX_LENGTH,
+    path, paths = Path(base.info.name).expanduser(), paths_in(folder)
+    data = {**paths["data"], "max_length": MAX_LENGTH,
             "eval_fraction": EVAL_FRACTION, "limit": limit, "train_on": "all"}  # fmt: skip
     size = {"epochs": epochs, "micro_batch_positions": update_positions(base),
             "precision": "bfloat16" if fast_in_bfloat16(base.device) else "float32"}  # fmt: skip
     return TrainRecipe.model_validate(
         {
-            "output_dir": places["output_dir"],
+            "output_dir": paths["output_dir"],
             "base": {
                 "model": str(path.resolve()) if path.exists() else base.info.name,
                 "dtype": training_dtype(base),
@@ -70,14 +70,14 @@ def recipe_for(
             },
             "heads": heads_for(engine, base.info.vocab_size),
             "data": data,
-            "train": {**TRAIN, **size, **places["train"], **train},
+            "train": {**TRAIN, **size, **paths["train"], **train},
             "deepspeed": {"enabled": False},  # one process, which torch alone trains as fast
         }
     )
 
 
-def places_in(folder: Path) -> dict[str, Any]:
-    """What a recipe says about where files lie."""
+def paths_in(folder: Path) -> dict[str, Any]:
+    """The values of a recipe that are paths, for a run in `folder`."""
     return {
         "output_dir": str(folder / "run"),
         "data": {"sources": [str(folder / ANSWERS)]},
@@ -86,8 +86,9 @@ def places_in(folder: Path) -> dict[str, Any]:
 
 
 def heads_for(engine: MadeFor, vocab_size: int | None = None) -> dict[str, Any]:
-    """The section `heads`. They guess among the most frequent tokens where there are many, or it is
-    not known how many there are, unless the engine has no room for such heads (docs/formats.md)."""
+    """The section `heads` of a recipe. Heads guess among the most frequent tokens where there are
+    many, or it is not known how many there are, unless the engine has no room for such heads
+    (docs/formats.md)."""
     heads = HEADS if engine == "kit" else PLAIN_HEADS
     if engine == "tgi" or (vocab_size is not None and vocab_size <= COLUMNS):
         return {**heads, "projection": "shared"}

@@ -32,7 +32,7 @@ class _Phase(BaseModel):
 
 
 class _Record(BaseModel):
-    """What `quick.json` holds."""
+    """The contents of `quick.json`."""
 
     model_config = ConfigDict(extra="ignore")
     settings: dict[str, Any]
@@ -62,10 +62,10 @@ class State:
         if not self.path.is_file():
             if self.folder.exists() and not self.folder.is_dir():
                 raise ConfigError(f"{self.folder} is a file; expected a folder for the results")
-            there = [p.name for p in self.folder.glob("*")] if self.folder.is_dir() else []
-            if there := [name for name in there if not name.startswith(".")]:
+            files = [p.name for p in self.folder.glob("*")] if self.folder.is_dir() else []
+            if files := [name for name in files if not name.startswith(".")]:
                 raise ConfigError(
-                    f"{self.folder} holds other files ({', '.join(sorted(there)[:3])}), and no "
+                    f"{self.folder} holds other files ({', '.join(sorted(files)[:3])}), and no "
                     f"{RECORD} of a run to resume",
                     hint="name another folder with --output",
                 )
@@ -108,27 +108,28 @@ class State:
         else:
             self.check()
         if self.path.is_file():
-            there = self._read()
-            self._before, self._phases = there["seconds"], there["phases"]
-            self._notes = there["notes"]
-            if there["running_since"] is not None:  # killed: nobody wrote down how long it ran
-                self._add_lost(max(0.0, _last_change(self.folder) - there["running_since"]))
+            record = self._read()
+            self._before, self._phases = record["seconds"], record["phases"]
+            self._notes = record["notes"]
+            if record["running_since"] is not None:  # killed: nobody wrote down how long it ran
+                self._add_lost(max(0.0, _last_change(self.folder) - record["running_since"]))
             if self.longer:
-                self._go_on_for_longer(there["settings"]["hours"])
+                self._extend(record["settings"]["hours"])
         if all(map(self.done, PHASES)):
-            self._clock = lambda: 0.0  # it is only told what came of it
+            self._clock = lambda: 0.0  # it only reports what came of it
             self._began, self.was_finished = 0.0, True
             return
         self._began = self._clock()
         self.save()
 
-    def _go_on_for_longer(self, hours: float) -> None:
-        """More answers, then new heads on all of them. Finished heads of fewer hours are kept."""
+    def _extend(self, hours: float) -> None:
+        """Make the run write more answers, then train new heads on all of them. Finished
+        heads of fewer hours are kept."""
         if (self.folder / RUN / "run.json").is_file():
-            kept = self.folder / EARLIER.format(hours)
-            shutil.rmtree(kept, ignore_errors=True)
-            (self.folder / RUN).rename(kept)
-            console.note(f"the heads of {hours:g} hours are kept in {kept}")
+            earlier = self.folder / EARLIER.format(hours)
+            shutil.rmtree(earlier, ignore_errors=True)
+            (self.folder / RUN).rename(earlier)
+            console.note(f"the heads of {hours:g} hours are kept in {earlier}")
         shutil.rmtree(self.folder / RUN, ignore_errors=True)
         for name in (RECIPE, *REPORTS):
             (self.folder / name).unlink(missing_ok=True)
@@ -156,7 +157,7 @@ class State:
             ) from error
 
     def _remove(self) -> None:
-        """What a run wrote, and nothing else that lies there."""
+        """Remove what a run wrote, and nothing else in the folder."""
         earlier = [p for p in self.folder.iterdir() if re.fullmatch(EARLIER_NAME, p.name)]
         for folder in (self.folder / RUN, self.folder / FEATURES, *earlier):
             shutil.rmtree(folder, ignore_errors=True)
@@ -167,7 +168,7 @@ class State:
             (self.folder / name).unlink(missing_ok=True)
 
     def seconds(self) -> float:
-        """Spent so far."""
+        """Seconds spent so far, by all processes of the run."""
         return self._before + self._clock() - self._began
 
     def done(self, phase: str) -> bool:
@@ -180,7 +181,7 @@ class State:
         return float(self._phases.get(phase, {}).get("seconds", 0.0))
 
     def recall(self, name: str) -> Any:
-        """What was noted under this name, None if nothing."""
+        """The value that was noted under this name, None if there is none."""
         return self._notes.get(name)
 
     def note(self, name: str, value: Any) -> None:
@@ -204,7 +205,7 @@ class State:
             self.save()
 
     def save(self, running: bool = True) -> None:
-        """Raises MedusaKitError where the disk is full."""
+        """Write the record. Raises MedusaKitError where the disk is full."""
         record = {
             "settings": self._settings,
             "seconds": self.seconds(),

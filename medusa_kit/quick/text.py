@@ -31,7 +31,7 @@ def run_held_out(session: Session) -> dict[str, Any]:
         used = before + session.clock() - began
         rate = written.rate or probed  # 0: nobody knows yet, a first round will tell
         possible = (plan.share("held_out", session.total) - used) * rate / written.length
-        first = written.asked == 0
+        first = written.num_prompts == 0
         count = plan.round_of(possible, settings.ANSWER_BATCH, first)
         return max(count, MIN_ANSWERS) if first else count
 
@@ -64,8 +64,8 @@ def _probe(session: Session) -> float:
     if not prompts:
         return 0.0
     results = session.plain.generate(prompts, max_new_tokens=PROBE_TOKENS, drafter="none")
-    seconds = max(one.stats.seconds - one.stats.first_token_seconds for one in results)
-    tokens = sum(len(one.token_ids) - 1 for one in results)
+    seconds = max(result.stats.seconds - result.stats.first_token_seconds for result in results)
+    tokens = sum(len(result.token_ids) - 1 for result in results)
     if not tokens:
         return 0.0
     rate = tokens / max(seconds, 1e-6)
@@ -110,7 +110,7 @@ def run_answers(session: Session) -> dict[str, Any]:
     rates = replace(more.rates, answers=written.rate or more.rates.answers)
     session.state.note("rates", rates.as_dict())
     prompts = len(session.prompts.training)
-    if written.asked >= prompts:
+    if written.num_prompts >= prompts:
         console.note(f"all {prompts:,} prompts are answered")
     return {"answers": written.answers, "tokens": written.tokens, "prompts": prompts}
 
@@ -123,7 +123,7 @@ class _Enough:
         self.rates = session.rates
         self.room = _room_on_disk(session, self.rates)
         self.reported: float | None = None  # positions, as last said
-        self.measured_again = self.told_of_disk = False
+        self.measured_again = self.warned_of_disk = False
 
     def __call__(self, written: Written) -> int:
         if count := self._count(written):
@@ -138,19 +138,19 @@ class _Enough:
         rates = replace(self.rates, answers=written.rate or self.rates.answers)
         seconds = self.session.remaining - plan.reserved(self.session.total)
         positions = plan.positions_for(seconds, rates, written.tokens)
-        if self.room < positions and not self.told_of_disk:
-            self.told_of_disk = True
+        if self.room < positions and not self.warned_of_disk:
+            self.warned_of_disk = True
             console.warn(
                 f"the disk has room for the hidden states of {self.room:,.0f} training tokens; "
                 f"there is time for {positions:,.0f}"
             )
         positions = min(self.room, positions)
-        self._tell(min(positions, len(self.session.prompts.training) * written.length), rates)
-        possible, first = (positions - written.tokens) / written.length, written.asked == 0
+        self._report(min(positions, len(self.session.prompts.training) * written.length), rates)
+        possible, first = (positions - written.tokens) / written.length, written.num_prompts == 0
         count = plan.round_of(possible, settings.ANSWER_BATCH, first)
         return max(count, MIN_ANSWERS) if first else count
 
-    def _tell(self, positions: float, rates: Rates) -> None:
+    def _report(self, positions: float, rates: Rates) -> None:
         if self.reported is not None and abs(positions - self.reported) <= CHANGED * self.reported:
             return
         if self.reported is not None:
@@ -163,24 +163,24 @@ class _Enough:
 
 def _room_on_disk(session: Session, rates: Rates) -> float:
     """Positions whose hidden states the disk has room for. Raises MedusaKitError for too few."""
-    each = 2 * session.base.info.hidden_size * rates.row_tokens
+    position_bytes = 2 * session.base.info.hidden_size * rates.row_tokens
     free = shutil.disk_usage(session.request.output).free
-    least = MIN_POSITIONS * each + SPARE_BYTES
-    if free < least:
+    min_bytes = MIN_POSITIONS * position_bytes + SPARE_BYTES
+    if free < min_bytes:
         raise MedusaKitError(
             f"{session.request.output} has {free / 1e6:,.0f} MB free; expected "
-            f"{least / 1e6:,.0f} or more, for hidden states",
+            f"{min_bytes / 1e6:,.0f} or more, for hidden states",
             hint="make room and run the same command again, or name another folder with --output",
         )
-    return max(float(MIN_POSITIONS), (free - SPARE_DISK) / each)
+    return max(float(MIN_POSITIONS), (free - SPARE_DISK) / position_bytes)
 
 
 def _check_useful(session: Session, seconds: float, rate: float) -> None:
     """Raises MedusaKitError where fewer positions than heads need fit into `seconds`; `rate`:
     positions a second."""
     possible = seconds * rate
-    all_of_them = len(session.prompts.training) * settings.ANSWER_TOKENS / 4
-    needed = min(float(MIN_POSITIONS), all_of_them)
+    all_positions = len(session.prompts.training) * settings.ANSWER_TOKENS / 4
+    needed = min(float(MIN_POSITIONS), all_positions)
     if possible >= needed:
         return
     hours = plan.hours_for(needed / rate, session.total - session.remaining)

@@ -48,9 +48,9 @@ def run_training(session: Session) -> dict[str, Any]:
 
 
 def _recipe(session: Session) -> TrainRecipe:
-    """The one in the folder, or decided now and written there."""
+    """The recipe in the folder, or one that is decided now and written there."""
     if session.recipe.is_file():
-        _come_along(session)
+        _follow_move(session)
         return load_recipe(session.recipe)
     rates = session.rates
     answers = read_answers(session.answers)
@@ -82,29 +82,29 @@ def _recipe(session: Session) -> TrainRecipe:
 
 def _check_useful(session: Session, positions: int, seconds: float) -> None:
     """Raises MedusaKitError where less is left of the time than heads need."""
-    least = session.rates.training(min(positions, plan.MIN_POSITIONS), 1.0)
-    if seconds >= least:
+    min_seconds = session.rates.training(min(positions, plan.MIN_POSITIONS), 1.0)
+    if seconds >= min_seconds:
         return
     everything = session.rates.training(positions, 1.0)
     hours = plan.hours_for(everything, session.total - session.remaining)
     raise MedusaKitError(
         f"{minutes(max(0.0, seconds))} of {session.request.hours:g} hours are left to train in; "
-        f"expected {minutes(least)} or more, and {minutes(everything)} for all {positions:,} "
+        f"expected {minutes(min_seconds)} or more, and {minutes(everything)} for all {positions:,} "
         "training tokens",
         hint=f"give more time, and the answers are used: --hours {plan.rounded_up(hours)} or more",
     )
 
 
-def _come_along(session: Session) -> None:
-    """Where the folder was moved or copied, its recipes name the old one: work goes on here."""
-    places = settings.places_in(session.request.output.resolve())
+def _follow_move(session: Session) -> None:
+    """Rewrites recipes that name another folder, where this one was moved or copied from it."""
+    paths = settings.paths_in(session.request.output.resolve())
     for path, header in ((session.recipe, _header(session)), (session.run / "recipe.yaml", "")):
         recipe = load_recipe(path) if path.is_file() else None
-        if recipe is None or recipe.output_dir == places["output_dir"]:
+        if recipe is None or recipe.output_dir == paths["output_dir"]:
             continue
-        data, train = (getattr(recipe, part).model_copy(update=places[part])
+        data, train = (getattr(recipe, part).model_copy(update=paths[part])
                        for part in ("data", "train"))  # fmt: skip
-        update = {"output_dir": places["output_dir"], "data": data, "train": train}
+        update = {"output_dir": paths["output_dir"], "data": data, "train": train}
         write_text(path, header + dump(recipe.model_copy(update=update)))
 
 
@@ -117,20 +117,20 @@ def _header(session: Session) -> str:
 
 
 class Pace:
-    """How many updates fit into the time left, from how long they take; the rest of the schedule
+    """How many updates fit into the remaining time, from how long they take; the schedule
     follows. Called by the training loop."""
 
     def __init__(self, session: Session, recipe: TrainRecipe) -> None:
         self.session, self.recipe = session, recipe
         self.rates = session.rates
         self.first: tuple[int, float] | None = None  # update and time where this process began
-        self.most = 0  # prompts may have run out before the time did
+        self.max_updates = 0  # prompts may have run out before the time did
 
     def __call__(self, step: int, planned: int) -> int:
         now = self.session.clock()
         seconds = self.session.remaining - plan.reserved(self.session.total)
         if self.first is None:
-            self.first, self.most = (step, now), planned
+            self.first, self.max_updates = (step, now), planned
             return planned if step else self._fitting(step, seconds, self._expected())
         done = step - self.first[0]
         if done % max(SETTLED, planned // CHECKS) or step >= planned:
@@ -149,5 +149,7 @@ class Pace:
     def _expected(self) -> float:
         return plan.OVERHEAD * self.recipe.train.micro_batch_positions / self.rates.updates
 
-    def _fitting(self, step: int, seconds: float, each: float) -> int:
-        return min(self.most, step + max(1, int(max(0.0, seconds) / max(each, 1e-9))))
+    def _fitting(self, step: int, seconds: float, update_seconds: float) -> int:
+        return min(
+            self.max_updates, step + max(1, int(max(0.0, seconds) / max(update_seconds, 1e-9)))
+        )

@@ -90,8 +90,8 @@ def _heads(
         frequent = frequent[frequent >= 0].unique().long()
         others = torch.ones(base.info.vocab_size, dtype=torch.bool)
         others[frequent] = False
-        here = sum(len(item.positions_P) for item in items)
-        columns = int(len(frequent) * max(1.0, expected / here) ** GROWTH)
+        positions = sum(len(item.positions_P) for item in items)
+        columns = int(len(frequent) * max(1.0, expected / positions) ** GROWTH)
         ids_R = torch.cat([frequent, others.nonzero().flatten()])
         ids_R = ids_R[: min(columns, options.reduced_size)]
         ids_R = ids_R.sort().values

@@ -91,7 +91,7 @@ def test_prompts_that_leave_no_room_are_left_out_wherever_they_are(
         session.base, session.prompts.training, session.answers, lambda _: next(more),
         session.clock,
     )  # fmt: skip
-    assert (written.asked, written.answers) == (6, 6)
+    assert (written.num_prompts, written.answers) == (6, 6)
     said = capsys.readouterr().err
     assert "20 prompts cannot be answered and are left out (row " in said
     assert "answers of 12 in a context of 1,024 leave room for 1,012" in said

@@ -118,7 +118,7 @@ def test_a_run_that_goes_on_keeps_its_schedule_until_updates_are_timed() -> None
 def test_answers_get_shorter_before_they_get_fewer(
     tokens: float, expected: tuple[int, int]
 ) -> None:
-    assert judging.sized(tokens, 40, 20, fewest=1) == expected
+    assert judging.sized(tokens, 40, 20, min_prompts=1) == expected
 
 
 def test_fewer_trees_are_timed_where_steps_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
