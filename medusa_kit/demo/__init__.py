@@ -3,8 +3,8 @@
 __main__    the program: folder, order of the parts, errors
 work        how much is done, by when
 threads     all, or one where that is faster
-shown       what is printed
+messages    what is printed
 comparison  methods side by side on the fixed prompts, with intervals
-own         answers, training and tree
+own_heads   answers, training and tree
 curve       acceptance length against updates
 """

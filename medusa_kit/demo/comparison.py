@@ -16,13 +16,13 @@ from medusa_kit.settings.sampling import SamplingParams
 
 Texts = dict[tuple[int, ...], list[int]]  # answer by prompt
 MIN_PROMPTS, SHORTEST = 6, 32  # prompts, which an interval needs; new tokens
-OURS = 3  # methods of ours that are measured
+NUM_KIT_METHODS = 3  # methods of the kit that are measured
 PROBE_TOKENS, PROBE_SECONDS = 8, 20.0
 
 
 @dataclass(frozen=True)
 class Size:
-    """What is measured: so many prompts and new tokens, with transformers generate or without."""
+    """How much is measured: how many prompts and new tokens, with transformers generate or not."""
 
     questions: int
     new_tokens: int
@@ -34,23 +34,23 @@ def fitting(
 ) -> Size:
     """The largest size that fits at the speeds of now: fewer tokens first, then fewer prompts, at
     last without transformers."""
-    ours = plain_step(engine, prompts[0])
+    kit_seconds = plain_step(engine, prompts[0])
     oracle.generate(prompts[0], 1)
-    tokens, spent = oracle.generate(prompts[0], PROBE_TOKENS, max_time=PROBE_SECONDS)
-    theirs = spent / max(1, len(tokens))
+    tokens, seconds_spent = oracle.generate(prompts[0], PROBE_TOKENS, max_time=PROBE_SECONDS)
+    transformers_seconds = seconds_spent / max(1, len(tokens))
 
     def cost(size: Size) -> float:
-        plain = OURS * ours * (size.questions + 1)
-        other = theirs * size.questions if size.with_transformers else 0.0
-        return size.new_tokens * (plain + other)
+        plain = NUM_KIT_METHODS * kit_seconds * (size.questions + 1)
+        transformers = transformers_seconds * size.questions if size.with_transformers else 0.0
+        return size.new_tokens * (plain + transformers)
 
-    few = min(MIN_PROMPTS, len(prompts))
+    min_prompts = min(MIN_PROMPTS, len(prompts))
     sizes = [
         Size(questions, length, with_transformers)
         for with_transformers in (True, False)
         for questions, length in ((len(prompts), new_tokens),
                                   (len(prompts), min(new_tokens, SHORTEST)),
-                                  (few, min(new_tokens, SHORTEST)))
+                                  (min_prompts, min(new_tokens, SHORTEST)))
     ]  # fmt: skip
     return next((size for size in sizes if cost(size) <= seconds), sizes[-1])
 
@@ -67,20 +67,25 @@ class Comparison:
 
     def against(self, name: str, reference: str) -> Interval | None:
         """The ratio of their speeds over the prompts that both answered."""
-        ours, theirs = self.result(name), self.result(reference)
-        if ours is None or theirs is None:
+        result, reference_result = self.result(name), self.result(reference)
+        if result is None or reference_result is None:
             return None
-        return interval_of([one for one in ours.total.ratios(theirs.total) if one])
+        ratios = result.total.ratios(reference_result.total)
+        return interval_of([ratio for ratio in ratios if ratio])
 
     @property
     def wrong(self) -> list[Difference]:
-        """Those that rounding does not explain."""
-        found = (one for many in self.differences.values() for one in many)
-        return [one for one in found if not one.is_rounding]
+        """The differences that rounding does not explain."""
+        return [
+            difference
+            for differences in self.differences.values()
+            for difference in differences
+            if not difference.is_rounding
+        ]
 
     @property
     def compared(self) -> int:
-        """Answers that were held against the first method's."""
+        """The number of answers that were compared with the first method's."""
         return sum(result.total.answers for result in self.report.ran[1:])
 
     @property
@@ -97,8 +102,11 @@ def compare(
     drafters: Sequence[str],
     enough: Callable[[], bool],
 ) -> Comparison:
-    """Greedy, one prompt at a time, the methods in turn. `oracle`: judges tokens, and is measured
-    as transformers generate where the size says so; `enough`: ends it after a prompt."""
+    """Run the methods in turn, greedily, one prompt at a time.
+
+    `oracle`: judges tokens, and is measured as transformers generate where the size says so;
+    `enough`: ends the comparison after a prompt.
+    """
     measured, new_tokens = oracle if size.with_transformers else None, size.new_tokens
     methods = standard_methods(engines, measured, new_tokens, peers=(), drafters=drafters)
     texts: dict[str, Texts] = {method.name: {} for method in methods}

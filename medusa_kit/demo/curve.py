@@ -17,21 +17,21 @@ class Point(NamedTuple):
 
 def read_curve(metrics: Path) -> list[Point]:
     """The evaluations in a run's metrics.jsonl, in order; the first is of untrained heads."""
-    found: dict[int, float] = {}
+    lengths: dict[int, float] = {}
     for line in metrics.read_text().splitlines():
         row = parse_json(line)
         length = row.get("held_out", {}).get("acceptance_length")
         if length is not None:
-            found[row["step"]] = length
-    return [Point(*item) for item in sorted(found.items())]
+            lengths[row["step"]] = length
+    return [Point(*item) for item in sorted(lengths.items())]
 
 
 def lines(points: Sequence[Point]) -> list[str]:
     """A line with a bar for each point; bars begin at 1, plain decoding's length."""
-    most = max(point.acceptance_length for point in points) - 1
+    max_gain = max(point.acceptance_length for point in points) - 1
     return [
         f"  {updates:>6,} updates  {length:.2f}  "
-        + "█" * (round(BAR * (length - 1) / most) if most > 0 else 0)
+        + "█" * (round(BAR * (length - 1) / max_gain) if max_gain > 0 else 0)
         for updates, length in points
     ]
 

@@ -10,7 +10,7 @@ PRODUCTS, ROUNDS = 20, 3
 
 
 def settle() -> tuple[int, int]:
-    """Leaves torch with one thread where that is faster now, else with as many as it had; the C++
+    """Leave torch with one thread where that is faster now, else with as many as it had; the C++
     kernels follow. Returns (threads from here on, threads before)."""
     before = torch.get_num_threads()
     if before == 1:
@@ -24,7 +24,7 @@ def settle() -> tuple[int, int]:
 
 
 def seconds_with(threads: int) -> float:
-    """Of some products of a vector with a matrix."""
+    """Seconds that some products of a vector with a matrix take."""
     torch.set_num_threads(threads)
     matrix, vector = torch.ones(ROWS, COLUMNS), torch.ones(1, COLUMNS)
     torch.nn.functional.linear(vector, matrix)  # wakes the threads

@@ -16,11 +16,14 @@ LIMITS = {"shipped": 0.22, "answers": 0.36, "training": 0.78, "heads": 0.90, "ow
 
 @dataclass(frozen=True)
 class Work:
-    """`questions` of the prompts in `asked` are measured with; `prompts` are trained on."""
+    """How much is done.
+
+    `questions`: how many of the `measured_prompts` are measured with; `prompts` are trained on.
+    """
 
     model: str = EMBEDDED_NAME
     heads: str = "auto"
-    asked: Path = ASSETS / "verify_prompts.jsonl"
+    measured_prompts: Path = ASSETS / "verify_prompts.jsonl"
     questions: int = 10
     new_tokens: int = 96
     prompts: Path = ASSETS / "demo_prompts.jsonl"
@@ -42,7 +45,7 @@ class Deadline:
     def spent(self) -> float:
         return self.clock() - self._began
 
-    def left(self, part: str) -> float:
+    def remaining(self, part: str) -> float:
         """Seconds until this part of LIMITS has to end; below 0 afterwards."""
         return LIMITS[part] * self.seconds - self.spent
 

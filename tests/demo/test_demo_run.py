@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from medusa_kit.bench.bench import Method
 from medusa_kit.bench.report import Answers
-from medusa_kit.demo import comparison, own
+from medusa_kit.demo import comparison, own_heads
 from medusa_kit.demo.work import LIMITS
 from medusa_kit.errors import WriteError
 from medusa_kit.train.loop import TrainingLoop
@@ -114,7 +114,7 @@ def test_stopped_before_training_it_learns_from_the_same_answers(
 
     with monkeypatch.context() as patch:
         patch.setitem(LIMITS, "answers", -1.0)
-        patch.setattr(own, "train", stopped)
+        patch.setattr(own_heads, "train", stopped)
         assert demo(answers=40) == 130
     assert demo(answers=40) == 0
     assert "Not done within the time limit on this machine: 24 of 40 answers." in printed(capsys)[0]

@@ -9,7 +9,7 @@ import torch
 from medusa_kit.bench.bench import Batch, Method, bench
 from medusa_kit.bench.interval import Interval
 from medusa_kit.bench.report import ONE_NODE, TRANSFORMERS, Answers
-from medusa_kit.demo import comparison, own, shown, threads
+from medusa_kit.demo import comparison, messages, own_heads, threads
 from medusa_kit.demo.comparison import Comparison, Size, fitting
 from medusa_kit.demo.curve import Point, lines
 from medusa_kit.demo.work import LIMITS, Deadline, Work
@@ -45,7 +45,7 @@ def test_drafting_and_the_total_are_two_columns(capsys: pytest.CaptureFixture[st
         method(TRANSFORMERS, 4.0), method(ONE_NODE, 1.0), method("the kit's, medusa", 0.8),
         method("the kit's, auto", 1.0, jitter=0.2),
     )  # fmt: skip
-    shown.first_table(found, Size(8, 10))
+    messages.first_table(found, Size(8, 10))
     rows = [[cell.strip() for cell in line.split("│")[1:-1]]
             for line in capsys.readouterr().out.splitlines() if line.startswith("│")]  # fmt: skip
     cells = {row[0]: row[3:] for row in rows}
@@ -56,24 +56,24 @@ def test_drafting_and_the_total_are_two_columns(capsys: pytest.CaptureFixture[st
 
 
 def test_no_claim_where_the_interval_holds_one() -> None:
-    assert "faster than plain decoding on this machine, 1.20 ×" in shown.gain(
+    assert "faster than plain decoding on this machine, 1.20 ×" in messages.gain(
         "heads", Interval(1.2, 1.1, 1.3)
     )
-    assert "slower than plain decoding" in shown.gain("heads", Interval(0.8, 0.7, 0.9))
-    said = shown.gain("heads", Interval(1.2, 0.9, 1.4))
+    assert "slower than plain decoding" in messages.gain("heads", Interval(0.8, 0.7, 0.9))
+    said = messages.gain("heads", Interval(1.2, 0.9, 1.4))
     assert "no measurable difference on this machine" in said
     assert "1.20" not in said
-    assert "too few prompts" in shown.gain("heads", None)
+    assert "too few prompts" in messages.gain("heads", None)
 
 
 def test_what_is_missing_is_named() -> None:
     work = Work(answers=100, updates=50)
-    done = own.Trained(100, 9000, 50, [], False)
-    assert shown.not_done(work, done) == ""
-    done = own.Trained(80, 9000, 50, [], False)
-    assert shown.not_done(work, done) == "20 of 100 answers"
-    done = own.Trained(80, 9000, 10, [], False)
-    assert shown.not_done(work, done) == "20 of 100 answers and 40 of 50 updates"
+    done = own_heads.Trained(100, 9000, 50, [], False)
+    assert messages.not_done(work, done) == ""
+    done = own_heads.Trained(80, 9000, 50, [], False)
+    assert messages.not_done(work, done) == "20 of 100 answers"
+    done = own_heads.Trained(80, 9000, 10, [], False)
+    assert messages.not_done(work, done) == "20 of 100 answers and 40 of 50 updates"
 
 
 def test_the_curve_in_text() -> None:
@@ -121,7 +121,7 @@ def test_one_thread_where_that_is_faster(
         assert torch.get_num_threads() == found[0]
     finally:
         torch.set_num_threads(used)
-    shown.intro(Work(), "a processor", *found)
+    messages.intro(Work(), "a processor", *found)
     said = " ".join(capsys.readouterr().out.split())
     assert ("one thread is faster than 2 now" in said) == fewer_is_faster
 
@@ -129,7 +129,7 @@ def test_one_thread_where_that_is_faster(
 def test_updates_stop_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setitem(LIMITS, "training", 0.7)
-    pace = own._Pace(Work(updates=100), Deadline(1000.0, clock))
+    pace = own_heads._Pace(Work(updates=100), Deadline(1000.0, clock))
     assert pace(0, 900) == 100
     clock.now = 100.0  # 10 updates in 100 s: 60 more fit into the 600 s that are left
     assert pace(10, 100) == 70
@@ -140,12 +140,12 @@ def test_updates_stop_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_answers_stop_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LIMITS, "answers", 0.5)
     clock = Clock()
-    more = own._more(100, Deadline(1000.0, clock))
-    assert more(Written()) == own.FIRST_ROUND
-    after = Written(asked=16, answers=16, tokens=1600, new_tokens=1600, seconds=160.0)
+    more = own_heads._more(100, Deadline(1000.0, clock))
+    assert more(Written()) == own_heads.FIRST_ROUND
+    after = Written(num_prompts=16, answers=16, tokens=1600, new_tokens=1600, seconds=160.0)
     assert more(after) == 48
     clock.now = 300.0
     assert more(after) == 20, "200 s at 10 tokens/s, answers of 100"
     clock.now = 501.0
     assert more(after) == 0
-    assert own._more(16, Deadline(1000.0, clock))(after) == 0
+    assert own_heads._more(16, Deadline(1000.0, clock))(after) == 0

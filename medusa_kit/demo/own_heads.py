@@ -25,15 +25,15 @@ from medusa_kit.tuning.results import take_statistics, write_search
 from medusa_kit.tuning.tree_search import search_tree
 
 FIRST_ROUND, ROUND = 16, 48  # answers written together: before their speed is known, then at most
-JUDGED = 0.125  # of the answers: not trained on; the curve is of them
+CURVE_SHARE = 0.125  # of the answers: not trained on, for the points of the curve
 SIZES, FEW = (1, 2, 4, 8, 16), (1, 4)  # of trees, in nodes; where time is short
 TIMED = 1000  # plain steps that take as long as the search among SIZES, about
 SETTLED = 5  # updates after which their time counts
 
 
 @dataclass(frozen=True)
-class Places:
-    """Everything in the demo's folder."""
+class DemoFiles:
+    """The paths of all files in the demo's folder."""
 
     folder: Path
 
@@ -81,79 +81,82 @@ class Trained:
     before: bool  # all of it by an earlier run
 
 
-def train_own(engine: Engine, work: Work, places: Places, deadline: Deadline) -> Trained:
-    """Answers, training, tree: each goes on where an earlier run stopped. Raises what these do."""
-    before = _finished(places)
+def train_own(engine: Engine, work: Work, files: DemoFiles, deadline: Deadline) -> Trained:
+    """Write answers, train heads, find a tree; each goes on where an earlier run stopped.
+
+    Raises what these do.
+    """
+    before = _finished(files)
     if not before:
-        _write_answers(engine, work, places, deadline)
-        recipe = recipe_for(engine, work, places)
+        _write_answers(engine, work, files, deadline)
+        recipe = recipe_for(engine, work, files)
         train(recipe, False, check_base, base_for_decoding, _Pace(work, deadline))
-    if not (places.heads / "tree.json").is_file():
-        _find_tree(engine, places, deadline)
-    rows = read_answers(places.answers)
+    if not (files.heads / "tree.json").is_file():
+        _find_tree(engine, files, deadline)
+    rows = read_answers(files.answers)
     tokens = sum(len(row.response_ids) for row in rows)
-    updates = parse_json((places.run / "run.json").read_text())["num_updates"]
-    return Trained(len(rows), tokens, updates, read_curve(places.run / METRICS), before)
+    updates = parse_json((files.run / "run.json").read_text())["num_updates"]
+    return Trained(len(rows), tokens, updates, read_curve(files.run / METRICS), before)
 
 
-def _finished(places: Places) -> bool:
-    return (places.run / "run.json").is_file()
+def _finished(files: DemoFiles) -> bool:
+    return (files.run / "run.json").is_file()
 
 
-def _write_answers(engine: Engine, work: Work, places: Places, deadline: Deadline) -> None:
-    if places.recipe.is_file():
+def _write_answers(engine: Engine, work: Work, files: DemoFiles, deadline: Deadline) -> None:
+    if files.recipe.is_file():
         return  # training began on the answers that are there
     prompts = read_prompts(str(work.prompts))
     plan: tuple[tuple[str, list[Conversation], Path, int], ...] = (
-        ("held-out prompts, for the tree", prompts.calibration, places.held_out, work.held_out),
-        ("prompts to train on", prompts.training, places.answers, work.answers),
+        ("held-out prompts, for the tree", prompts.calibration, files.held_out, work.held_out),
+        ("prompts to train on", prompts.training, files.answers, work.answers),
     )
-    for name, asked, path, count in plan:
-        console.note(f"the model answers {min(count, len(asked))} {name}")
-        answer(engine.base, asked, path, _more(count, deadline), deadline.clock)
+    for name, questions, path, count in plan:
+        console.note(f"the model answers {min(count, len(questions))} {name}")
+        answer(engine.base, questions, path, _more(count, deadline), deadline.clock)
 
 
 def _more(count: int, deadline: Deadline) -> Callable[[Written], int]:
     def more(written: Written) -> int:
-        wanted = count - written.num_prompts
+        remaining = count - written.num_prompts
         if written.rate is None:
-            return min(wanted, FIRST_ROUND)
-        fitting = int(max(0.0, deadline.left("answers")) * written.rate / written.length)
-        return min(wanted, ROUND, fitting)
+            return min(remaining, FIRST_ROUND)
+        fitting = int(max(0.0, deadline.remaining("answers")) * written.rate / written.length)
+        return min(remaining, ROUND, fitting)
 
     return more
 
 
-def recipe_for(engine: Engine, work: Work, places: Places) -> TrainRecipe:
-    """What `train --quick` trains, with enough epochs for the demo's updates. It is decided once
+def recipe_for(engine: Engine, work: Work, files: DemoFiles) -> TrainRecipe:
+    """The recipe of `train --quick`, with enough epochs for the demo's updates. It is decided once
     and written, so that a run that is resumed trains as it began, wherever its folder lies now."""
-    if not places.recipe.is_file():
-        write_text(places.recipe, dump(_new_recipe(engine, work, places)))
-    for path in (places.recipe, places.run / "recipe.yaml"):
+    if not files.recipe.is_file():
+        write_text(files.recipe, dump(_new_recipe(engine, work, files)))
+    for path in (files.recipe, files.run / "recipe.yaml"):
         if path.is_file():
-            write_text(path, dump(_moved(load_recipe(path), places)))
-    return load_recipe(places.recipe)
+            write_text(path, dump(_moved(load_recipe(path), files)))
+    return load_recipe(files.recipe)
 
 
-def _new_recipe(engine: Engine, work: Work, places: Places) -> TrainRecipe:
-    rows = read_answers(places.answers)
-    tokens = sum(len(row.response_ids) for row in rows) * (1 - JUDGED)
+def _new_recipe(engine: Engine, work: Work, files: DemoFiles) -> TrainRecipe:
+    rows = read_answers(files.answers)
+    tokens = sum(len(row.response_ids) for row in rows) * (1 - CURVE_SHARE)
     per_epoch = max(1, int(tokens) // settings.update_positions(engine.base))
     every = max(1, work.updates // work.evaluations)
     recipe = settings.recipe_for(
-        engine.base, places.folder.resolve(), epochs=-(-work.updates // per_epoch) + 1,
+        engine.base, files.folder.resolve(), epochs=-(-work.updates // per_epoch) + 1,
         eval_every=every, save_every=every,
     )  # fmt: skip
-    data = recipe.data.model_copy(update={"eval_fraction": JUDGED})
+    data = recipe.data.model_copy(update={"eval_fraction": CURVE_SHARE})
     return recipe.model_copy(update={"data": data})
 
 
-def _moved(recipe: TrainRecipe, places: Places) -> TrainRecipe:
-    """The same in the folder as it is now."""
-    here = settings.paths_in(places.folder.resolve())
-    parts = {name: getattr(recipe, name).model_copy(update=here[name])
+def _moved(recipe: TrainRecipe, files: DemoFiles) -> TrainRecipe:
+    """The recipe with the paths of the folder as it is now."""
+    paths = settings.paths_in(files.folder.resolve())
+    parts = {name: getattr(recipe, name).model_copy(update=paths[name])
              for name in ("data", "train")}  # fmt: skip
-    return recipe.model_copy(update={"output_dir": here["output_dir"], **parts})
+    return recipe.model_copy(update={"output_dir": paths["output_dir"], **parts})
 
 
 class _Pace:
@@ -170,16 +173,17 @@ class _Pace:
         done = step - self.first[0]
         if done < SETTLED:
             return planned
-        seconds = max(0.0, self.deadline.left("training"))
+        seconds = max(0.0, self.deadline.remaining("training"))
         fitting = step + int(seconds * done / max(now - self.first[1], 1e-9))
         return min(planned, fitting)
 
 
-def _find_tree(engine: Engine, places: Places, deadline: Deadline) -> None:
-    """Dynamic trees too where there is time for them."""
-    rows = read_answers(places.held_out)
+def _find_tree(engine: Engine, files: DemoFiles, deadline: Deadline) -> None:
+    """Find a tree and write it; dynamic trees are tried too where there is time for them."""
+    rows = read_answers(files.held_out)
     step = plain_step(engine, rows[0].prompt_ids)
-    sizes, dynamic = (SIZES, max(SIZES)) if TIMED * step < deadline.left("heads") else (FEW, None)
-    with_own = with_heads(engine, places.heads, tree=CandidateTree.root_only())
-    statistics = take_statistics(with_own, rows, places.heads, places.held_out.name, dynamic)
-    write_search(with_own, search_tree(with_own, statistics, sizes), places.heads)
+    enough_time = TIMED * step < deadline.remaining("heads")
+    sizes, dynamic = (SIZES, max(SIZES)) if enough_time else (FEW, None)
+    with_own = with_heads(engine, files.heads, tree=CandidateTree.root_only())
+    statistics = take_statistics(with_own, rows, files.heads, files.held_out.name, dynamic)
+    write_search(with_own, search_tree(with_own, statistics, sizes), files.heads)

@@ -1,4 +1,4 @@
-"""What the demo prints: what is shown and why, tables, and what to type next."""
+"""What the demo prints: explanations, tables, and what to type next."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from medusa_kit.bench.interval import Interval
 from medusa_kit.bench.report import ONE_NODE, TRANSFORMERS
 from medusa_kit.demo import curve
 from medusa_kit.demo.comparison import Comparison, Size
-from medusa_kit.demo.own import Places, Trained
+from medusa_kit.demo.own_heads import DemoFiles, Trained
 from medusa_kit.demo.work import Work
 
 SHIPPED, OWN = "the kit's", "your"  # whose heads, as engines are named
@@ -25,7 +25,7 @@ SUBJECTS = {
 }
 BUSY = "Less is measured, since this machine is slow or busy now"
 DRAFTING, TOTAL = "drafting:\n× plain decoding", "total:\n× transformers"
-READ = (
+HOW_TO_READ = (
     "Tokens per step of the model: the acceptance length. Ratios: of whole answers, prefill "
     "included, with the 95 % interval over the prompts in brackets; none: the interval holds 1, so "
     "no difference was measurable."
@@ -42,7 +42,7 @@ def heading(text: str) -> None:
 
 
 def intro(work: Work, processor: str, threads: int, before: int) -> None:
-    """`threads`: computed with; `before`: usually."""
+    """Print what the demo does. `threads`: computed with; `before`: usually."""
     say(
         f"This demo runs {work.model} on this machine ({processor}; threads: {threads}), in at "
         f"most {_rounded(work.seconds)} minutes. A model gives one token a step. With drafting, "
@@ -59,14 +59,14 @@ def intro(work: Work, processor: str, threads: int, before: int) -> None:
 def part_one(work: Work) -> None:
     heading("1 of 2. The heads that come with the kit")
     say(
-        f"The first {work.questions} prompts of {work.asked.name}, {work.new_tokens} new tokens "
-        "each, greedy. The methods take turns on each prompt, so other work on this machine slows "
-        "all of them alike."
+        f"The first {work.questions} prompts of {work.measured_prompts.name}, {work.new_tokens} "
+        "new tokens each, greedy. The methods take turns on each prompt, so other work on this "
+        "machine slows all of them alike."
     )
 
 
 def smaller(work: Work, size: Size) -> None:
-    """Says what the machine is too slow or busy for at the moment."""
+    """Print what the machine is too slow or busy for at the moment."""
     less = []
     if size.questions < work.questions:
         less.append(f"{size.questions} of {work.questions} prompts")
@@ -87,34 +87,34 @@ def part_two(work: Work) -> None:
     )
 
 
-def first_table(found: Comparison, size: Size) -> None:
-    """Drafting's gain and the total are two columns."""
+def first_table(comparison: Comparison, size: Size) -> None:
+    """Print the first part's table; drafting's gain and the total are two columns."""
     ratios = {DRAFTING: ONE_NODE, **({TOTAL: TRANSFORMERS} if size.with_transformers else {})}
-    _table(found, ratios)
-    say(READ)
-    if found.result(TRANSFORMERS):
+    _table(comparison, ratios)
+    say(HOW_TO_READ)
+    if comparison.result(TRANSFORMERS):
         say(
             "The last column is everything together. What plain decoding has in it comes from the "
             "kit's own code for a step, not from heads."
         )
-    _short_of_prompts(found, size)
+    _short_of_prompts(comparison, size)
 
 
-def second_table(found: Comparison, size: Size) -> None:
-    _table(found, {DRAFTING: ONE_NODE})
+def second_table(comparison: Comparison, size: Size) -> None:
+    _table(comparison, {DRAFTING: ONE_NODE})
     say(
         "Decoding verifies only as many draft tokens as are worth their cost on this machine, so "
         "its acceptance length is below that of the whole tree above."
     )
-    _short_of_prompts(found, size)
+    _short_of_prompts(comparison, size)
 
 
-def verdict(found: Comparison, name: str) -> None:
-    say(gain(SUBJECTS[name], found.against(name, ONE_NODE)))
+def verdict(comparison: Comparison, name: str) -> None:
+    say(gain(SUBJECTS[name], comparison.against(name, ONE_NODE)))
 
 
 def gain(subject: str, interval: Interval | None) -> str:
-    """What drafting changed, in a sentence; no claim where the interval holds 1."""
+    """A sentence on what drafting changed; no claim where the interval holds 1."""
     if interval is None:
         return f"With {subject}: too few prompts were measured for a ratio to plain decoding."
     if interval.holds_one:
@@ -129,21 +129,22 @@ def gain(subject: str, interval: Interval | None) -> str:
     )
 
 
-def tokens(found: Comparison) -> None:
-    """Whether the answers are the same."""
-    first = NAMES[found.report.ran[0].name]
-    said = f"{found.identical} of {found.compared} answers are those of {first}, token for token"
-    rounding = found.compared - found.identical - len(found.wrong)
+def tokens(comparison: Comparison) -> None:
+    """Print how many answers are the same."""
+    first = NAMES[comparison.report.ran[0].name]
+    same = f"{comparison.identical} of {comparison.compared} answers"
+    sentence = f"{same} are those of {first}, token for token"
+    rounding = comparison.compared - comparison.identical - len(comparison.wrong)
     if rounding:
-        said += f"; {rounding} differ by rounding where two tokens are nearly as likely"
-    say(f"{said}.")
+        sentence += f"; {rounding} differ by rounding where two tokens are nearly as likely"
+    say(f"{sentence}.")
 
 
-def trained(work: Work, places: Places, done: Trained, plotted: bool) -> None:
+def trained(work: Work, files: DemoFiles, done: Trained, plotted: bool) -> None:
     if done.before:
         say(
             f"The heads that an earlier run trained are used; to train again, remove "
-            f"{places.folder} and run `make demo` again."
+            f"{files.folder} and run `make demo` again."
         )
     say(f"Done: {done.answers} answers ({done.tokens:,} tokens), {done.updates} updates.")
     if missing := not_done(work, done):
@@ -163,11 +164,11 @@ def trained(work: Work, places: Places, done: Trained, plotted: bool) -> None:
         f"updates: {best.acceptance_length:.2f}."
     )
     if plotted:
-        say(f"The same as a picture: {places.curve}")
+        say(f"The same as a picture: {files.curve}")
 
 
 def not_done(work: Work, done: Trained) -> str:
-    """What is missing of the work; empty where nothing is."""
+    """The work that was not done, in words; empty where all was."""
     missing = []
     if done.answers < work.answers:
         missing.append(f"{work.answers - done.answers} of {work.answers} answers")
@@ -176,27 +177,27 @@ def not_done(work: Work, done: Trained) -> str:
     return " and ".join(missing)
 
 
-def cut_short(places: Places) -> None:
-    """In place of the second part's results."""
+def cut_short(files: DemoFiles) -> None:
+    """Print, in place of the second part's results, that there was no time for them."""
     say(
         "This machine was too slow or busy to finish these heads within the time limit, so there "
-        f"is nothing to measure yet. The answers{_and_updates(places)} so far are kept in "
-        f"{places.folder}; `make demo` resumes there."
+        f"is nothing to measure yet. The answers{_and_updates(files)} so far are kept in "
+        f"{files.folder}; `make demo` resumes there."
     )
 
 
-def _and_updates(places: Places) -> str:
-    return " and updates" if (places.run / "checkpoint").is_dir() else ""
+def _and_updates(files: DemoFiles) -> str:
+    return " and updates" if (files.run / "checkpoint").is_dir() else ""
 
 
-def closing(places: Places, seconds: float) -> None:
+def closing(files: DemoFiles, seconds: float) -> None:
     heading("What to type next")
-    own = (f"medusa-kit chat --heads {places.heads}", "chat with the heads trained now")
+    own = (f"medusa-kit chat --heads {files.heads}", "chat with the heads trained now")
     again = ("make demo", "resume the training of these heads")
     commands = [
         (". .venv/bin/activate", "once in each terminal"),
         ("medusa-kit chat", "chat with the kit's heads"),
-        own if (places.heads / "tree.json").is_file() else again,
+        own if (files.heads / "tree.json").is_file() else again,
         ("medusa-kit train --quick -m MODEL --prompts FILE --hours 2", "heads for your own model"),
     ]
     width = max(len(command) for command, _ in commands)
@@ -204,13 +205,13 @@ def closing(places: Places, seconds: float) -> None:
         line = f"  {command:<{width}}  # {what}"
         console.out.print(line, markup=False, highlight=False, soft_wrap=True)
     say()
-    console.note(f"{seconds / 60:.1f} minutes; everything the demo wrote is in {places.folder}")
+    console.note(f"{seconds / 60:.1f} minutes; everything the demo wrote is in {files.folder}")
 
 
-def _table(found: Comparison, ratios: Mapping[str, str]) -> None:
-    """`ratios`: columns, and the method that each is a ratio to."""
+def _table(comparison: Comparison, ratios: Mapping[str, str]) -> None:
+    """Print a row for each method. `ratios`: columns, and the method that each is a ratio to."""
     rows = []
-    for result in found.report.results:
+    for result in comparison.report.results:
         name = NAMES[result.name]
         if result.not_run is not None:
             rows.append((f"{name} (not run: {result.not_run})", *["–"] * (2 + len(ratios))))
@@ -220,19 +221,19 @@ def _table(found: Comparison, ratios: Mapping[str, str]) -> None:
                 name,
                 f"{result.total.tokens_per_second:.1f}",
                 console.number(result.total.acceptance_length, ".2f"),
-                *(_cell(found, result.name, reference) for reference in ratios.values()),
+                *(_cell(comparison, result.name, reference) for reference in ratios.values()),
             )
         )
     columns = ("method", "tokens/s", "tokens\nper step", *ratios)
     console.out.print(console.table("", columns, rows))
 
 
-def _cell(found: Comparison, name: str, reference: str) -> str:
+def _cell(comparison: Comparison, name: str, reference: str) -> str:
     if name == TRANSFORMERS and reference == ONE_NODE:
         return "–"  # it is no drafting
     if name == reference:
         return "1"
-    interval = found.against(name, reference)
+    interval = comparison.against(name, reference)
     if interval is None:
         return "too few prompts"
     ratio = "none" if interval.holds_one else f"{interval.ratio:.2f}"
@@ -243,9 +244,9 @@ def _range(interval: Interval) -> str:
     return f"{interval.low:.2f} to {interval.high:.2f}"
 
 
-def _short_of_prompts(found: Comparison, size: Size) -> None:
-    if found.report.num_prompts < size.questions:
-        say(f"{BUSY}: {found.report.num_prompts} of {size.questions} prompts.")
+def _short_of_prompts(comparison: Comparison, size: Size) -> None:
+    if comparison.report.num_prompts < size.questions:
+        say(f"{BUSY}: {comparison.report.num_prompts} of {size.questions} prompts.")
 
 
 def _rounded(seconds: float) -> int:
