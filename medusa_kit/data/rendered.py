@@ -51,7 +51,7 @@ class Rendered:
         return not shown.strip()
 
     def marked(self, messages: Sequence[Message]) -> list[Span]:
-        """What the template's {% generation %} marks enclose."""
+        """The characters that the template's {% generation %} marks enclose."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         check_characters(messages)

@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from medusa_kit.data.row_keys import (
-    ANSWERED,
-    ASKED,
-    ASKED_TOO,
-    REASONING,
-    SHOWN,
-    SYSTEM,
-    TURN_LISTS,
+    ANSWER_KEYS,
+    CONTEXT_KEYS,
+    EXTRA_KEYS,
+    PROMPT_KEYS,
+    REASONING_KEYS,
+    SYSTEM_KEYS,
+    TURN_KEYS,
     check_message,
     is_empty,
     refuse_extras,
@@ -79,7 +79,9 @@ def _row(item: Any, number: int, source: str, extras: bool) -> Row:
     tools = _tools(item.get("tools"))
     known = {*used, *system_keys, *(["tools"] if tools else [])}
     repeated = [
-        key for key in ASKED if key not in known and _repeats_prompt(item, key, used, messages)
+        key
+        for key in PROMPT_KEYS
+        if key not in known and _repeats_prompt(item, key, used, messages)
     ]
     unused_keys = unused(item, {*known, *repeated})
     if not extras:
@@ -91,20 +93,20 @@ def _row(item: Any, number: int, source: str, extras: bool) -> Row:
 
 def _messages(item: dict[str, Any]) -> tuple[list[Message], list[str]]:
     """The turns, and the keys that they are from."""
-    for key in TURN_LISTS:
+    for key in TURN_KEYS:
         if not is_empty(item.get(key)):
             return _turns(_listed(item, key)), [key]
     if item.get("turns"):
         return [_plain_message("user", str(_listed(item, "turns")[0]))], ["turns"]
-    for key in ASKED:
+    for key in PROMPT_KEYS:
         if not is_empty(item.get(key)):
             return _question_and_answer(item, key)
     if isinstance(item.get("text"), str) and item["text"]:
         return [_plain_message("user", item["text"])], ["text"]
-    for key in ASKED:
+    for key in PROMPT_KEYS:
         if item.get(key) == "":  # a tokenizer may begin texts with a token of its own
             return [_plain_message("user", "")], [key]
-    empty = [key for key in (*TURN_LISTS, "turns", *ASKED, "text")
+    empty = [key for key in (*TURN_KEYS, "turns", *PROMPT_KEYS, "text")
              if key in item and is_empty(item[key])]  # fmt: skip
     problem = f"its format is unknown; its keys are {', '.join(map(repr, item))}"
     if empty or not item:
@@ -113,8 +115,8 @@ def _messages(item: dict[str, Any]) -> tuple[list[Message], list[str]]:
 
 
 def _question_and_answer(item: dict[str, Any], prompt_key: str) -> tuple[list[Message], list[str]]:
-    further = [key for key in ASKED_TOO if not is_empty(item.get(key))]
-    answers = [key for key in ANSWERED if not is_empty(item.get(key))]
+    further = [key for key in CONTEXT_KEYS if not is_empty(item.get(key))]
+    answers = [key for key in ANSWER_KEYS if not is_empty(item.get(key))]
     if len(answers) > 1:
         raise DataError(f"it has {' and '.join(map(repr, answers))}; expected one answer")
     messages = _messages_of(item, prompt_key, "user")
@@ -137,11 +139,11 @@ def _repeats_prompt(
     text = item.get(key)
     if not isinstance(text, str):
         return False
-    questions = [item[question] for question in used if question in (*ASKED, *ASKED_TOO)]
-    in_it = bool(questions) and all(
-        isinstance(question, str) and question in text for question in questions
+    prompts = [item[name] for name in used if name in (*PROMPT_KEYS, *CONTEXT_KEYS)]
+    has_prompts = bool(prompts) and all(
+        isinstance(prompt, str) and prompt in text for prompt in prompts
     )
-    return (in_it and any(mark in text for mark in LAYOUTS)) or any(
+    return (has_prompts and any(mark in text for mark in LAYOUTS)) or any(
         text.strip() in message["content"] for message in messages
     )
 
@@ -173,7 +175,7 @@ def _plain_message(role: str, text: str) -> Message:
 
 def _with_system(messages: list[Message], item: dict[str, Any]) -> tuple[list[Message], list[str]]:
     """(messages with the row's own system text before them, the keys of that text)."""
-    keys = [key for key in SYSTEM if not is_empty(item.get(key))]
+    keys = [key for key in SYSTEM_KEYS if not is_empty(item.get(key))]
     for key in keys:
         text = item[key]
         if not isinstance(text, str):
@@ -224,7 +226,7 @@ def _message(turn: Any) -> Message:
         raise DataError(f"a turn lacks {role_key!r} or {content_key!r}") from error
     if not isinstance(role, str) or role not in ROLES:
         raise unknown_value("role", role, ROLES, kind=DataError)
-    check_message(turn, {role_key, content_key, *SHOWN, *REASONING, "weight"})
+    check_message(turn, {role_key, content_key, *EXTRA_KEYS, *REASONING_KEYS, "weight"})
     text = "" if content is None and silent else _text(content)
     weight = _weight(turn.get("weight"), ROLES[role])
     return {"role": ROLES[role], "content": text, **extras, **weight}
@@ -245,11 +247,11 @@ def _text(content: Any) -> str:
 
 def _extras(turn: Mapping[str, Any]) -> dict[str, Any]:
     extras: dict[str, Any] = {}
-    reasoning = [turn[key] for key in REASONING if not is_empty(turn.get(key))]
+    reasoning = [turn[key] for key in REASONING_KEYS if not is_empty(turn.get(key))]
     if reasoning:
         if any(text != reasoning[0] or not isinstance(text, str) for text in reasoning):
             raise DataError("reasoning of a message is something else than one text")
-        extras[REASONING[0]] = reasoning[0]
+        extras[REASONING_KEYS[0]] = reasoning[0]
     if not is_empty(calls := turn.get("tool_calls")):
         extras["tool_calls"] = _calls(calls)
     for key in ("name", "tool_call_id"):

@@ -1,8 +1,8 @@
-"""Which keys of a row mean what. A key that changes what the model is told, or what is trained on,
-is honoured, or the row is refused.
+"""Which keys of a row mean what. A key that changes what the model reads, or what is trained on, is
+honoured, or the row is refused.
 
 Keys of a message that are listed nowhere refuse the row too. Keys of the row itself that are listed
-nowhere are columns of their data set: they are left out, which is told.
+nowhere are columns of their data set: they are left out, with a note.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,30 +11,31 @@ from typing import Any
 from medusa_kit.data.rows import Message
 from medusa_kit.errors import DataError
 
-TURN_LISTS = ("messages", "conversations", "conversation")
-ASKED = ("instruction", "prompt", "question", "query")
-ASKED_TOO = ("input", "context")  # further text of what is asked
-ANSWERED = ("output", "completion", "response", "answer")
-SYSTEM = ("system", "system_prompt")
+TURN_KEYS = ("messages", "conversations", "conversation")
+PROMPT_KEYS = ("instruction", "prompt", "question", "query")
+CONTEXT_KEYS = ("input", "context")  # further text of the prompt
+ANSWER_KEYS = ("output", "completion", "response", "answer")
+SYSTEM_KEYS = ("system", "system_prompt")
 
-REASONING = ("reasoning_content", "reasoning", "thinking")  # of a message, all the first one's
-SHOWN = ("tool_calls", "reasoning_content", "name")  # of a message, for the template to show
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # of a message, all the first one's
+EXTRA_KEYS = ("tool_calls", "reasoning_content", "name")  # of a message, for the template to show
 
-# Of a row: the model would be told something, or another part would be trained on.
-TELLING = frozenset(
-    (*SYSTEM, "tools", *ASKED, *ASKED_TOO, *REASONING, "system_message", "system_instruction",
-     "system_instructions", "sys_prompt", "preprompt", "custom_instruction", "custom_instructions",
+# Of a row: with them the model would read something else, or another part would be trained on.
+MEANINGFUL_KEYS = frozenset(
+    (*SYSTEM_KEYS, "tools", *PROMPT_KEYS, *CONTEXT_KEYS, *REASONING_KEYS, "system_message",
+     "system_instruction", "system_instructions", "sys_prompt", "preprompt", "custom_instruction",
+     "custom_instructions",
      "instructions", "persona", "choices", "options", "history", "functions", "function_call",
      "documents", "knowledge", "passage", "chat_template", "chat_template_kwargs",
      "enable_thinking", "image", "images", "audio", "audios", "video", "videos", "response_format",
      "weight", "weights", "loss", "loss_weight", "loss_mask", "mask", "train")
 )  # fmt: skip
 # Of a row: what it says then is as if the key was not there.
-USUAL: Mapping[str, tuple[Any, ...]] = {
+USUAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "weight": (1,), "label": (True,), "role": ("user", "human", "prompter"),
 }  # fmt: skip
 # Of a row or of a message: they say where it is from, or how it was rated.
-HARMLESS = frozenset(
+HARMLESS_KEYS = frozenset(
     ("annotations", "category", "conversation_hash", "conversation_id", "country", "created",
      "created_at", "dataset", "date", "difficulty", "domain", "hash", "hashed_ip", "header", "id",
      "idx", "index", "lang", "language", "length", "license", "message_id", "meta", "metadata",
@@ -54,7 +55,7 @@ def is_empty(value: Any) -> bool:
 def check_message(turn: Mapping[str, Any], known: Collection[str]) -> None:
     """Raises DataError for a key of a message that is not known."""
     for key, value in turn.items():
-        if key not in known and key not in HARMLESS and not is_empty(value):
+        if key not in known and key not in HARMLESS_KEYS and not is_empty(value):
             raise DataError(
                 f"a message has {key!r}, and it is not known what that changes",
                 hint="remove it where it changes neither what the model reads nor what is "
@@ -66,7 +67,7 @@ def refuse_extras(messages: Sequence[Message], tools: Any = None) -> None:
     """Raises DataError for tools, and messages with more than role and content, where nothing would
     show them to the model."""
     extras = ["tools"] if tools else []
-    extras += [key for message in messages for key in SHOWN if key in message]
+    extras += [key for message in messages for key in EXTRA_KEYS if key in message]
     if extras:
         raise DataError(
             f"it has {extras[0]!r}, which is not shown to the model here",
@@ -75,7 +76,7 @@ def refuse_extras(messages: Sequence[Message], tools: Any = None) -> None:
 
 
 def unused(item: Mapping[str, Any], used: Collection[str]) -> tuple[str, ...]:
-    """The keys that are left out. Raises DataError where one of them changes what the model is told
+    """The keys that are left out. Raises DataError where one of them changes what the model reads
     or what is trained on."""
     remaining = [key for key, value in item.items() if key not in used and not is_empty(value)]
     for key in remaining:
@@ -84,17 +85,19 @@ def unused(item: Mapping[str, Any], used: Collection[str]) -> tuple[str, ...]:
                 f"{key!r} of the row cannot be honoured alongside its {_named(used)}",
                 hint="put what the model reads into messages, or remove the key",
             )
-    return tuple(key for key in remaining if key not in HARMLESS and not _is_usual(key, item[key]))
+    return tuple(
+        key for key in remaining if key not in HARMLESS_KEYS and not _is_usual(key, item[key])
+    )
 
 
 def _changes(key: str, value: Any) -> bool:
     if key == "label":  # of an answer that was rated (KTO); other labels are those of classes
         return value is False
-    return (key in TELLING or key in USUAL) and not _is_usual(key, value)
+    return (key in MEANINGFUL_KEYS or key in USUAL_VALUES) and not _is_usual(key, value)
 
 
 def _is_usual(key: str, value: Any) -> bool:
-    return value in USUAL.get(key, ())
+    return value in USUAL_VALUES.get(key, ())
 
 
 def _named(used: Collection[str]) -> str:

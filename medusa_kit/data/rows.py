@@ -54,7 +54,7 @@ Row: TypeAlias = Conversation | AnswerRow
 
 
 def kind_of(value: Any) -> str:
-    """What a value is in JSON's words, for messages."""
+    """The type of a value in JSON's words, for messages."""
     kinds = {bool: "a boolean", str: "text", dict: "an object", list: "a list", bytes: "bytes",
              type(None): "null", int: "a number", float: "a number"}  # fmt: skip
     return kinds.get(type(value), f"of type {type(value).__name__}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from medusa_kit.data.rendered import Rendered, Span
-from medusa_kit.data.row_keys import SHOWN
+from medusa_kit.data.row_keys import EXTRA_KEYS
 from medusa_kit.data.rows import Message
 from medusa_kit.errors import DataError
 
@@ -18,7 +18,7 @@ OTHERS = ("content", "reasoning_content", "tool_calls")  # what a message is loc
 
 def is_plain(messages: Sequence[Message]) -> bool:
     """Whether messages are role and content alone."""
-    return not any(key in message for message in messages for key in SHOWN)
+    return not any(key in message for message in messages for key in EXTRA_KEYS)
 
 
 def renderable(view: Rendered, messages: Sequence[Message]) -> tuple[list[Message], str]:
@@ -40,7 +40,7 @@ def renderable(view: Rendered, messages: Sequence[Message]) -> tuple[list[Messag
 
 class Shown(NamedTuple):
     """Where each message is in the rendered text, and whether the template writes other words
-    than theirs, as templates do that leave out earlier thoughts."""
+    than those of the row, as templates do that leave out earlier thoughts."""
 
     spans: list[Span]
     is_edited: bool
@@ -131,7 +131,7 @@ def _check_extras(view: Rendered, messages: Sequence[Message], text: str) -> lis
         has_words_and_calls = "tool_calls" in message and _words(
             message
         )  # some templates leave it out then
-        for key in (*SHOWN, *(["content"] if has_words_and_calls else [])):
+        for key in (*EXTRA_KEYS, *(["content"] if has_words_and_calls else [])):
             if key not in message or (key == "name" and named_by_call):
                 continue
             is_shown = _text(view, _otherwise(messages, index, [key])) != text

@@ -97,38 +97,38 @@ class _Turns:
         """The tokens of a turn: none where the template's marks leave it out."""
         start, end = self._message_spans[index]
         if self.marks is None:
-            first = self._first(self._beginning(index))
+            first = self._first_token(self._turn_start(index))
             self._open_end = None
-            return [(first, self._last(index, first, end, None))]
+            return [(first, self._turn_end(index, first, end, None))]
         inside = [
             (s, e) for s, e in self.marks if (s < end and e > start) or s <= start <= end <= e
         ]
         token_spans = []
         for number, (s, e) in enumerate(inside, start=1):
-            first = self._first(s)
+            first = self._first_token(s)
             if number == len(inside) and end <= e:
-                token_spans.append((first, self._last(index, first, end, e)))
+                token_spans.append((first, self._turn_end(index, first, end, e)))
             else:
-                token_spans.append((first, max(first, self._until(e))))
+                token_spans.append((first, max(first, self._end_token(e))))
         return token_spans
 
-    def _first(self, start: int) -> int:
+    def _first_token(self, start: int) -> int:
         """The first token with something of the text from `start` on. One that stands for more than
         its turn's beginning, as a template's own token does with spaces behind it, is not of it."""
         index = bisect.bisect_right(self._spans, start, key=lambda span: span[1])
         own = index < len(self.ids) and self._spans[index][0] < start
         return index + (own and self.ids[index] in self._specials)
 
-    def _until(self, end: int) -> int:
+    def _end_token(self, end: int) -> int:
         """One past the last token with something of the text before `end`."""
         return bisect.bisect_left(self._spans, end, key=lambda span: span[0])
 
-    def _beginning(self, index: int) -> int:
+    def _turn_start(self, index: int) -> int:
         """The character where the model begins to write: behind what the template asks with. Some
         templates ask with more than they write before finished answers, such as the beginning of a
         thought."""
         start, end = self._message_spans[index]
-        prompt_text = self._before(index, ask=True)
+        prompt_text = self._text_before(index, ask=True)
         if prompt_text and self._text.startswith(prompt_text) and len(prompt_text) <= end:
             return len(prompt_text)
         before = max((e for _, e in self._message_spans[:index] if e <= start), default=0)
@@ -141,48 +141,48 @@ class _Turns:
         return joined
 
     def _header(self, index: int) -> str:
-        """What the template writes before an answer: this one, else some other."""
+        """The text that the template writes before an answer: before this one, else another."""
         for turn in (index, *range(1, len(self._messages))):
             is_answer = self._messages[turn]["role"] == "assistant"
-            if is_answer and (prompt_text := self._before(turn, ask=True)):
-                return prompt_text[common_start(prompt_text, self._before(turn, ask=False)) :]
+            if is_answer and (prompt_text := self._text_before(turn, ask=True)):
+                return prompt_text[common_start(prompt_text, self._text_before(turn, ask=False)) :]
         return ""
 
-    def _before(self, index: int, ask: bool) -> str:
+    def _text_before(self, index: int, ask: bool) -> str:
         """The text up to the turn; empty where it is refused."""
         try:
             return self._view.text(self._messages[:index], ask)
         except DataError:
             return ""
 
-    def _last(self, index: int, first: int, end: int, mark: int | None) -> int:
+    def _turn_end(self, index: int, first: int, end: int, mark: int | None) -> int:
         """One past the last token of the turn whose words end at `end`, and its mark at `mark`."""
         is_last = index + 1 == len(self._message_spans)
         following = len(self._text) if is_last else self._message_spans[index + 1][0]
-        behind = bisect.bisect_left(self._spans, end, first, key=lambda span: span[1])
-        near = range(behind, len(self.ids))
-        for position in near:
+        after = bisect.bisect_left(self._spans, end, first, key=lambda span: span[1])
+        tokens_near = range(after, len(self.ids))
+        for position in tokens_near:
             if not is_last and self._spans[position][0] >= following:
                 break
             if self.ids[position] == self._end_id:
                 return position + 1
         if mark is not None:
-            return max(first, self._until(mark))
+            return max(first, self._end_token(mark))
         limit = self._tail_end(index, end)
-        for position in near:
+        for position in tokens_near:
             start, stop = self._spans[position]
             if start >= end and stop <= limit and self.ids[position] in self._ends:
-                return position + (self.ids[position] != self._opener(first))
-        if (own := self._inner_end(near, end, following)) is not None:
+                return position + (self.ids[position] != self._opening_token(first))
+        if (own := self._inner_end(tokens_near, end, following)) is not None:
             return own + 1
         self._open_end = end
-        whole = [i for i in near if self._spans[i][1] <= limit or self._spans[i][0] < end]
-        return max(first, whole[-1] + 1) if whole else first
+        inside = [i for i in tokens_near if self._spans[i][1] <= limit or self._spans[i][0] < end]
+        return max(first, inside[-1] + 1) if inside else first
 
-    def _inner_end(self, near: Sequence[int], end: int, following: int) -> int | None:
+    def _inner_end(self, tokens_near: Sequence[int], end: int, following: int) -> int | None:
         """The token that ends a turn in the middle of a conversation alone: the first one behind
         it, where others open the next turn."""
-        between = [i for i in near if end <= self._spans[i][0] < following]
+        between = [i for i in tokens_near if end <= self._spans[i][0] < following]
         marks = [i for i in between if self.ids[i] in self._specials]
         if len(marks) < 2 or self.ids[marks[0]] in (self.ids[marks[-1]], *self._header_ids):
             return None
@@ -206,7 +206,7 @@ class _Turns:
             return end
         return end + common_start(self._text[end:], text[words_end:])
 
-    def _opener(self, first: int) -> int | None:
+    def _opening_token(self, first: int) -> int | None:
         """The token that opens the turn. A template that always opens another writes it behind the
         last one, too."""
         return next((i for i in reversed(self.ids[:first]) if i in self._specials), None)

@@ -57,21 +57,21 @@ class LookaheadOptions(Section):
 
 
 class RecyclingOptions(Section):
-    """Token recycling (arXiv 2408.08696): a table of the likeliest next tokens, kept up to date."""
+    """Token recycling (arXiv 2408.08696): a table of the top next tokens, kept up to date."""
 
     num_nodes: int = Field(default=8, ge=2)
-    width: int = Field(default=8, ge=1)  # likeliest tokens remembered after each token
+    width: int = Field(default=8, ge=1)  # top tokens remembered after each token
 
 
 class StagedOptions(Section):
-    """What drafts for the draft model."""
+    """The drafter that drafts for the draft model."""
 
     drafter: Literal["prompt-lookup", "suffix", "recycling", "draft-model", "mtp"] = "suffix"
     draft_model: str | None = None  # with drafter draft-model
     options: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _model_where_one_drafts(self) -> "StagedOptions":
+    def _model_with_its_drafter(self) -> "StagedOptions":
         if (self.drafter == "draft-model") != (self.draft_model is not None):
             raise ValueError(
                 f"drafter {self.drafter!r} with draft_model {self.draft_model!r}; expected a "
@@ -127,10 +127,10 @@ class AutoOptions(Section):
 
     @model_validator(mode="after")
     def _options_of_sources(self) -> "AutoOptions":
-        unasked = [name for name in self.options if name not in (self.sources or SOURCES)]
-        if unasked:
+        others = [name for name in self.options if name not in (self.sources or SOURCES)]
+        if others:
             raise ValueError(
-                f"options of {unasked[0]}, which is none of the sources {self.sources}; expected "
+                f"options of {others[0]}, which is none of the sources {self.sources}; expected "
                 "options of these"
             )
         return self
@@ -158,15 +158,15 @@ def default_drafter(has_heads: bool, has_draft_model: bool) -> str:
     return "draft-model" if has_draft_model else "none"
 
 
-def drafter_options(name: str, given: Mapping[str, Any] | Section | None = None) -> Any:
+def drafter_options(name: str, options: Mapping[str, Any] | Section | None = None) -> Any:
     """Checked options of drafter `name`. Raises ConfigError: unknown name or key, wrong value."""
     check_value("drafter", name)
     kind = OPTIONS.get(name, NoOptions)
-    if isinstance(given, Section):
-        given = given.model_dump()
-    check_value("drafter_options", given)
+    if isinstance(options, Section):
+        options = options.model_dump()
+    check_value("drafter_options", options)
     try:
-        return kind.model_validate(dict(given or {}))
+        return kind.model_validate(dict(options or {}))
     except ValidationError as error:
         raise explain(error, f"drafter {name}", kind, "there is no option") from error
 

@@ -223,10 +223,10 @@ def check_fixed_shapes(fixed_shapes: str, compiled: bool) -> None:
         raise ConfigError("compile has no meaning with fixed_shapes 'never'", hint="leave one out")
 
 
-def check_names(given: Iterable[str], known: Iterable[str]) -> None:
+def check_names(names: Iterable[str], known: Iterable[str]) -> None:
     """Raises ConfigError for an option that does not exist."""
-    names = list(known)
-    for name in given:
-        if name not in names:
-            hint = did_you_mean(name, names, f"there are: {', '.join(names)}")
+    known_names = list(known)
+    for name in names:
+        if name not in known_names:
+            hint = did_you_mean(name, known_names, f"there are: {', '.join(known_names)}")
             raise ConfigError(f"there is no option {name!r}", hint=hint)

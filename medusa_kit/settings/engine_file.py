@@ -71,8 +71,8 @@ _Keys: type[Section] = create_model("_Keys", __base__=Section, **_keys())
 
 @dataclass(frozen=True)
 class EngineFile:
-    """What a file gives, by the names of EngineConfig, its relative paths looked up beside it.
-    `serve`: by those of ServeConfig."""
+    """The options that a file gives, by the names of EngineConfig; relative paths are looked up
+    beside it. `serve`: by the names of ServeConfig."""
 
     given: Mapping[str, Any]
     serve: Mapping[str, Any] = field(default_factory=dict)
@@ -82,13 +82,13 @@ class EngineFile:
 
         `changes` win, and what belongs to something they replace is left out.
         """
-        given = dict(self.given)
-        if given.get("heads") == "none":
-            given["heads"] = None
+        arguments = dict(self.given)
+        if arguments.get("heads") == "none":
+            arguments["heads"] = None
         for key in BELONGS.keys() & (changes or {}).keys():
-            if given.get(key) != (changes or {})[key]:
-                given.pop(BELONGS[key], None)
-        return given | dict(changes or {})
+            if arguments.get(key) != (changes or {})[key]:
+                arguments.pop(BELONGS[key], None)
+        return arguments | dict(changes or {})
 
 
 def read_engine_file(path: str | Path) -> EngineFile:
@@ -104,32 +104,32 @@ def read_engine_file(path: str | Path) -> EngineFile:
         keys = _Keys.model_validate(raw)
     except ValidationError as error:
         raise explain(error, str(path), _Keys) from error
-    given = {name: getattr(keys, name) for name in keys.model_fields_set}
-    if (drafter := given.get("drafter")) is not None:
-        given |= {"drafter": drafter.name, "drafter_options": drafter.options}
-    served = given.pop("serve", None)
+    options = {name: getattr(keys, name) for name in keys.model_fields_set}
+    if (drafter := options.get("drafter")) is not None:
+        options |= {"drafter": drafter.name, "drafter_options": drafter.options}
+    served = options.pop("serve", None)
     serve = {name: getattr(served, name) for name in served.model_fields_set} if served else {}
     try:
-        _check_together(given)
+        _check_options(options)
         ServeConfig(**serve)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
     files = {name: _file(serve[name], path.parent) for name in SERVE_FILES if serve.get(name)}
-    return EngineFile(_resolved(given, path.parent), serve | files)
+    return EngineFile(_resolved(options, path.parent), serve | files)
 
 
-def _check_together(given: Mapping[str, Any]) -> None:
-    check_fixed_shapes(given.get("fixed_shapes", "auto"), given.get("compiled", False))
+def _check_options(options: Mapping[str, Any]) -> None:
+    check_fixed_shapes(options.get("fixed_shapes", "auto"), options.get("compiled", False))
     check_drafting(
-        given.get("drafter"),
-        given.get("drafter_options"),
-        given.get("draft_model") is not None,
-        given.get("fallback"),
+        options.get("drafter"),
+        options.get("drafter_options"),
+        options.get("draft_model") is not None,
+        options.get("fallback"),
     )
 
 
-def _resolved(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    result = dict(given)
+def _resolved(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    result = dict(options)
     for name in MODELS:
         if result.get(name) is not None:
             result[name] = _model_path(result[name], folder)
@@ -151,10 +151,10 @@ def _file(name: str, folder: Path) -> str:
     return str((folder / Path(name).expanduser()).resolve())
 
 
-def _resolved_options(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _resolved_options(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """A drafter's options with absolute paths, those of its sources included."""
-    result = dict(given)
-    for key, value in given.items():
+    result = dict(options)
+    for key, value in options.items():
         if isinstance(value, Mapping):
             result[key] = _resolved_options(value, folder)
         elif isinstance(value, str) and key in MODEL_OPTIONS + FILE_OPTIONS:

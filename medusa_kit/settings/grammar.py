@@ -79,14 +79,14 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _text(what: str, value: Any) -> str:
+def _text(kind: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigError(
-            f"{what} {value!r} is of type {type(value).__name__}; expected a text, not an empty one"
+            f"{kind} {value!r} is of type {type(value).__name__}; expected a text, not an empty one"
         )
     try:
         value.encode()
     except UnicodeEncodeError:
-        message = f"the {what} has half of a surrogate pair, which no text can have"
+        message = f"the {kind} has half of a surrogate pair, which no text can have"
         raise ConfigError(message) from None
     return value

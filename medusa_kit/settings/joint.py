@@ -24,7 +24,7 @@ class JointSection(Section):
     schedule: Literal["constant", "linear", "sine"] = "constant"  # how that weight grows
     heads_learning_rate_factor: float = Field(default=4.0, gt=0)  # times train.learning_rate
     distill_share: float = Field(default=1.0, ge=0, le=1)  # of the base's loss: KL to the original
-    distill_top: int = Field(default=64, ge=1)  # likeliest tokens of the original kept
+    distill_top: int = Field(default=64, ge=1)  # top tokens of the original that are kept
     teacher: Literal["live", "cached"] | None = None  # live: the adapters switched off
     gradient_checkpointing: bool = False
     save_merged: bool = False  # besides the adapter, a whole model

@@ -33,7 +33,7 @@ class BaseSection(Section):
 
 
 class HeadsSection(Section):
-    """What the heads are made of."""
+    """The structure of the heads."""
 
     removed: ClassVar[Mapping[str, Removed]] = {
         "prefix_layers": Removed(

@@ -78,10 +78,10 @@ class _UniqueKeys(yaml.SafeLoader):
         return node
 
 
-def read_yaml(path: Path, what: str) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises ConfigError; `what`: what the file should have been."""
+def read_yaml(path: Path, expected: str) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises ConfigError; `expected`: what the file should be."""
     if not path.is_file():
-        raise ConfigError(f"no {what} at {path}", hint="name a YAML file; see recipes/")
+        raise ConfigError(f"no {expected} at {path}", hint="name a YAML file; see recipes/")
     try:
         raw = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except _GivenTwice as error:

@@ -55,7 +55,7 @@ class ServeConfig(LimitOptions, ReplicaOptions):
     ] = 1.0
 
     def names_of(self, own: str) -> list[str]:
-        """By which requests may ask for the model whose own name this is."""
+        """The names by which requests may ask for the model whose own name this is."""
         return list(dict.fromkeys((*(self.served_model_name or ()), own)))
 
     @property

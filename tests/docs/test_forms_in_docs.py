@@ -10,7 +10,7 @@ from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.data.chat import encode_rows
 from medusa_kit.data.readers import AnswerRow, BadRow, Conversation, read_good_and_bad, read_rows
 from medusa_kit.data.row_forms import FORMS
-from medusa_kit.data.row_keys import ANSWERED, ASKED, ASKED_TOO, SYSTEM, TURN_LISTS
+from medusa_kit.data.row_keys import ANSWER_KEYS, CONTEXT_KEYS, PROMPT_KEYS, SYSTEM_KEYS, TURN_KEYS
 from medusa_kit.data.sources import FILE_KINDS
 from medusa_kit.distill.generate import asked_messages
 from medusa_kit.errors import DataError
@@ -85,11 +85,11 @@ def test_what_is_said_to_be_refused_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_page_has_every_form_and_every_kind_of_file() -> None:
-    for section, keys in (("Prompts", (*ASKED, *ASKED_TOO)), ("Answers", ANSWERED)):
+    for section, keys in (("Prompts", (*PROMPT_KEYS, *CONTEXT_KEYS)), ("Answers", ANSWER_KEYS)):
         for key in keys:
             assert f'"{key}"' in SECTIONS[section], key
     examples = SECTIONS["Prompts"] + SECTIONS["Answers"]
-    for key in (*TURN_LISTS, *SYSTEM, "turns", "text", "history", "prompt_ids", "response_ids"):
+    for key in (*TURN_KEYS, *SYSTEM_KEYS, "turns", "text", "history", "prompt_ids", "response_ids"):
         assert f'"{key}"' in examples, key
     for suffix in FILE_KINDS:
         assert f"`{suffix}`" in SECTIONS["Files and data sets"], suffix
