@@ -98,7 +98,7 @@ class Engine:
 
     @property
     def lossy_by(self) -> list[str]:
-        """What makes all answers another model's."""
+        """The options in use that make answers differ from the base model's; empty if exact."""
         weights = [f"{self.weights} weights"] if self.base.info.lossy else []
         return weights + ([f"{self.cache} cache"] if self.cache != FLOAT32 else [])
 
@@ -141,7 +141,7 @@ class Engine:
         check_count("batch_size", batch_size)
         params = SamplingParams.of(sampling)
         stops = _stop_strings(stop)
-        requests = [self._make_request(one, params, max_new_tokens, stops) for one in prompts]
+        requests = [self._make_request(each, params, max_new_tokens, stops) for each in prompts]
         batch_size = min(batch_size, len(requests))
         built = self.drafter_for(drafter, drafter_options, batch_size, params)
         for _ in self.scheduler.run(requests, built, batch_size):
@@ -300,10 +300,10 @@ class Engine:
             memory=self.memory,
             heads_refused=self.heads_refused,
         )
-        name, options = self._named(name, options)
+        name, options = self._drafter_and_options(name, options)
         return chosen(name, context, options)
 
-    def _named(
+    def _drafter_and_options(
         self, name: str | None, options: Mapping[str, Any] | None
     ) -> tuple[str, Mapping[str, Any] | None]:
         """The drafter that a call asks for, and its options."""

@@ -48,7 +48,7 @@ class Requests(Protocol):
         self, call: str, prompt: Any, max_new_tokens: int, stop: Any, sampling: SamplingOptions
     ) -> tuple[Request, tuple[str, ...], SamplingParams]: ...
 
-    def _named(
+    def _drafter_and_options(
         self, name: str | None, options: Mapping[str, Any] | None
     ) -> tuple[str, Mapping[str, Any] | None]: ...
 
@@ -171,7 +171,7 @@ class SharedBatch:
         `close`.
         """
         engine = self._requests if heads is None else self._engine_of(heads)
-        name, options = engine._named(drafter, drafter_options)
+        name, options = engine._drafter_and_options(drafter, drafter_options)
         if not (isinstance(engine.verifier, AdaptedVerifier) or name in READ_HEADS):
             engine, heads = self._requests, None
         try:

@@ -23,7 +23,7 @@ class Span(NamedTuple):
 
 
 class Piece(str):
-    """What a step added to the text; `spans` says it token by token."""
+    """The text that a step added; `spans` has it token by token."""
 
     spans: tuple[Span, ...]
 

@@ -225,7 +225,7 @@ def _save(written: Written, source: Path, folder: Path) -> None:
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, copied where two share storage, which safetensors refuses to write."""
+    """The tensors, copied where two share storage, which safetensors refuses to write."""
     storages: set[int] = set()
     result = {}
     for name, tensor in tensors.items():

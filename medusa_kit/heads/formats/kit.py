@@ -74,7 +74,7 @@ def scale_note(base: BaseModel) -> str | None:
 
 
 def simplified(heads: ForeignHeads, base: BaseModel) -> ForeignHeads:
-    """The same heads, without matrices where these are equal to the base's own rows."""
+    """The heads, without matrices where these are equal to the base's own rows."""
     bias = getattr(base.output_embedding, "bias", None)
     if heads.matrices is None or (bias is not None and bool(bias.any())):
         return heads

@@ -69,7 +69,7 @@ class ForeignHeads:
         return self.matrices if isinstance(self.matrices, list) else [self.matrices]
 
     def describe(self) -> str:
-        """For instance: 5 heads of 1 block, a vocabulary matrix each."""
+        """The heads in words: 5 heads of 1 block, a vocabulary matrix each."""
         if self.matrices is None:
             matrix = "the base's vocabulary matrix"
         elif isinstance(self.matrices, list):
