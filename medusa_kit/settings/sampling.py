@@ -64,6 +64,12 @@ class SamplingParams:
                 raise _out_of_range(parameter.name, value, expected, hint)
             # numpy's numbers, fractions and the like as what transformers and torch take
             object.__setattr__(self, parameter.name, KINDS.get(parameter.name, float)(value))
+        if not isinstance(self.logit_bias, Mapping | None):
+            raise ConfigError(
+                f"logit_bias {self.logit_bias!r} is of type {type(self.logit_bias).__name__}; "
+                "expected a mapping of token ids to numbers",
+                hint="for instance logit_bias={50256: -100}",
+            )
         for token, bias in (self.logit_bias or {}).items():
             if not (isinstance(token, Integral) and int(token) >= 0):
                 raise _out_of_range("logit_bias token id", token, "an integer from 0", None)

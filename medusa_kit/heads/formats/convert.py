@@ -142,7 +142,8 @@ def convert(
     if name is not None and _only_kit_loads(name):
         name = loadable_name or name
     written = WRITERS[to](heads, Target(to, folder, base, name, layout, loadable_name))
-    if name is not None and _only_kit_loads(name) and name in written.config.values():
+    foreign = to != KIT_FORMAT
+    if foreign and name is not None and _only_kit_loads(name) and name in written.config.values():
         written.notes.append(
             f"the config names the base {name!r}, which {to} cannot load: name a Hub id or a "
             "folder of it as --base-name"

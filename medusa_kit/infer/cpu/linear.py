@@ -13,17 +13,19 @@ from torch.nn import functional as F
 
 from medusa_kit.base.quantization import is_plain_linear
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.cpu.mkl_linear import plain_linears
+from medusa_kit.infer.cpu.mkl_linear import Packing, plain_linears, version_of
 from medusa_kit.infer.cpu.packed.gguf_blocks import equal_blocks
 from medusa_kit.infer.cpu.packed.packing import Blocks, PackedMatrix, pack
 
 
-class NativeLinear(nn.Linear):
+class NativeLinear(Packing):
     """nn.Linear that multiplies up to MAX_ROWS rows by packed weights. Its weights keep their names
-    and identity; more rows, other dtypes and gradients are computed by torch.
+    and identity, and are packed anew once they were written to or replaced; more rows, other dtypes
+    and gradients are computed by torch.
     """
 
     packed: PackedMatrix
+    packed_from: tuple[int, ...]  # version and address of what was packed
     loaded: ctypes.CDLL
 
     def forward(self, x_XD: Tensor) -> Tensor:
@@ -31,13 +33,30 @@ class NativeLinear(nn.Linear):
         grad = torch.is_grad_enabled() and (x_XD.requires_grad or self.weight.requires_grad)
         if rows > kernels.MAX_ROWS or grad or x_XD.dtype != torch.float32:
             return F.linear(x_XD, self.weight, self.bias)
+        if self.packed_from != _marks(self):
+            _pack(self)
+        packed = self.packed  # another thread may pack anew meanwhile
         x_XD = x_XD.contiguous()
         out_XO = x_XD.new_empty(*x_XD.shape[:-1], self.out_features)
         self.loaded.mk_linear(
-            ctypes.byref(self.packed.struct), x_XD.data_ptr(), rows, out_XO.data_ptr(),
-            kernels.threads_for(rows * self.weight.numel(), self.packed.num_bytes),
+            ctypes.byref(packed.struct), x_XD.data_ptr(), rows, out_XO.data_ptr(),
+            kernels.threads_for(rows * self.weight.numel(), packed.num_bytes),
         )  # fmt: skip
         return out_XO
+
+    def forget_packs(self) -> None:
+        self.packed_from = ()
+
+
+def _pack(layer: NativeLinear, blocks: Blocks | None = None) -> None:
+    marks = _marks(layer)  # before, so that what is written meanwhile is packed again
+    layer.packed = pack(layer.weight.detach(), layer.bias, blocks)
+    layer.packed_from = marks
+
+
+def _marks(layer: nn.Linear) -> tuple[int, ...]:
+    tensors = (layer.weight,) if layer.bias is None else (layer.weight, layer.bias)
+    return tuple(mark for tensor in tensors for mark in (version_of(tensor), tensor.data_ptr()))
 
 
 def make_native(layer: nn.Linear, blocks: Blocks | None = None) -> bool:
@@ -49,7 +68,7 @@ def make_native(layer: nn.Linear, blocks: Blocks | None = None) -> bool:
         return False
     layer.__class__ = NativeLinear
     native = cast(NativeLinear, layer)
-    native.packed = pack(weight.detach(), layer.bias, blocks)
+    _pack(native, blocks)
     native.loaded = loaded
     return True
 

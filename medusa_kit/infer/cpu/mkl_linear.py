@@ -33,10 +33,18 @@ class Pack(NamedTuple):
     address: int
 
     def is_of(self, weight: Tensor) -> bool:
-        return self.version == _version(weight) and self.address == weight.data_ptr()
+        return self.version == version_of(weight) and self.address == weight.data_ptr()
 
 
-class PackedLinear(nn.Linear):
+class Packing(nn.Linear):
+    """nn.Linear that also keeps its weight packed."""
+
+    def forget_packs(self) -> None:
+        """Pack anew at the next forward."""
+        raise NotImplementedError
+
+
+class PackedLinear(Packing):
     """nn.Linear whose weight is also kept packed, for the row counts last asked for.
 
     Packs are for steps, which are in inference mode: they have no gradients, and what others do
@@ -65,7 +73,7 @@ class PackedLinear(nn.Linear):
             return F.linear(x_XD, self.weight, self.bias)
         pack = packs[size]
         if pack is None or not pack.is_of(self.weight):
-            version, address = _version(self.weight), self.weight.data_ptr()
+            version, address = version_of(self.weight), self.weight.data_ptr()
             packed = torch.ops.mkl._mkl_reorder_linear_weight(self.weight.detach(), size)
             pack = Pack(packed, version, address)
             self.packs = {**packs, size: pack}
@@ -74,12 +82,15 @@ class PackedLinear(nn.Linear):
         out = self._multiply(flat, packed, self.weight, self.bias, size)
         return out[:rows].view(*x_XD.shape[:-1], self.out_features)
 
+    def forget_packs(self) -> None:
+        self.packs = dict.fromkeys(self.packs)
+
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy, which packs anew: packed weights cannot be copied."""
         return {**self.__dict__, "packs": dict.fromkeys(self.packs)}
 
 
-def _version(weight: Tensor) -> int:
+def version_of(weight: Tensor) -> int:
     """Grows where a weight is written to, but for `weight.data` (`forget_packs`)."""
     return 0 if weight.is_inference() else weight._version
 
@@ -143,8 +154,8 @@ def pack_for_rows(model: Any, rows: int) -> None:
 def forget_packs(model: Any) -> None:
     """The weights have become others, so they are packed anew at the next forward."""
     for layer in model.modules():
-        if isinstance(layer, PackedLinear):
-            layer.packs = dict.fromkeys(layer.packs)
+        if isinstance(layer, Packing):
+            layer.forget_packs()
 
 
 def free_memory() -> int:

@@ -1,6 +1,7 @@
 """Choosing a token: transformers' own processing, noise by position, values out of range."""
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -182,9 +183,10 @@ def test_values_out_of_range_are_refused(name: str, value: object) -> None:
     ("bias", "message"),
     [({-1: 0.0}, "token id -1 is out of range"), ({"5": 0.0}, "token id '5' is out of range"),
      ({5: 101}, "of token 5 101 is out of range; expected -100 to 100"),
-     ({5: float("nan")}, "of token 5 nan"), ({VOCAB: 0.0}, r"id 96; expected 0\.\.95")],
+     ({5: float("nan")}, "of token 5 nan"), ({VOCAB: 0.0}, r"id 96; expected 0\.\.95"),
+     ([1], "is of type list; expected a mapping"), (True, "is of type bool")],
 )  # fmt: skip
-def test_a_bias_that_cannot_be_is_refused(bias: dict, message: str) -> None:
+def test_a_bias_that_cannot_be_is_refused(bias: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Sampler(tiny_base("llama"), SamplingParams(logit_bias=bias), [1], 9)
 
