@@ -19,6 +19,7 @@ from medusa_kit.drafters.text.recycling import RANK_CHANCES, likeliest
 from medusa_kit.drafters.text.suffix_array import SuffixArray
 from medusa_kit.drafters.text.suffix_automaton import START, SuffixAutomaton
 from medusa_kit.drafters.trie import NAMED, draft_of
+from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.draft import State, StepResult
 from medusa_kit.settings.sampling import SamplingParams
@@ -273,10 +274,13 @@ def test_greedy_answers_are_those_of_transformers(endless, name):
         steps += result.stats.num_steps
     assert steps < sum(lengths) - 6
     context = DraftContext(endless.verifier, batch_size=3)
-    rows = [endless._row(p, SamplingParams(), n, ()) for p, n in zip(prompts, lengths, strict=True)]
-    for _ in Scheduler(endless.verifier).run(rows, build_drafter(name, context)):
+    requests = [
+        make_request(endless.verifier, prompt, SamplingParams(), length)
+        for prompt, length in zip(prompts, lengths, strict=True)
+    ]
+    for _ in Scheduler(endless.verifier).run(requests, build_drafter(name, context)):
         pass
-    assert [row.token_ids for row in rows] == expected
+    assert [request.token_ids for request in requests] == expected
 
 
 def test_the_contexts_end_and_a_stop_token_inside_a_path(tmp_path):

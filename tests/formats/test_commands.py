@@ -49,9 +49,9 @@ def test_a_config_names_a_base_that_its_engine_can_load(
     _, written = convert(tmp_path / "ours", tmp_path / "nameless", to)
     assert any("'models/tiny.Q4_K_M.gguf', which" in note and "--base-name" in note
                for note in written.notes)  # fmt: skip
-    _, written = convert(tmp_path / "ours", tmp_path / "kit", "medusa-kit")
-    assert not any("cannot load" in note for note in written.notes)
     base = base_in(FP32)
+    _, written = convert(tmp_path / "ours", tmp_path / "kit", "medusa-kit", base=base)
+    assert not any("cannot load" in note for note in written.notes)
     monkeypatch.setattr(base, "info", replace(base.info, name=str(tmp_path), source="folder"))
     (tmp_path / "config.json").write_text("{}")
     for name, expected in ((None, str(tmp_path)), ("org/base", "org/base")):
