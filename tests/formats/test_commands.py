@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from support.same_heads import FP32, base_in, our_heads, saved
 
-from medusa_kit.heads import save_heads
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.heads import MedusaHeads, save_heads
 from medusa_kit.heads.formats.convert import convert
 from medusa_kit.tree.candidate_tree import CandidateTree
 
@@ -50,8 +51,6 @@ def test_a_config_names_a_base_that_its_engine_can_load(
     assert any("'models/tiny.Q4_K_M.gguf', which" in note and "--base-name" in note
                for note in written.notes)  # fmt: skip
     base = base_in(FP32)
-    _, written = convert(tmp_path / "ours", tmp_path / "kit", "medusa-kit", base=base)
-    assert not any("cannot load" in note for note in written.notes)
     monkeypatch.setattr(base, "info", replace(base.info, name=str(tmp_path), source="folder"))
     (tmp_path / "config.json").write_text("{}")
     for name, expected in ((None, str(tmp_path)), ("org/base", "org/base")):
@@ -60,6 +59,15 @@ def test_a_config_names_a_base_that_its_engine_can_load(
         )
         assert written.config["base_model_name_or_path"] == expected
         assert not any("--base-name" in note for note in written.notes)
+
+
+def test_the_kit_loads_the_bases_that_it_names(tmp_path: Path) -> None:
+    base = load_base_model("debug-tiny", device="cpu")
+    save_heads(MedusaHeads.for_base(base, num_heads=2).requires_grad_(False), tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "vllm", "vllm", base=base)
+    for to, noted in (("tgi", True), ("medusa-kit", False)):
+        _, written = convert(tmp_path / "vllm", tmp_path / to, to, base=base)
+        assert any("'debug-tiny', which" in note for note in written.notes) == noted
 
 
 @pytest.mark.parametrize("to", ["vllm", "trt-llm"])
