@@ -55,8 +55,9 @@ def _pack(layer: NativeLinear, blocks: Blocks | None = None) -> None:
 
 
 def _marks(layer: nn.Linear) -> tuple[int, ...]:
-    tensors = (layer.weight,) if layer.bias is None else (layer.weight, layer.bias)
-    return tuple(mark for tensor in tensors for mark in (version_of(tensor), tensor.data_ptr()))
+    weight, bias = layer.weight, layer.bias
+    own = (version_of(weight), weight.data_ptr())
+    return own if bias is None else (*own, version_of(bias), bias.data_ptr())
 
 
 def make_native(layer: nn.Linear, blocks: Blocks | None = None) -> bool:
