@@ -151,6 +151,11 @@ def contents_digest(model: Any) -> str:
     return digest.hexdigest()
 
 
+def version_of(tensor: Tensor) -> int:
+    """A number that grows where a tensor is written to, but for writes through `.data`."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def sampled_digest(tensors: Iterable[Tensor]) -> str:
     """The same of a thousand numbers of every tensor, whatever their size. They are views until
     they are read at once: on a GPU each operation on a tensor would take time at each request."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.base import families, fingerprint, hooks, text_part
-from medusa_kit.base.fingerprint import Fingerprint
+from medusa_kit.base.fingerprint import Fingerprint, version_of
 from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
 from medusa_kit.base.remembered.checks import SOURCES, record_of_check
@@ -145,7 +145,7 @@ class BaseModel:
 
     def weights_version(self) -> int:
         """Changes whenever weights are written to in place."""
-        return sum(0 if p.is_inference() else p._version for p in self.model.parameters())
+        return sum(version_of(p) for p in self.model.parameters())
 
     @property
     def num_logits(self) -> int:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from medusa_kit.base.fingerprint import version_of
 from medusa_kit.base.quantization import is_plain_linear
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.cpu.mkl_linear import Packing, plain_linears, version_of
+from medusa_kit.infer.cpu.mkl_linear import Packing, plain_linears
 from medusa_kit.infer.cpu.packed.gguf_blocks import equal_blocks
 from medusa_kit.infer.cpu.packed.packing import Blocks, PackedMatrix, pack
 
@@ -47,10 +48,16 @@ class NativeLinear(Packing):
     def forget_packs(self) -> None:
         self.packed_from = ()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The state of a copy, which packs anew: pointers cannot be copied."""
+        own = {name: it for name, it in self.__dict__.items() if name not in ("packed", "loaded")}
+        return {**own, "packed_from": ()}
+
 
 def _pack(layer: NativeLinear, blocks: Blocks | None = None) -> None:
     marks = _marks(layer)  # before, so that what is written meanwhile is packed again
     layer.packed = pack(layer.weight.detach(), layer.bias, blocks)
+    layer.loaded = cast(ctypes.CDLL, kernels.load_library())  # there, since the layer is native
     layer.packed_from = marks
 
 
@@ -68,9 +75,7 @@ def make_native(layer: nn.Linear, blocks: Blocks | None = None) -> bool:
     if loaded is None or not plain or weight.dtype != torch.float32:
         return False
     layer.__class__ = NativeLinear
-    native = cast(NativeLinear, layer)
-    _pack(native, blocks)
-    native.loaded = loaded
+    _pack(cast(NativeLinear, layer), blocks)
     return True
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_kit import console
+from medusa_kit.base.fingerprint import version_of
 from medusa_kit.base.quantization import is_plain_linear
 
 PACKED_ROWS = range(2, 65)  # one row is a matrix-vector product, which plain torch does well
@@ -26,7 +27,8 @@ SHARE_OF_MEMORY, SHARE_OF_KERNELS = 0.2, 0.5
 
 
 class Pack(NamedTuple):
-    """A packed weight, and what it was packed from: a weight may be written to or replaced."""
+    """A packed weight, and what it was packed from: a weight may be written to or replaced. Writes
+    through `weight.data` leave no mark (`forget_packs`)."""
 
     packed: Tensor
     version: int
@@ -88,11 +90,6 @@ class PackedLinear(Packing):
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy, which packs anew: packed weights cannot be copied."""
         return {**self.__dict__, "packs": dict.fromkeys(self.packs)}
-
-
-def version_of(weight: Tensor) -> int:
-    """Grows where a weight is written to, but for `weight.data` (`forget_packs`)."""
-    return 0 if weight.is_inference() else weight._version
 
 
 def _packed_rows(packs: Iterable[int], rows: int) -> int | None:

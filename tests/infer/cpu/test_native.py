@@ -13,7 +13,7 @@ import torch
 from support.gguf.blocks import HALVES
 from support.kernels.compiled import library_for
 from support.kernels.packed_weights import BLOCKS, KINDS, weights_of
-from support.small_engines import build_engine, random_prompt
+from support.small_engines import random_prompt
 from support.tiny_models import MODELS, model_of, tiny_model
 from torch import nn
 
@@ -25,7 +25,6 @@ from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.describe import Unsupported, describe
 from medusa_kit.infer.cpu.linear import NativeLinear, install_native_linears
-from medusa_kit.infer.cpu.mkl_linear import forget_packs
 from medusa_kit.infer.cpu.packed.gguf_blocks import READERS, blocks_of, read_scales
 from medusa_kit.infer.cpu.packed.packing import Blocks, pack
 from medusa_kit.infer.cpu.verifier import NativeVerifier
@@ -316,18 +315,6 @@ def test_no_compiler_is_no_failure(monkeypatch, capsys, nothing_packaged):
     assert "Ninja is required" in capsys.readouterr().err
 
 
-WRITES = {
-    "in place": lambda layer, part: getattr(layer, part).mul_(-1.5),
-    "replaced": lambda layer, part: setattr(
-        layer, part, nn.Parameter(getattr(layer, part) * -1.5, requires_grad=False)
-    ),
-    "storage": lambda layer, part: setattr(
-        getattr(layer, part), "data", getattr(layer, part).data * -1.5
-    ),
-    "by data": lambda layer, part: (getattr(layer, part).data.mul_(-1.5), forget_packs(layer)),
-}
-
-
 def test_linear_layers_leave_gradients_and_long_inputs_to_torch():
     module = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 7)).requires_grad_(False)
     x = torch.randn(kernels.MAX_ROWS + 6, 20)
@@ -338,41 +325,6 @@ def test_linear_layers_leave_gradients_and_long_inputs_to_torch():
     x.requires_grad_()
     module(x[:3]).sum().backward()
     assert x.grad is not None
-
-
-@pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("part", ["weight", "bias"])
-def test_what_was_written_to_is_packed_anew(write, part):
-    layer = nn.Linear(24, 40).requires_grad_(False)
-    assert install_native_linears(layer) == 1
-    x = torch.randn(5, 24)
-    layer(x)
-    WRITES[write](layer, part)
-    expected = torch.nn.functional.linear(x, layer.weight, layer.bias)
-    torch.testing.assert_close(layer(x), expected)
-
-
-def test_a_model_edited_between_calls_answers_as_it_is_now():
-    """Its linear layers too, where torch runs the steps."""
-    model = tiny_model("olmo2")
-    engine = build_engine(wrap_model(model, None, "olmo2"))
-    assert "linear layers by C++" in engine.steps_run_by
-    prompt = list(range(5, 40))
-    answers = [engine.generate(prompt, max_new_tokens=12).token_ids]
-    for edit in (lambda one: one.mul_(-8), lambda one: one.data.mul_(-0.5)):
-        for name, parameter in model.named_parameters():
-            if name.endswith("up_proj.weight"):
-                with torch.no_grad():
-                    edit(parameter)
-        twin = tiny_model("olmo2")
-        twin.load_state_dict(model.state_dict())
-        ids = torch.tensor([prompt])
-        out = twin.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
-        )
-        answers.append(engine.generate(prompt, max_new_tokens=12).token_ids)
-        assert answers[-1] == out[0, len(prompt) :].tolist()
-    assert answers[0] != answers[1]
 
 
 def test_the_self_check_itself_runs_the_kernels():

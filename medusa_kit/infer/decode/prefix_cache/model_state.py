@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medusa_kit.base.fingerprint import sampled_digest
+from medusa_kit.base.fingerprint import sampled_digest, version_of
 from medusa_kit.base.hooks import foreign_hooks
 from medusa_kit.infer.verifier import Verifier
 
@@ -39,7 +39,7 @@ class ModelState:
                 (type(m), type(m).forward, vars(m).get("forward"), _settings(m, private))
                 for m in modules
             ],
-            [(_version(part), part.data_ptr(), part.dtype, part.device) for part in tensors],
+            [(version_of(part), part.data_ptr(), part.dtype, part.device) for part in tensors],
             besides,
         )
 
@@ -91,10 +91,6 @@ def _tensors_of(modules: list[nn.Module]) -> list[Tensor]:
         if tensor is not None
     ]
     return list({id(tensor): tensor for tensor in tensors}.values())
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _settings(owner: Any, private: bool = True) -> dict[str, Any]:
