@@ -36,14 +36,14 @@ GROUPS = {
         13,
         [f"{INFER}/tree_cache.py", f"{DECODE}/prefix_cache/prefixes.py"],
         ["tests/infer/test_tree_cache.py", "tests/infer/decode/test_prefixes.py",
-         "tests/infer/decode/test_ragged.py", "tests/infer/test_cache_memory.py", *EXACT],
+         "tests/infer/test_verifier.py", "tests/infer/test_cache_memory.py", *EXACT],
     ),
     "masks": Group(
         13,
         ["medusa_kit/tree/candidate_tree.py", f"{INFER}/tree_step.py", f"{INFER}/host_tree.py",
          f"{INFER}/attention/sdpa.py", f"{INFER}/attention/merge.py"],
         ["tests/tree/test_candidate_tree.py", "tests/infer/test_tree_step.py",
-         "tests/infer/attention/test_attention.py", "tests/infer/decode/test_ragged.py", *EXACT,
+         "tests/infer/attention/test_attention.py", "tests/infer/test_verifier.py", *EXACT,
          "tests/infer/device/test_fixed_shapes.py"],
     ),
     "losses": Group(
@@ -56,9 +56,9 @@ GROUPS = {
         [f"{DECODE}/{name}.py" for name in
          ("schedule", "batch", "group", "scheduler", "threaded/scheduler_thread",
           "threaded/submission")],
-        [*(f"tests/infer/decode/test_{name}.py" for name in
-           ("schedule", "batch", "waiting", "scheduler_thread", "scheduler_thread_ends",
-            "batch_failures")), *EXACT],
+        [*(f"tests/infer/decode/{name}.py" for name in
+           ("test_schedule", "test_scheduler", "test_failed_requests", "test_host_waits",
+            "threaded/test_scheduler_thread")), *EXACT],
     ),
     "sampling": Group(
         12,

@@ -53,7 +53,8 @@ class TreeCacheLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
-        rows, lengths, N = self.cache.rows, self.cache.lengths_in_use, key_states.shape[2]
+        rows, lengths = self.cache.rows_on(self.keys.device), self.cache.lengths_in_use
+        N = key_states.shape[2]
         computed_in = key_states.dtype
         key_states = key_states.to(self.keys.dtype)
         value_states = value_states.to(self.values.dtype)
@@ -125,6 +126,7 @@ class TreeCache(Cache):
         self._in_use: Sequence[int] | None = None  # rows of the next forward; None: all
         self.counts_in_use: Sequence[int] | None = None  # their nodes, where these come as one row
         self._sent: tuple[Any, Tensor] | None = None
+        self._sent_rows: tuple[Any, Tensor] | None = None
 
     @property
     def is_known(self) -> bool:
@@ -153,13 +155,17 @@ class TreeCache(Cache):
         """The numbers of committed tokens of the rows in use."""
         return [self.lengths[row] for row in self.rows_in_use]
 
-    @property
-    def rows(self) -> slice | list[int]:
-        """The rows in use as an index of tensors, a slice where they lie side by side."""
+    def rows_on(self, device: torch.device) -> slice | Tensor:
+        """The rows in use as an index of tensors on the device: a slice where they lie side by
+        side, else numbers, which are sent there once for all layers."""
         rows = self.rows_in_use
         first, count = rows[0], len(rows)
-        together = all(row == first + offset for offset, row in enumerate(rows))
-        return slice(first, first + count) if together else list(rows)
+        if all(row == first + offset for offset, row in enumerate(rows)):
+            return slice(first, first + count)
+        key = (tuple(rows), device)
+        if self._sent_rows is None or self._sent_rows[0] != key:
+            self._sent_rows = key, to_device(list(rows), device)
+        return self._sent_rows[1]
 
     @property
     def block(self) -> Tensor | None:

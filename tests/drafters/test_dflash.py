@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 from support.models.hybrids import tiny_hybrid
-from support.native.answers import check_a_seed, check_rows, plain_answers, tokens_of
+from support.native.answers import (
+    check_a_seed,
+    check_rows,
+    drafts_looked_at,
+    plain_answers,
+    tokens_of,
+)
 from support.native.dflash_folders import BLOCK, authors_folder, dflash_folder
 from support.small_engines import BUSHY, build_engine, random_heads, random_prompt
 from support.tiny_models import CONTEXT, EVERY, tiny_model
@@ -18,9 +24,7 @@ from transformers.generation.candidate_generator import DFlashTokenCandidateGene
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.bench.bench import bench
 from medusa_kit.bench.methods import standard_methods
-from medusa_kit.drafters.native.dflash import DFlashDrafter
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.draft import State
 
 VOCAB = 24  # few tokens: a random draft is right now and then
 TOKENS = 40
@@ -120,24 +124,10 @@ def said() -> Iterator[list[list[int]]]:
         yield drafts
 
 
-@pytest.fixture
-def drafts(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """What ours drafts for the first row."""
-    found, own = list[list[int]](), DFlashDrafter.guess
-
-    def look(self: DFlashDrafter, state: State) -> Any:
-        tries = own(self, state)
-        found.append(tries[0].tokens[1:])
-        return tries
-
-    monkeypatch.setattr(DFlashDrafter, "guess", look)
-    return found
-
-
 @pytest.mark.parametrize("family", ["qwen3", "olmoe"])
 @pytest.mark.parametrize("form", [dflash_folder, authors_folder])
 def test_drafts_are_those_of_transformers(
-    family: str, form: Any, tmp_path: Path, said: list[list[int]], drafts: list[list[int]]
+    family: str, form: Any, tmp_path: Path, said: list[list[int]]
 ) -> None:
     """Longer than the window of the draft's own layers."""
     prompt, base = random_prompt(20, 4, VOCAB), small_base(family)
@@ -149,8 +139,10 @@ def test_drafts_are_those_of_transformers(
         assistant_model=theirs, speculation_type="dflash",
     )  # fmt: skip
     expected = list(said)
-    engine = build_engine(base, draft_model=str(form(tmp_path / "two")))
-    engine.generate(prompt, drafter="draft-model", max_new_tokens=60)
+    engine, drafts = build_engine(base, draft_model=str(form(tmp_path / "two"))), list[list[int]]()
+    drafts_looked_at(
+        engine, "draft-model", [prompt], 60, lambda _, request, drafted: drafts.append(drafted)
+    )
     assert len(expected) > 10
     assert len(set(map(tuple, expected))) > 5
     # Near its end transformers drafts as ever, and ours too: both are cut as answers are.

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.native.answers import check_a_seed, check_rows, plain_answers, tokens_of
+from support.native.answers import (
+    check_a_seed,
+    check_rows,
+    drafts_looked_at,
+    plain_answers,
+    tokens_of,
+)
 from support.native.mtp_folders import change_config, mtp_folder, qwen_folder, without_tensors
 from support.small_engines import build_engine, random_prompt
 from support.tiny_models import CONTEXT
@@ -18,10 +24,8 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.bench.bench import bench
 from medusa_kit.bench.methods import standard_methods
 from medusa_kit.bench.report import ONE_NODE
-from medusa_kit.drafters.native import mtp
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.infer.draft import State
 
 # (family, layers in the checkpoint): one layer, and several, each of which reads the one before it
 BASES = [("glm4_moe", 1), ("deepseek_v3", 1), ("deepseek_v3", 3)]
@@ -91,9 +95,8 @@ def said() -> Iterator[list[list[int]]]:
 @pytest.mark.parametrize(("family", "layers"), BASES)
 @pytest.mark.parametrize("knows", [True, False])
 def test_drafts_are_those_of_transformers(
-    family: str, layers: int, knows: bool, tmp_path: Path, said: list[list[int]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    family: str, layers: int, knows: bool, tmp_path: Path, said: list[list[int]]
+) -> None:
     folder, prompt = mtp_folder(tmp_path, family, layers, knows), random_prompt(9, 4)
     model = AutoModelForCausalLM.from_pretrained(folder)
     numbers = "|".join(str(2 + index) for index in range(layers))
@@ -101,18 +104,11 @@ def test_drafts_are_those_of_transformers(
     ids = torch.tensor([prompt])
     more: Any = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 40, "do_sample": False}
     model.generate(ids, **more, use_mtp=True)
-    drafts, own = list[list[int]](), mtp.MtpDrafter.guess
-
-    def look(self: mtp.MtpDrafter, state: State) -> Any:
-        tries = own(self, state)
-        drafts.append(tries[0].tokens[1:])
-        return tries
-
-    monkeypatch.setattr(mtp.MtpDrafter, "guess", look)
-    engine = build_engine(load_base_model(str(folder), device="cpu"))
-    engine.generate(
-        prompt, drafter="mtp", drafter_options={"num_tokens": layers}, max_new_tokens=40
-    )
+    drafts = list[list[int]]()
+    drafts_looked_at(
+        build_engine(load_base_model(str(folder), device="cpu")), "mtp", [prompt], 40,
+        lambda _, request, drafted: drafts.append(drafted), num_tokens=layers,
+    )  # fmt: skip
     assert len(said) > 5
     assert drafts[: len(said)] == said[: len(drafts)]
 

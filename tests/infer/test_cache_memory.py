@@ -93,7 +93,7 @@ def test_a_batch_with_much_room_and_few_tokens_is_kept():
         next(steps)
         steps.close()
         assert request.num_cached == cached
-        ((batch, _),) = scheduler._idle
+        (batch,) = scheduler.idle
         assert batch.cache.num_positions >= many
         assert batch.cache.num_bytes < 1 << 20
         kept.append(batch)

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from medusa_kit.infer.draft import Topology
-from medusa_kit.infer.tree_step import Chunk, TreeStep, Window, attach_holder, current_step
+from medusa_kit.infer.tree_step import (
+    Chunk,
+    NodeScores,
+    TreeStep,
+    Window,
+    attach_holder,
+    current_step,
+)
 
 CPU = torch.device("cpu")
 PARENTS = (-1, 0, 0, 1, 2, 2, 3)
@@ -91,3 +98,17 @@ def test_every_module_of_a_model_finds_the_step_and_strangers_find_none() -> Non
     assert (
         attach_holder(model) is holder
     )  # a second verifier on one model must not cut off the first
+
+
+def test_near_ties_of_ranked_tokens_are_those_of_all_logits() -> None:
+    torch.manual_seed(0)
+    logits_NV = torch.randn(64, 40)
+    logits_NV[3, 7] = logits_NV[3].max()  # two equal ones
+    scores = NodeScores(logits_NV, logits_NV, logits_NV.topk(8).indices)
+    whole = NodeScores(logits_NV, logits_NV)
+    for tolerance in (1e-6, 0.3, 10.0):
+        expected = whole.near_ties(tolerance).tolist()
+        assert scores.ranked_near_ties(tolerance) == expected
+    assert scores.ranked_near_ties(1e-6)[3] == 1
+    assert 1 < sum(scores.ranked_near_ties(0.3)) < 64
+    assert scores.ranked_near_ties(None) is None

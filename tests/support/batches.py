@@ -1,13 +1,14 @@
-"""Batches over tiny engines: requests that come and go, drafters to share, what each gets alone.
+"""Schedulers of tiny engines: requests that come and go, drafters to share, what each gets alone.
 
 The reference is transformers' own generate for greedy rows, and for those that draw the same
 request alone, decoded plainly.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +18,8 @@ from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.decode import schedule
-from medusa_kit.infer.decode.batch import Batch
 from medusa_kit.infer.decode.request import Request, make_request
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -47,9 +48,9 @@ REQUESTS = st.lists(
     st.builds(
         Asked,
         arrives=st.integers(0, 10),
-        prompt=st.integers(1, 40),
+        prompt=st.integers(1, 40) | st.sampled_from([20, 33]),  # some are asked again
         tokens=st.integers(1, LONGEST),
-        drafter=st.sampled_from(DRAFTERS),
+        drafter=st.sampled_from(MORE_DRAFTERS),
         drawn=st.booleans(),
         leaves=st.none() | st.integers(0, 14),
     ),
@@ -103,26 +104,70 @@ def pieces_of(tokens: int | None) -> Iterator[float | None]:
         yield None if tokens is None else 1e-9
 
 
-def row_for(engine: Engine, prompt: int, tokens: int, drawn: bool = False) -> Request:
+def row_for(
+    engine: Engine, prompt: int, tokens: int, drawn: bool = False, verifier: Any = None
+) -> Request:
+    """`prompt`: its length, and the seed of its tokens. `verifier`: in place of the engine's."""
     sampling = DRAWN if drawn else SamplingParams()
-    return make_request(engine.verifier, random_prompt(prompt, prompt), sampling, tokens)
+    ids = random_prompt(prompt, prompt)
+    return make_request(verifier or engine.verifier, ids, sampling, tokens)
 
 
-def run(batch: Batch, requests: Sequence[Asked], drafters: Callable[[Asked], Drafter],
+def exact(family: str, row: Request) -> list[int]:
+    """What it gets alone."""
+    drawn = not row.sampler.params.greedy
+    return alone(family, len(row.prompt_ids), drawn)[: row.max_new_tokens]
+
+
+def served(scheduler: Scheduler, rows: Sequence[Request], most: int = 500) -> None:
+    """Step until these have left."""
+    steps = 0
+    while any(row.finish_reason is None for row in rows):
+        scheduler.step()
+        steps += 1
+        assert steps < most, "somebody starves"
+    assert set(scheduler.take_finished()) >= set(rows)
+
+
+def check_slots(scheduler: Scheduler, family: str, prompts: Sequence[int]) -> None:
+    """No slot is lost, and each caches what it is said to cache: requests with these prompts, which
+    may have been read before, get what they get alone, as many at once as there are slots."""
+    engine, count = engine_for(family), scheduler.max_rows
+    drafter = drafters(engine)["heads"]
+    rows = [
+        row_for(engine, prompts[n % len(prompts)], LONGEST, verifier=scheduler.verifier)
+        for n in range(count)
+    ]
+    for row in rows:
+        row.stop_ids = frozenset()  # all are there after one step
+        scheduler.add(row, drafter)
+    scheduler.step()
+    assert (stats := scheduler.stats).running + stats.reading == count
+    served(scheduler, rows)
+    for row in rows:
+        own = exact(family, row)
+        assert (row.error, row.token_ids[: len(own)]) == (None, own)
+    assert (stats := scheduler.stats).running + stats.reading == 0
+
+
+def run(scheduler: Scheduler, requests: Sequence[Asked], shared: Mapping[str, Any],
         engine: Engine) -> list[Request]:  # fmt: skip
     """The rows of these requests, once all have left."""
-    rows = [row_for(engine, one.prompt, one.tokens, one.drawn) for one in requests]
+    rows = [
+        row_for(engine, one.prompt, one.tokens, one.drawn, scheduler.verifier) for one in requests
+    ]
     heard: dict[Request, list[int]] = {row: [] for row in rows}
-    last = max(request.arrives for request in requests)
+    last, left = max(request.arrives for request in requests), set[Request]()
     step = 0
-    while step <= last or batch.num_requests:
+    while step <= last or len(left) < len(rows):
         for request, row in zip(requests, rows, strict=True):
             if request.arrives == step:
-                batch.add(row, drafters(request))
+                scheduler.add(row, shared[request.drafter])
             if request.leaves == step and row.finish_reason is None:
                 row.cancel()
-        for row, tokens in batch.step():
+        for row, tokens in scheduler.step():
             heard[row] += tokens
+        left |= set(scheduler.take_finished())
         step += 1
         assert step < 500, "somebody starves"
     assert [row.token_ids for row in rows] == [heard[row] for row in rows]

@@ -1,4 +1,4 @@
-"""A batch in a thread of its own, and drafters that stop or fail there."""
+"""A scheduler in a thread of its own, and drafters that stop or fail there."""
 
 import threading
 from collections.abc import Iterator
@@ -6,25 +6,22 @@ from contextlib import contextmanager
 from typing import Any
 
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.decode.request import Request
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.decode.threaded.scheduler_thread import SchedulerThread
 from medusa_kit.infer.decode.threaded.submission import Submission
 from medusa_kit.infer.draft import Drafter
-from support.batches import LONGEST, alone, drafters, row_for
+from support.batches import LONGEST, drafters, row_for
+from support.wrapped import Wrapped
 
 SOON = 60.0  # seconds after which a test has failed
 
 
-class Gate:
+class Gate(Wrapped):
     """A drafter that stops at each draft until it is opened."""
 
     def __init__(self, inner: Drafter) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self.reached, self.open = threading.Event(), threading.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
     def propose(self, state: Any) -> Any:
         self.reached.set()
@@ -32,14 +29,12 @@ class Gate:
         return self._inner.propose(state)
 
 
-class Raises:
+class Raises(Wrapped):
     """A drafter that raises at its second draft."""
 
     def __init__(self, inner: Drafter, error: BaseException) -> None:
-        self._inner, self._error, self._drafts = inner, error, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        super().__init__(inner)
+        self._error, self._drafts = error, 0
 
     def propose(self, state: Any) -> Any:
         self._drafts += 1
@@ -48,12 +43,11 @@ class Raises:
         return self._inner.propose(state)
 
 
-def threaded(engine: Engine, max_rows: int = 2, **options: Any) -> SchedulerThread:
-    return SchedulerThread(Scheduler(engine.verifier, max_rows, reuse_prefixes=True), **options)
-
-
-def exact(family: str, row: Request) -> list[int]:
-    return alone(family, len(row.prompt_ids), not row.sampler.params.greedy)[: row.max_new_tokens]
+def threaded(
+    engine: Engine, max_rows: int = 2, verifier: Any = None, **options: Any
+) -> SchedulerThread:
+    scheduler = Scheduler(verifier or engine.verifier, max_rows, reuse_prefixes=True)
+    return SchedulerThread(scheduler, **options)
 
 
 def heard(submission: Submission) -> list[int]:
@@ -62,10 +56,11 @@ def heard(submission: Submission) -> list[int]:
 
 @contextmanager
 def stopped(engine: Engine, max_rows: int = 1, **options: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """A batch whose first row has emitted a token and stops there: (thread, row, gate)."""
-    gate = Gate(drafters(engine)["heads"])
+    """A thread whose first request has emitted a token and stops there: (thread, it, gate)."""
+    gate: Any = Gate(drafters(engine)["heads"])
     with threaded(engine, max_rows, **options) as thread:
-        first = thread.submit(row_for(engine, 5, LONGEST), gate)
+        row = row_for(engine, 5, LONGEST, verifier=options.get("verifier"))
+        first = thread.submit(row, gate)
         assert gate.reached.wait(SOON)
         try:
             yield thread, first, gate

@@ -167,6 +167,12 @@ class Scheduler:
             cached_tokens=sum(cached),
         )
 
+    @property
+    def idle(self) -> list[Batch]:
+        """Batches that no run uses, with what they keep for later ones; the last was used last."""
+        with self._lock:
+            return [batch for batch, _ in self._idle]
+
     def _verifier_for(self, request: Request, drafter: Drafter) -> Verifier:
         """The verifier that the request was made for. It watches the layers that the scheduler's
         own does, which costs little, where the drafter needs no others."""

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 from support.models.hybrids import tiny_hybrid
-from support.native.answers import check_a_seed, check_rows, plain_answers, tokens_of
+from support.native.answers import (
+    check_a_seed,
+    check_rows,
+    drafts_looked_at,
+    plain_answers,
+    tokens_of,
+)
 from support.native.eagle_folders import PROPOSED, eagle_folder, reference_draft
 from support.samples import pairs
 from support.small_engines import BUSHY, build_engine, random_heads, random_prompt
@@ -17,9 +23,8 @@ from support.tiny_models import CONTEXT, EVERY, tiny_model
 import medusa_kit
 from medusa_kit.base.files import stored_config
 from medusa_kit.base.model import BaseModel, wrap_model
-from medusa_kit.drafters.native.eagle import EagleDrafter
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.draft import State
+from medusa_kit.infer.draft import RequestText
 
 VOCAB, KNOWN = 24, 20  # few tokens: a random draft is right now and then
 LAYERS = 4
@@ -94,22 +99,16 @@ def test_rows_join_and_leave(engine: Engine, expected: list[list[int]]) -> None:
 Seen = list[tuple[list[int], list[int], int]]  # each draft: text with root, tokens, first token
 
 
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    """What the drafter writes for each row, and the first token that it has seen of it."""
-    found, own = Seen(), EagleDrafter.guess
+def drafted_by(engine: Engine, prompts: list[list[int]], tokens: int) -> tuple[Seen, Any]:
+    """What the drafter writes for each request, and the first token that it has seen of it; and the
+    answers."""
+    found = Seen()
 
-    def look(self: EagleDrafter, state: State) -> Any:
-        tries = own(self, state)
-        for row, trie in enumerate(tries):
-            request = state.requests[row]
-            read = self.layers[0].lengths[request.kept[self].slots[0]]
-            text = [*request.text, request.root]
-            found.append((text, trie.tokens[1:], len(request.text) - read))
-        return tries
+    def look(drafter: Any, request: RequestText, drafted: list[int]) -> None:
+        read = drafter.layers[0].lengths[request.kept[drafter].slots[0]]
+        found.append(([*request.text, request.root], drafted, len(request.text) - read))
 
-    monkeypatch.setattr(EagleDrafter, "guess", look)
-    return found
+    return found, drafts_looked_at(engine, "draft-model", prompts, tokens, look)
 
 
 def check(seen: Seen, folder: Path, model: Any, least: int) -> None:
@@ -129,13 +128,13 @@ FORMS: list[tuple[bool, bool, int, list[int]]] = [
 
 @pytest.mark.parametrize(("family", "form"), pairs(["llama", "olmoe"], FORMS))
 def test_drafts_are_those_of_the_reference(
-    family: str, form: tuple[bool, bool, int, list[int]], tmp_path: Path, seen: Seen
+    family: str, form: tuple[bool, bool, int, list[int]], tmp_path: Path
 ) -> None:
     residual, embedding, known, reads = form
     base = small_base(family)
     folder = eagle_folder(tmp_path, VOCAB, known, reads, embedding, norm_before_residual=residual)
     engine = build_engine(base, draft_model=str(folder))
-    engine.generate(PROMPTS, **GIVEN)
+    seen, _ = drafted_by(engine, PROMPTS, TOKENS)
     assert {first for _, _, first in seen} == {0}
     assert max(len(drafted) for _, drafted, _ in seen) == PROPOSED
     # Near the end of the context, where they are shorter.
@@ -143,23 +142,23 @@ def test_drafts_are_those_of_the_reference(
     check(seen, folder, base.model, 30)
 
 
-def test_a_prompt_is_read_unless_a_cache_holds_it(engine: Engine, folder: Path, seen: Seen) -> None:
+def test_a_prompt_is_read_unless_a_cache_holds_it(engine: Engine, folder: Path) -> None:
     """What a draft has not read costs guesses alone, and nothing that it reads is out of place."""
     prompt = random_prompt(30, 5, VOCAB)
     given: Any = {"drafter": "draft-model", "max_new_tokens": 8}
     more = [*prompt, *engine.generate(prompt, **given).token_ids, 7, 9, 4]
     plain = engine.generate(more, drafter="none", max_new_tokens=8, seed=1).token_ids
-    seen.clear()
-    assert engine.generate(more, **given).token_ids == plain
+    seen, answers = drafted_by(engine, [more], 8)
+    assert answers == [plain]
     check(seen, folder, engine.base.model, 3)
 
 
-def test_the_layers_of_its_authors(tmp_path: Path, seen: Seen) -> None:
+def test_the_layers_of_its_authors(tmp_path: Path) -> None:
     """Where a config names none: after layer 2, the middle, and 3 before the last."""
     named = eagle_folder(tmp_path / "named", VOCAB, KNOWN, [2, 2, 1])
     silent = eagle_folder(tmp_path / "silent", VOCAB, KNOWN, eagle_aux_hidden_state_layer_ids=None)
     engine = build_engine(small_base("llama"), draft_model=str(silent))
-    engine.generate(PROMPTS[0], **GIVEN)
+    seen, _ = drafted_by(engine, PROMPTS[:1], TOKENS)
     check(seen, named, engine.base.model, 5)
 
 

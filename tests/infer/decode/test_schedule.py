@@ -89,7 +89,7 @@ def test_every_row_is_served_in_order_within_the_pause(
     if pause is not None:  # beyond it there is a forward that had begun, or the least of tokens
         most = max(pause, FORWARD + TOKEN * MIN_TOKENS)
         assert run.most_between <= most + run.forwards * FORWARD
-    assert sorted(run.schedule._free) == list(range(max_rows))  # no slot is lost
+    assert sorted(run.schedule.free) == list(range(max_rows))  # no slot is lost
 
 
 @given(
@@ -107,7 +107,7 @@ def test_rows_may_leave_from_anywhere(
                 run.leave(key)
         steps += 1
         assert steps < 2000, "somebody starves"
-    assert sorted(run.schedule._free) == [0, 1]
+    assert sorted(run.schedule.free) == [0, 1]
 
 
 def test_rows_that_run_wait_for_a_pause_at_most() -> None:

@@ -217,10 +217,10 @@ def test_forwards_serve_later_requests_of_any_text() -> None:
     for prefix_cache in ("on", "off"):
         engine = fixed_engine(prefix_cache=prefix_cache)
         answers = [engine.generate(PROMPTS[1], max_new_tokens=12)]
-        ((batch, _),) = engine.scheduler._idle
+        (batch,) = engine.scheduler.idle
         forwards = dict(batch.cache.forwards)  # type: ignore[attr-defined]
         answers.append(engine.generate(PROMPTS[2], max_new_tokens=12))
-        ((again, _),) = engine.scheduler._idle
+        (again,) = engine.scheduler.idle
         assert again is batch
         assert batch.cache.forwards == forwards  # type: ignore[attr-defined]
         assert [one.token_ids for one in answers] == plain_answers("llama", PROMPTS[1:], 12)

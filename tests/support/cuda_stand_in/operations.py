@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from support.cuda_stand_in import pinned, random_numbers, rules
-from support.cuda_stand_in.state import DEVICE, device, is_ours
+from support.cuda_stand_in.state import DEVICE, device, is_ours, where
 from support.cuda_stand_in.tensor import DeviceTensor, DispatchMode
 
 aten = torch.ops.aten
@@ -174,6 +174,9 @@ def _copy(func: Any, target: Tensor, source: Tensor, non_blocking: bool = False)
 
 
 def _sent(source: Tensor, non_blocking: bool) -> None:
+    with device().counting() as active:
+        for counts in active:
+            counts.sent.append(where())
     if source.numel() and not (non_blocking and pinned.is_pinned(source)):
         if not pinned.is_pinned(source):
             rules.note_unpinned()

@@ -35,12 +35,14 @@ class Wait(NamedTuple):
 class Counts:
     """What happened on the device.
 
-    `waits`: every wait of the host, also one that was refused. `unpinned_copies`: where the host
-    copied from ordinary memory. `launches`: operations that ran, by name, outside of replays and
-    captures; views are none. `operations_per_replay`: how many each replay ran.
+    `waits`: every wait of the host, also one that was refused. `sent`: where it copied to the
+    device. `unpinned_copies`: where it copied from ordinary memory. `launches`: operations that
+    ran, by name, outside of replays and captures; views are none. `operations_per_replay`: how
+    many each replay ran.
     """
 
     waits: list[Wait] = field(default_factory=list)
+    sent: list[str] = field(default_factory=list)
     unpinned_copies: list[str] = field(default_factory=list)
     launches: Counter[str] = field(default_factory=Counter)
     captures: int = 0

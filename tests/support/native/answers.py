@@ -1,13 +1,17 @@
 """What drafters that know their base must keep: plain transformers' answers, whoever joins and
 leaves."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.decode.request import make_request
+from medusa_kit.infer.draft import Draft, RequestText, State
+from medusa_kit.settings.sampling import SamplingParams
 from support.tiny_models import CONTEXT
+from support.wrapped import Wrapped
 
 DRAWN = {"temperature": 0.7, "top_p": 0.9, "seed": 3}
 Prompts = Sequence[list[int]]
@@ -27,6 +31,28 @@ def plain_answers(model: Any, prompts: Prompts, tokens: int) -> list[list[int]]:
         )
         answers.append(out[0, len(prompt) :].tolist())
     return answers
+
+
+def drafts_looked_at(
+    engine: Engine, name: str, prompts: Prompts, tokens: int,
+    look: Callable[[Any, RequestText, list[int]], None], **options: Any,
+) -> list[list[int]]:  # fmt: skip
+    """Answers. `look`: called with the drafter, a request and its chain of draft tokens, at each
+    step of each request."""
+    drafter = engine.drafter_for(name, options, len(prompts))
+
+    def propose(original: Callable[[State], Draft], state: State) -> Draft:
+        draft = original(state)
+        for row, request in enumerate(state.requests):
+            used = draft.topologies[row].num_used
+            look(drafter, request, draft.tokens_BN[row, 1:used].tolist())
+        return draft
+
+    looked_at: Any = Wrapped(drafter, propose=propose)
+    rows = [make_request(engine.verifier, one, SamplingParams(), tokens) for one in prompts]
+    for _ in engine.scheduler.run(rows, looked_at):
+        pass
+    return [row.token_ids for row in rows]
 
 
 def check_a_seed(engine: Engine, prompts: Prompts, drafter: str, tokens: int) -> None:

@@ -5,7 +5,7 @@ A file in the cache folder holds them, named by all that they depend on.
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,15 +30,22 @@ MIN_GROWTH = 0.05  # by which a step of the most nodes takes longer than one of 
 # Of the steps of a size, so many are as fast as the fastest where the machine is alone, within this
 # factor. Else another program computed beside, and the figures are good for no other process.
 AS_FAST, NEAR = 0.2, 1.15
+# (verifier, clock) -> seconds of steps by their nodes
+Measure = Callable[[Verifier, Clock], Mapping[int, Sequence[float]]]
 POSSIBLE = (1e-7, 1e4)  # seconds that a step may have taken; a file with others is damaged
 
 
 class MeasuredSteps:
     """The cost of a verifier's steps, measured when it is first asked for. Engines around the same
-    verifier share it."""
+    verifier share it. `measure`: as `measured`, which it is unless given."""
 
-    def __init__(self, verifier: Verifier, clock: Clock = time.perf_counter) -> None:
-        self._verifier, self._clock = verifier, clock
+    def __init__(
+        self,
+        verifier: Verifier,
+        clock: Clock = time.perf_counter,
+        measure: Measure | None = None,
+    ) -> None:
+        self._verifier, self._clock, self._measure = verifier, clock, measure or measured
         self._cost: StepCost | None = None
         self._lock = SharedLock()
 
@@ -94,7 +101,7 @@ class MeasuredSteps:
     def _measured_and_kept(self) -> tuple[dict[int, float], bool]:
         """Seconds by nodes, and whether the machine computed nothing else meanwhile."""
         console.stage("timing steps on this machine")
-        times = measured(self._verifier, self._clock)
+        times = self._measure(self._verifier, self._clock)
         seconds = {size: min(taken) for size, taken in times.items()}
         alone = _was_alone(times)
         if not alone:

@@ -1,7 +1,6 @@
 """Grammars whose steps would hold up everybody else's: they end alone, and soon."""
 
 import threading
-from typing import Any
 
 import pytest
 import torch
@@ -76,36 +75,44 @@ def test_a_long_text_that_has_to_follow_is_told_in_pieces() -> None:
     assert mask.forced([7, *told])
 
 
-def test_one_grammar_is_made_while_another_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_grammar_is_made_while_another_is() -> None:
     begun, go_on = threading.Event(), threading.Event()
-    slow, quick = Grammar.regex("slow[0-9]"), Grammar.regex("quick[0-9]")
-    really = grammars._Compiled._compile
 
-    def held_up(self: Any, grammar: Grammar) -> Any:
-        if grammar == slow:
+    class HeldUp(Grammar):
+        @property
+        def text(self) -> str:  # type: ignore[override]
             begun.set()
             assert go_on.wait(SOON)
-        return really(self, grammar)
+            return super().text
 
-    monkeypatch.setattr(grammars._Compiled, "_compile", held_up)
+    slow = HeldUp("regex", "slow[0-9]")
     thread = threading.Thread(target=mask_of, args=(slow,))
     thread.start()
     try:
         assert begun.wait(SOON)
-        assert mask_of(quick).allows([7, *ids_of("quick")])
+        assert mask_of(Grammar.regex("quick[0-9]")).allows([7, *ids_of("quick")])
     finally:
         go_on.set()
         thread.join()
 
 
 def test_long_grammars_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    mask_of(Grammar.regex("begin"))
-    (compiled,) = (
-        one for key, one in grammars._known[tokenizer()].items() if key[1] == tuple(sorted(STOPS))
-    )
+    reads = list[str]()
+
+    class Read(Grammar):
+        @property
+        def text(self) -> str:  # type: ignore[override]
+            reads.append("")
+            return super().text
+
+    def is_made(letter: str, length: int = 40) -> bool:
+        """Whether it is compiled, which reads its text."""
+        reads.clear()
+        mask_of(Read("regex", letter * length))
+        return bool(reads)
+
     monkeypatch.setattr(grammars, "MAX_KEPT", 100)
-    for letter in "abcde":
-        mask_of(Grammar.regex(letter * 40))
-        assert sum(len(one.text) for one in compiled._kept) <= 100
-    mask_of(Grammar.regex("f" * 400))
-    assert [one.text for one in compiled._kept] == ["f" * 400]
+    assert [is_made(letter) for letter in "abcde"] == [True] * 5
+    assert [is_made(letter) for letter in "deda"] == [False, False, False, True]
+    assert [is_made(letter) for letter in "ade"] == [False, False, True]
+    assert [is_made("f", 400), is_made("f", 400), is_made("e")] == [True, False, True]

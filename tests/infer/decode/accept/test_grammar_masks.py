@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.batches import served
 from support.serving.grammars import PADDED, STOPS, allowed_after, tokenizer, writing_base
 from support.small_engines import build_engine, endless_base
 from support.tiny_models import tiny_base
@@ -16,8 +17,8 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.infer.decode.accept.grammar import GrammarMask, grammar_mask
 from medusa_kit.infer.decode.accept.grammar_source import check_grammar
-from medusa_kit.infer.decode.batch import Batch
 from medusa_kit.infer.decode.request import Request, make_request
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.settings.grammar import Grammar
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -26,6 +27,8 @@ SCHEMA = Grammar.json_schema(
     {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "abab"]}},
      "required": ["a"], "x-guidance": {"whitespace_flexible": False}}
 )  # fmt: skip
+
+TOO_COMPLEX = "((a{1,1000}){1,1000}){1,1000}"  # after some tokens
 
 
 def mask_of(grammar: Grammar) -> GrammarMask:
@@ -81,7 +84,7 @@ def test_a_grammar_that_nothing_can_begin_is_refused_too() -> None:
 
 
 def test_a_limit_that_is_met_is_told_without_the_grammar() -> None:
-    mask = mask_of(Grammar.regex("((a{1,1000}){1,1000}){1,1000}"))
+    mask = mask_of(Grammar.regex(TOO_COMPLEX))
 
     def follow() -> None:
         for length in range(60):
@@ -91,7 +94,7 @@ def test_a_limit_that_is_met_is_told_without_the_grammar() -> None:
         follow()
     assert "{1,1000}" not in str(told.value)
     assert "<" not in str(told.value)
-    again = mask_of(Grammar.regex("((a{1,1000}){1,1000}){1,1000}"))  # which others use, too
+    again = mask_of(Grammar.regex(TOO_COMPLEX))  # which others use, too
     assert allowed(again, ids_of("a")) >= set(ids_of("a"))
 
 
@@ -116,14 +119,16 @@ def test_choices_are_taken_literally() -> None:
     ],
 )
 def test_a_grammar_that_cannot_be_met_is_refused_before_anything_is_decoded(
-    grammar: Grammar, said: str, monkeypatch: pytest.MonkeyPatch
+    grammar: Grammar, said: str
 ) -> None:
     engine = build_engine(writing_base())
-    monkeypatch.setattr(engine.verifier, "read_prompts", None)
+    forwards = list[Any]()
+    engine.base.model.register_forward_pre_hook(lambda *forward: forwards.append(forward))
     with pytest.raises(ConfigError, match=f"(?s)cannot be used: .*{said}"):
         engine.generate(PROMPT, max_new_tokens=4, grammar=grammar)
     with pytest.raises(ConfigError, match=f"(?s)cannot be used: .*{said}"):
         check_grammar(grammar)
+    assert not forwards
 
 
 @pytest.mark.parametrize(
@@ -168,15 +173,14 @@ def test_without_llguidance_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> 
 def two_rows(engine: Engine, drafter: str, patterns: tuple[str, str]) -> list[Request]:
     """Decoded from the same step on, with one drafter."""
     built = engine.drafter_for(drafter, {}, 2)
-    batch = Batch(engine.verifier, 2)
+    scheduler = Scheduler(engine.verifier, 2)
     rows = [
         make_request(engine.verifier, PROMPT, SamplingParams(grammar=Grammar.regex(pattern)), 9)
         for pattern in patterns
     ]
     for row in rows:
-        batch.add(row, built)
-    while batch.num_requests:
-        batch.step()
+        scheduler.add(row, built)
+    served(scheduler, rows)
     return rows
 
 
@@ -193,35 +197,10 @@ def test_a_row_whose_grammar_leaves_no_token_fails_alone(drafter: str) -> None:
 
 
 @pytest.mark.parametrize("drafter", ["none", "draft-model", "auto"])
-def test_a_grammar_that_meets_a_limit_fails_alone(
-    drafter: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Here when its matcher is asked for the fourth time, which is for guesses where there are
-    any."""
-
-    class Limited:
-        def __init__(self, matcher: Any) -> None:
-            self.matcher, self.asked = matcher, 0
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.matcher, name)
-
-        def is_error(self) -> bool:
-            self.asked += 1
-            return self.asked > 3
-
-        def get_error(self) -> str:
-            return "too complex"
-
-    original = GrammarMask.__init__
-
-    def limit_some(self: GrammarMask, matcher: Any, *more: Any) -> None:
-        original(self, Limited(matcher) if matcher.compute_ff_tokens() else matcher, *more)
-
-    monkeypatch.setattr(GrammarMask, "__init__", limit_some)
+def test_a_grammar_that_meets_a_limit_fails_alone(drafter: str) -> None:
     engine = build_engine(writing_base(), draft_model=writing_base())
-    limited, fine = two_rows(engine, drafter, ("x[ax]{8}", "[ax]{8}"))
-    assert "could not be followed after 1 tokens: too complex" in str(limited.error)
+    limited, fine = two_rows(engine, drafter, (TOO_COMPLEX, "[ax]{8}"))
+    assert "could not be followed after" in str(limited.error)
     assert (fine.finish_reason, fine.error) == ("stop", None)
 
 
@@ -238,9 +217,7 @@ def test_the_mask_counts_before_top_k_and_in_probabilities() -> None:
     """With top-k 1 the likeliest of the allowed tokens is left, not the likeliest of all."""
     engine = build_engine(writing_base())
     params = SamplingParams(1.0, top_k=1, grammar=Grammar.regex("[xyz]"))
-    row, _, _ = engine._request(
-        "generate", PROMPT, 4, None, {"temperature": 1.0, "top_k": 1, "grammar": params.grammar}
-    )
+    row = make_request(engine.verifier, PROMPT, params, 4)
     logits_V = torch.arange(PADDED).float()
     possible_V = row.sampler.scores(logits_V, PROMPT) > -math.inf
     assert possible_V.nonzero().tolist() == [[max(ids_of("xyz"))]]

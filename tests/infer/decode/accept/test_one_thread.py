@@ -1,21 +1,23 @@
 """Tokens are chosen by the calling thread alone, and nothing else notices."""
 
+import os
+import runpy
 import threading
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
 from support.tiny_models import tiny_base
 
 from medusa_kit.infer.decode.accept import one_thread as module
-from medusa_kit.infer.decode.accept import sampler as sampler_module
 from medusa_kit.infer.decode.accept.one_thread import one_thread
 from medusa_kit.infer.decode.accept.sampler import Sampler
 from medusa_kit.settings.sampling import SamplingParams
 
 known = pytest.mark.skipif(
-    module._openmp() is None, reason="this torch brings no libgomp, so threads stay as they are"
+    not (hasattr(os, "RTLD_NOLOAD") and any(Path(torch.__file__).parent.glob("lib/libgomp*.so*"))),
+    reason="this torch brings no libgomp, so threads stay as they are",
 )
 
 
@@ -55,26 +57,23 @@ def test_threads_come_back_after_an_error(two_threads: None) -> None:
 def test_without_the_library_nothing_changes(
     two_threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_openmp", lambda: None)
-    with one_thread():
+    monkeypatch.delattr(os, "RTLD_NOLOAD", raising=False)  # as on Windows
+    anew = runpy.run_path(module.__file__)
+    with anew["one_thread"]():
         assert torch.get_num_threads() == 2
 
 
 @known
 @pytest.mark.parametrize("temperature", [0.7, 0.0])
-def test_tokens_are_chosen_alone(
-    two_threads: None, monkeypatch: pytest.MonkeyPatch, temperature: float
-) -> None:
+def test_tokens_are_chosen_alone(two_threads: None, temperature: float) -> None:
     seen: list[int] = []
-    processed = sampler_module._processed_by
 
-    def spied(processors: Any, logits_V: torch.Tensor, prefix: list[int]) -> torch.Tensor:
+    def processor(ids_BT: torch.Tensor, scores_BV: torch.Tensor) -> torch.Tensor:
         seen.append(torch.get_num_threads())
-        return processed(processors, logits_V, prefix)
+        return scores_BV
 
-    monkeypatch.setattr(sampler_module, "_processed_by", spied)
     params = SamplingParams(temperature, seed=3)
-    sampler = Sampler(tiny_base("llama"), params, [1, 2], 8)
+    sampler = Sampler(tiny_base("llama"), params, [1, 2], 8, processors=[processor])
     logits_V = torch.randn(70_000, generator=torch.Generator().manual_seed(0))
     alone = sampler.choose(logits_V, [1, 2, 3])
     assert seen == [1]

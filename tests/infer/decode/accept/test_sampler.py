@@ -7,11 +7,16 @@ import numpy as np
 import pytest
 import torch
 from support.tiny_models import VOCAB, tiny_base
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    NoRepeatNGramLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads.noise import gumbel_noise
-from medusa_kit.infer.decode.accept import logits_processing
+from medusa_kit.infer.decode.accept.logits_processing import logits_processors
 from medusa_kit.infer.decode.accept.sampler import Sampler
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
 
@@ -217,12 +222,16 @@ def test_options_without_a_meaning_are_refused(options: dict, message: str) -> N
     ],
 )
 def test_usual_processors_are_those_that_transformers_makes(
-    options: SamplingOptions, monkeypatch: pytest.MonkeyPatch
+    options: SamplingOptions,
 ) -> None:
-    base, params = tiny_base("llama"), SamplingParams.of(options)
-    ours = list(logits_processing.logits_processors(base, params, PROMPT, 9))
-    monkeypatch.setattr(logits_processing, "asks_only_for", lambda config, names: False)
-    theirs = list(logits_processing.logits_processors(base, params, PROMPT, 9))
+    base, other, params = tiny_base("llama"), tiny_base("llama"), SamplingParams.of(options)
+    ours = list(logits_processors(base, params, PROMPT, 9))
+    other.model.generation_config.no_repeat_ngram_size = (
+        90  # which is not usual, so theirs are made
+    )
+    made = list(logits_processors(other, params, PROMPT, 9))
+    theirs = [one for one in made if not isinstance(one, NoRepeatNGramLogitsProcessor)]
+    assert len(theirs) == len(made) - 1
     assert [type(one) for one in ours] == [type(one) for one in theirs]
     logits_1V, prefix_1T = torch.randn(1, VOCAB), torch.tensor([[*PROMPT, *ANSWER]])
     for one, other in zip(ours, theirs, strict=True):

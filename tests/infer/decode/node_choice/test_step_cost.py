@@ -2,18 +2,22 @@
 
 import json
 import random
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.small_engines import build_engine
 from support.tiny_models import tiny_base
+from support.wrapped import WrappedVerifier, raising
 
 from medusa_kit import console
 from medusa_kit.base.remembered.checks import code_digest
 from medusa_kit.infer.decode.node_choice import measured
 from medusa_kit.infer.decode.node_choice.cost import SIZES, StepCost
 from medusa_kit.infer.decode.node_choice.measured import MeasuredSteps
+from medusa_kit.infer.verifier import Verifier
 
 
 def test_what_was_measured_is_told_between_sizes_and_beyond() -> None:
@@ -99,65 +103,58 @@ def test_more_nodes_never_cost_less() -> None:
 
 
 @pytest.fixture
-def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MeasuredSteps:
+def verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verifier:
     monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path))
-    return MeasuredSteps(build_engine(tiny_base("llama")).verifier)
+    return build_engine(tiny_base("llama")).verifier
+
+
+def given(verifier: Verifier, times: Mapping[int, Sequence[float]]) -> MeasuredSteps:
+    """Whose steps take these times, where they are measured."""
+    return MeasuredSteps(verifier, measure=lambda *_: times)
+
+
+def kept_file(folder: Path) -> Path:
+    (file,) = (folder / "step_times").iterdir()
+    return file
 
 
 def test_steps_are_timed_once_and_read_from_the_file_afterwards(
-    steps: MeasuredSteps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    verifier: Verifier, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(
-        measured, "_was_alone", lambda times: True
-    )  # the test's machine may be busy
+    ticks = count()
+    steps = MeasuredSteps(verifier, lambda: float(next(ticks)))  # all take the same time
     first = steps.cost
-    (file,) = (tmp_path / "step_times").iterdir()
-    kept = json.loads(file.read_text())
+    kept = json.loads(kept_file(tmp_path).read_text())
     assert first.seconds(1) == kept["seconds"]["1"] > 0
     assert steps.cost is first
-
-    def again(*_: object) -> dict[int, list[float]]:
-        raise AssertionError("measured again")
-
-    monkeypatch.setattr(measured, "measured", again)
-    later = MeasuredSteps(steps._verifier)
+    later = MeasuredSteps(verifier, measure=raising(AssertionError("measured again")))
     assert later.cost.up_to(9) == first.up_to(9)
 
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_times_of_a_busy_machine_are_taken_anew_at_the_next_start(
-    steps: MeasuredSteps,
-    busy: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    verifier: Verifier, busy: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One step of two nodes saw the machine alone and nine did not, or five of ten."""
     two = [0.011, *[0.020] * 9] if busy else [0.012] * 5 + [0.020] * 5
-    monkeypatch.setattr(measured, "measured", lambda *_: {1: [0.010] * 10, 2: two})
     with console.details(True):
-        assert steps.cost.seconds(2) == (0.011 if busy else 0.012)  # the best that is known
+        cost = given(verifier, {1: [0.010] * 10, 2: two}).cost
+    assert cost.seconds(2) == (0.011 if busy else 0.012)  # the best that is known
     assert ("timed again at the next start" in capsys.readouterr().err) == busy
-    monkeypatch.setattr(measured, "measured", lambda *_: {1: [0.010], 2: [0.0115]})
-    assert MeasuredSteps(steps._verifier).cost.seconds(2) == (0.0115 if busy else 0.012)
+    later = given(verifier, {1: [0.010], 2: [0.0115]})
+    assert later.cost.seconds(2) == (0.0115 if busy else 0.012)
 
 
-def test_what_a_busy_machine_makes_expensive_is_not_believed(
-    steps: MeasuredSteps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two = [0.016, *[0.020] * 9]
-    monkeypatch.setattr(measured, "measured", lambda *_: {1: [0.010] * 10, 2: two})
+def test_what_a_busy_machine_makes_expensive_is_not_believed(verifier: Verifier) -> None:
+    steps = given(verifier, {1: [0.010] * 10, 2: [0.016, *[0.020] * 9]})
     assert steps.cost.least_chance(1) < 0.2
 
 
-def test_small_steps_are_not_timed_behind_large_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_steps_are_not_timed_behind_large_ones(verifier: Verifier) -> None:
     """On a machine that takes half as long again for 8 ms after a step of more nodes."""
-    monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path))
-    verifier = build_engine(tiny_base("llama")).verifier
-    now, large_until, last, compute = 0.0, 0.0, 0, verifier.score
+    now, large_until, last = 0.0, 0.0, 0
 
-    def step(cache, trees, rows):
+    def step(compute: Any, cache: Any, trees: Any, rows: Any) -> Any:
         nonlocal now, large_until, last
         size = trees.counts[0]
         large_until = now + 0.008 if size < last else large_until
@@ -165,13 +162,13 @@ def test_small_steps_are_not_timed_behind_large_ones(
         last = size
         return compute(cache, trees, rows)
 
-    monkeypatch.setattr(verifier, "score", step)
-    cost = MeasuredSteps(verifier, lambda: now).cost
+    timed: Any = WrappedVerifier(verifier, score=step)
+    cost = MeasuredSteps(timed, lambda: now).cost
     assert [cost.seconds(n) for n in SIZES] == pytest.approx([0.002 + 0.001 * n for n in SIZES])
 
 
 def test_other_kernels_are_timed_anew(
-    steps: MeasuredSteps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    verifier: Verifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = tmp_path / "package" / "infer" / "cpu"
     kernels.mkdir(parents=True)
@@ -181,8 +178,7 @@ def test_other_kernels_are_timed_anew(
         digests.append(code_digest.__wrapped__(tmp_path / "package"))
         monkeypatch.setattr(measured, "code_digest", lambda: digests[-1], raising=False)
         times = {1: [0.5 / number], 2: [0.7 / number]}
-        monkeypatch.setattr(measured, "measured", lambda *_, times=times: times)
-        assert MeasuredSteps(steps._verifier).cost.seconds(1) == times[1][0]
+        assert given(verifier, times).cost.seconds(1) == times[1][0]
     assert len(set(digests)) == 2
 
 
@@ -201,17 +197,18 @@ def test_other_kernels_are_timed_anew(
         '{"seconds": {"1": 1' + 400 * "0" + ', "2": 1}}',
     ],
 )
-def test_a_damaged_file_is_measured_anew(steps: MeasuredSteps, tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_is_measured_anew(verifier: Verifier, tmp_path: Path, text: str) -> None:
     """Also where it says the right things of machine, model and code."""
-    record = steps._record
-    record.write()
+    times = {1: [0.5], 2: [0.7]}
+    assert given(verifier, times).cost.seconds(1) == 0.5
+    file = kept_file(tmp_path)
     if text.startswith("{") and text != "{}":
-        own = json.loads(record.path.read_text())
+        own = json.loads(file.read_text())
+        del own["seconds"]
         text = json.dumps(own)[:-1] + f", {text[1:]}"
-    record.path.write_text(text)
-    assert steps.cost.seconds(1) > 0
-    assert record.path.read_text() != text
-    assert json.loads(record.path.read_text())["seconds"]["1"] == steps.cost.seconds(1)
+    file.write_text(text)
+    assert given(verifier, {1: [0.3], 2: [0.4]}).cost.seconds(1) == 0.3
+    assert json.loads(file.read_text())["seconds"] == {"1": 0.3, "2": 0.4}
 
 
 @pytest.mark.parametrize("run_by", ["C++ (plain)", "torch"])
@@ -227,16 +224,12 @@ def test_a_damaged_file_is_measured_anew(steps: MeasuredSteps, tmp_path: Path, t
     ids=["equal", "two equal", "hardly more", "two", "more"],
 )
 def test_times_that_do_not_grow_with_the_nodes_are_not_believed_in_cpp(
-    steps: MeasuredSteps,
-    seconds: dict[int, float],
-    believed: bool,
-    run_by: str,
-    monkeypatch: pytest.MonkeyPatch,
+    verifier: Verifier, seconds: dict[int, float], believed: bool, run_by: str
 ) -> None:
-    monkeypatch.setattr(steps._verifier, "steps_run_by", run_by)
-    steps._record.write(seconds=seconds, alone=True)
-    monkeypatch.setattr(measured, "measured", lambda *_: {1: [0.5], 2: [0.7]})
-    assert steps.cost.seconds(1) == (seconds[1] if believed or run_by == "torch" else 0.5)
+    verifier.steps_run_by = run_by
+    _ = given(verifier, {size: [taken] for size, taken in seconds.items()}).cost
+    later = given(verifier, {1: [0.5], 2: [0.7]})
+    assert later.cost.seconds(1) == (seconds[1] if believed or run_by == "torch" else 0.5)
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(

@@ -1,4 +1,8 @@
-"""Rows with different numbers of nodes in one forward of torch: each is scored as it is alone."""
+"""Rows with different numbers of nodes, or parts of prompts, in one forward of torch: each is
+scored as it is alone.
+"""
+
+from typing import Any
 
 import pytest
 import torch
@@ -91,22 +95,33 @@ def test_prompts_of_one_length_are_read_in_one_forward() -> None:
     assert sizes == [5 + 5 + 5 + 8, 9 + 16, 3]
 
 
-def test_a_model_that_minds_nodes_of_all_rows_as_one_row_gets_them_padded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("family", ["llama", "gpt2", "falcon"])
+def test_rows_are_padded_only_where_the_class_keeps_its_attention(family: str) -> None:
+    base = tiny_base(family)
+    verifier, sizes = Verifier(base, "sdpa"), list[int]()
+    cache = filled(verifier)
+    base.model.get_input_embeddings().register_forward_pre_hook(
+        lambda _, args: sizes.append(args[0].numel())
+    )
+    verifier.score(cache, nodes_of(TREES, [1, 2, 3]), [3, 0, 2])
+    padding = [6, 0, 4] if family == "falcon" else [0, 0, 0]
+    assert verifier.num_padding([1, 7, 3]) == padding
+    assert sizes == [11 + sum(padding)]
+
+
+def test_a_model_that_minds_nodes_of_all_rows_as_one_row_gets_them_padded() -> None:
     """As a class would that computes something by row."""
     base = tiny_base("llama")
     layer = base.model.model.layers[1].mlp
-    original = layer.forward
 
-    def by_row(hidden: torch.Tensor) -> torch.Tensor:
+    def by_row(_: torch.nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor | None:
         step = current_step(layer)
-        as_one = step is not None and hidden.shape[0] < len(step.lengths)
-        return original(hidden) * (1.5 if as_one else 1.0)
+        as_one = step is not None and args[0].shape[0] < len(step.lengths)
+        return out * 1.5 if as_one else None
 
     verifier = Verifier(base, "sdpa")
     assert not verifier.pads
-    monkeypatch.setattr(layer, "forward", by_row)
+    layer.register_forward_hook(by_row)
     with pytest.raises(IncompatibleBaseError):
         check_trees(verifier)
     check_backends(verifier)
