@@ -9,6 +9,7 @@ from support.small_engines import build_engine, decode_all, endless_base, random
 from medusa_kit.base.model import BaseModel
 from medusa_kit.drafters.draft_model import loading as draft_loading
 from medusa_kit.drafters.draft_model.drafter import DraftModelDrafter
+from medusa_kit.drafters.draft_model.staged import Inside
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.trie import Trie, TrieDrafter
 from medusa_kit.engine.engine import Engine
@@ -80,34 +81,44 @@ def engine() -> Engine:
     return engine
 
 
-def decoded(
-    engine: Engine, options: dict[str, Any], tokens: int = 40, rows: int = 1, **sampling: Any
-) -> Any:
-    """(text, accepted depths of each row, drafter)."""
+def drafter_for(
+    engine: Engine, options: dict[str, Any], sampling: SamplingParams, inside: Any = None
+) -> DraftModelDrafter:
+    """`inside`: makes the drafter inside, in place of what the options name."""
     context = DraftContext(
-        engine.verifier, draft_model=engine.draft_model, memory=engine.memory,
-        sampling=SamplingParams(**sampling),
-    )  # fmt: skip
+        engine.verifier, draft_model=engine.draft_model, memory=engine.memory, sampling=sampling
+    )
     drafter = build_drafter("draft-model", context, options)
     assert isinstance(drafter, DraftModelDrafter)
+    if inside is None:
+        return drafter
+    own = Inside(drafter.device, lambda: inside(drafter.device))
+    return DraftModelDrafter(
+        engine.base, drafter.verifier, drafter.options, drafter.vocabulary, own
+    )
+
+
+def decoded(
+    engine: Engine, options: dict[str, Any], inside: Any = None, tokens: int = 40, rows: int = 1,
+    **sampling: Any,
+) -> Any:  # fmt: skip
+    """(text, accepted depths of each row, drafter)."""
+    params = SamplingParams(**sampling)
+    drafter = drafter_for(engine, options, params, inside)
     prompts = [random_prompt(length, length, 8) * 2 for length in (6, 13, 9)][:rows]
-    settings = [SamplingParams(**sampling)] * rows
-    done = decode_all(engine, drafter, prompts, tokens, settings)
+    done = decode_all(engine, drafter, prompts, tokens, [params] * rows)
     return [row.token_ids for row in done], [row.depth_counts for row in done], drafter
 
 
 @pytest.mark.parametrize(("kind", "most"), [(Copying, 0.9), (CopyingOn, 0.8)])
 def test_the_same_drafts_with_fewer_forwards(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, kind: type[Copying], most: float
+    engine: Engine, kind: type[Copying], most: float
 ) -> None:
     """Asked once a draft, or before each forward where it can take text back."""
-    monkeypatch.setattr(
-        "medusa_kit.drafters.text.suffix.build", lambda context, _: kind(context.device)
-    )
     options = {"lengths": "fixed", "length": 6}
     plain = decoded(engine, options)
     before = Copying.made
-    staged = decoded(engine, {**options, "staged": {"drafter": "suffix"}})
+    staged = decoded(engine, options, kind)
     assert staged[:2] == plain[:2]
     assert staged[2].num_forwards < most * plain[2].num_forwards
     assert Copying.made == before + 1
@@ -115,13 +126,13 @@ def test_the_same_drafts_with_fewer_forwards(
     assert "its own drafter is copying" in staged[2].notes
 
 
-def test_staged_draws_are_the_same_too(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = lambda context, _: CopyingDraws(context.device)  # noqa: E731
-    monkeypatch.setattr("medusa_kit.drafters.text.suffix.build", make)
+def test_staged_draws_are_the_same_too(engine: Engine) -> None:
     options = {"lengths": "fixed", "length": 5, "width": 2}
-    plain = decoded(engine, options, 20, rows=3, temperature=0.3, seed=2)
-    staged = decoded(engine, {**options, "staged": {"drafter": "suffix"}}, 20, rows=3,
-                     temperature=0.3, seed=2)  # fmt: skip
+    drawn: Any = {"tokens": 20, "rows": 3, "temperature": 0.3, "seed": 2}
+    plain, staged = (
+        decoded(engine, options, **drawn),
+        decoded(engine, options, CopyingDraws, **drawn),
+    )
     assert staged[:2] == plain[:2]
     assert staged[2].num_forwards <= plain[2].num_forwards
 
@@ -130,17 +141,13 @@ def test_a_draft_model_inside_a_draft_model_and_a_copier_inside_that(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draft_loading, "base_for_decoding", lambda name, **_: slightly_other(8))
-    monkeypatch.setattr(
-        "medusa_kit.drafters.text.suffix.build", lambda context, _: CopyingOn(context.device)
-    )
-    options = {"lengths": "fixed", "length": 6}
+    options, deep = {"lengths": "fixed", "length": 6}, {"lengths": "fixed", "length": 3}
     plain = decoded(engine, options)
-    inner = {"drafter": "draft-model", "draft_model": "smaller",
-             "options": {"lengths": "fixed", "length": 3}}  # fmt: skip
+    inner: Any = {"drafter": "draft-model", "draft_model": "smaller", "options": deep}
     staged = decoded(engine, {**options, "staged": inner})
     assert staged[:2] == plain[:2]
     assert staged[2].num_forwards < 0.6 * plain[2].num_forwards
-    inner["options"] = {**inner["options"], "staged": {"drafter": "suffix"}}  # type: ignore
+    inner["options"] = {**deep, "staged": {"drafter": "suffix"}}
     deeper = decoded(engine, {**options, "staged": inner})
     assert deeper[:2] == plain[:2]
     assert deeper[2].inside.drafter.num_forwards < staged[2].inside.drafter.num_forwards

@@ -37,6 +37,7 @@ from medusa_kit.drafters.text.suffix import SuffixDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.decode.node_choice.cost import LearnedSteps, StepCost
 from medusa_kit.infer.decode.scheduler import Scheduler
+from medusa_kit.infer.tree_cache import TreeCache
 
 FAMILIES = ["llama-tied", "gemma3", "gpt2", "gemma2"]  # the first two in C++, where it can be built
 # Seconds of a step by its nodes: where all guesses pay, hardly any, or some.
@@ -56,9 +57,10 @@ class Fault(Exception):
     """Raised by this test alone."""
 
 
-def failing(engine: Engine, plan: Plan) -> tuple[Any, dict[str, Any]]:
-    """A verifier and drafters of which these calls fail, half of them when their work is done."""
-    calls = Counter[str]()
+def failing(engine: Engine, plan: Plan) -> tuple[Any, dict[str, Any], list[TreeCache]]:
+    """A verifier and drafters of which these calls fail, half of them when their work is done; and
+    the caches that are made."""
+    calls, caches = Counter[str](), list[TreeCache]()
 
     def fault(name: str) -> Callable[..., Any]:
         def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -75,13 +77,14 @@ def failing(engine: Engine, plan: Plan) -> tuple[Any, dict[str, Any]]:
         cache = original(*sizes)
         for name in OF_CACHE:
             setattr(cache, name, partial(fault(name), getattr(cache, name)))
+        caches.append(cache)
         return cache
 
-    verifier = {name: fault(name) for name in OF_VERIFIER}
+    scoring = {name: fault(name) for name in OF_VERIFIER}
     drafting = {name: fault(name) for name in OF_DRAFTERS}
-    return WrappedVerifier(engine.verifier, new_cache=new_cache, **verifier), {
-        name: Wrapped(drafter, **drafting) for name, drafter in drafters(engine).items()
-    }
+    verifier = WrappedVerifier(engine.verifier, new_cache=new_cache, **scoring)
+    shared = {name: Wrapped(drafter, **drafting) for name, drafter in drafters(engine).items()}
+    return verifier, shared, caches
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -95,7 +98,7 @@ def test_each_request_gets_what_it_gets_alone_or_fails(
     costs: dict[int, float] | None, plan: Plan,
 ) -> None:  # fmt: skip
     engine = engine_for(family)
-    verifier, shared = failing(engine, plan)
+    verifier, shared, caches = failing(engine, plan)
     steps = None if costs is None else LearnedSteps(StepCost(measured=costs))
     with pieces_of(budget) as pause:
         scheduler = Scheduler(verifier, max_rows, pause, reuse_prefixes=True, steps=steps)
@@ -108,6 +111,7 @@ def test_each_request_gets_what_it_gets_alone_or_fails(
             own = own[: len(row.token_ids)]
         assert row.token_ids == own
     plan.clear()
+    assert scheduler.stats.cached_tokens <= sum(caches[0].lengths)
     check_slots(scheduler, family, [request.prompt for request in requests])
 
 
