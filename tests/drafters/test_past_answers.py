@@ -98,13 +98,11 @@ def test_another_tokenizers_and_damaged_stores_are_refused_and_left_alone(tmp_pa
 
 def test_large_stores_are_sorted_and_matched_as_small_ones_are(tmp_path):
     """Answers move from the automaton to the sorted index; guesses stay the same."""
-    options = {"store": str(tmp_path / "a.npz"), "store_tokens": 100_000}
-    waiting = drafter_with(**options)
-    sorted_ = drafter_with(**options)
+    waiting = drafter_with(store=str(tmp_path / "a.npz"), store_tokens=100_000)
+    sorted_ = drafter_with(store=str(tmp_path / "b.npz"), store_tokens=5_000)
     answers = [random_prompt(30, seed, vocab_size=40) for seed in range(12)]
     for drafter in (waiting, sorted_):
         drafter.past.add(answers)
-    sorted_.past._sort()
     assert waiting.past.recent.num_tokens == 360
     assert sorted_.past.recent.num_tokens == 0
     for drafter in (waiting, sorted_):

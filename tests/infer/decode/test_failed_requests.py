@@ -145,9 +145,9 @@ def test_no_room_for_a_longer_request_leaves_all_as_it_was(error: Exception) -> 
     first, long, second = (row_for(engine, n, LONGEST) for n in (5, 40, 4))
     scheduler.add(first, drafter)
     scheduler.step()
+    with Full(1, error), pytest.raises(type(error)):
+        scheduler.add(long, drafter)
     with Full(1, error):
-        with pytest.raises(type(error)):
-            scheduler.add(long, drafter)
         scheduler.add(second, drafter)  # which has room
     served(scheduler, [first, second])
     for row in (first, second):
