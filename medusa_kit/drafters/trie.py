@@ -14,10 +14,6 @@ import torch
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.infer.draft import ROOT, Draft, Drafter, State, StepResult, padded_draft
 
-# Paths are guessed from this share of the chance on that pays: guesses of some kinds turn out to be
-# right more often than they are estimated to be.
-NAMED = 0.4
-
 
 class Trie:
     """Node 0 is the root; siblings hold different tokens; parents come before their children.
@@ -158,7 +154,7 @@ class TrieDrafter(Drafter):
 
     def set_min_chance(self, min_chance: float, acceptance: AcceptanceEstimate) -> None:
         """From now on paths with a lower chance need not be guessed, as they would not pay."""
-        self._min_chance = NAMED * min(min_chance, 1.0)
+        self._min_chance = min(min_chance, 1.0)
 
     @abstractmethod
     def guess(self, state: State) -> list[Trie]:

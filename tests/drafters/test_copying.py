@@ -73,7 +73,7 @@ def test_only_the_likeliest_followers_and_the_newest_text(monkeypatch: pytest.Mo
     assert len(found) == copying.MAX_MORE
     assert found[0][0] == 1  # twice
     assert [token for token, _ in found[1:]] == [2, 3, 4, 5, 6, 7, 8]  # of equal ones the lowest
-    monkeypatch.setattr(copying, "MAX_READ", 6)
+    monkeypatch.setattr(copying, "MAX_MATCHES", 2)
     assert {token for token, _ in with_copies([], text, [0], (1.0,))} == {1, 12}
     monkeypatch.setattr(copying, "MAX_MATCHES", 1)
     assert {token for token, _ in with_copies([], text, [0], (1.0,))} == {1}

@@ -85,4 +85,4 @@ def test_an_overhead_is_the_usual_one_beyond_another() -> None:
             overheads.record(kind, usual, 1.0)
     assert overheads.more("heads", "plain") == pytest.approx(0.3, abs=0.01)
     overheads.record("heads", 60.0, 1.0)  # a hiccup
-    assert overheads.more("heads", "plain") == pytest.approx(0.35, abs=0.01)
+    assert 0.3 < overheads.more("heads", "plain") < 0.36

@@ -6,7 +6,7 @@ from support.small_engines import endless_base, random_heads
 from support.states import state_from
 
 from medusa_kit.drafters import draft_with
-from medusa_kit.drafters.estimates import MEMORY, AcceptanceEstimate
+from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.heads.medusa import HeadsDrafter
 from medusa_kit.drafters.heads.source import HeadsSource
 from medusa_kit.infer.draft import State
@@ -60,7 +60,7 @@ def test_nodes_that_cannot_pay_are_not_named(
 
 def test_what_was_right_so_far_decides(inner: HeadsDrafter) -> None:
     state, source, acceptance = state_of(inner), HeadsSource(inner, SHARES), AcceptanceEstimate()
-    for _ in range(int(MEMORY)):
+    for _ in range(300):
         acceptance.record(("medusa", 3), False)
         acceptance.record(("medusa", 2), True)
     source.set_min_chance(0.2, acceptance)

@@ -30,8 +30,7 @@ from medusa_kit.tree.dynamic import Guesses
 # For matches of 1, 2, .. tokens, and longer ones are not told apart; fitted by likelihood to which
 # guesses of the heads shipped were right in answers of SmolLM2-135M.
 SMOOTHING = (15.0, 3.5, 4.5, 1.3)
-MAX_READ = 8192  # newest tokens of a text that are looked through
-MAX_MATCHES = 512  # positions in it that count, the newest ones
+MAX_MATCHES = 512  # positions in a text that count, the newest ones
 MAX_MORE = 8  # tokens that are guessed because they followed, beside a head's own guesses
 
 
@@ -75,8 +74,7 @@ def followers(text_T: np.ndarray, path: Sequence[int], longest: int) -> Follower
     """`path`: from the root on, which is the last of the text."""
     before = text_T[: len(text_T) - 1][-longest:].tolist()
     last = [*before, *path][::-1]
-    first = max(0, len(text_T) - MAX_READ)
-    at_M = first + np.flatnonzero(text_T[first:-1] == last[0])[-MAX_MATCHES:]
+    at_M = np.flatnonzero(text_T[:-1] == last[0])[-MAX_MATCHES:]
     matched_M, same_M = np.ones_like(at_M), np.ones(len(at_M), dtype=bool)
     for back in range(1, min(longest, len(last))):
         same_M &= at_M >= back

@@ -6,13 +6,11 @@ tried now and then, so often that all tries together cost a small share of the t
 
 from collections.abc import Hashable, Sequence
 
+from medusa_kit.infer.decode.node_choice.mean import Mean
 from medusa_kit.locks import SharedLock
 
 TRIES = 0.005  # tokens a step that tries of what loses may cost
 RUN = 4  # steps of a try: what a source reads has left the caches at the first of them
-MEMORY = 100.0  # steps that the mean of a gain is taken over, at most: texts change
-EARLIER = 10.0  # what steps in other texts, or before a try, count for at most
-OVERHEADS = 20.0  # steps that an overhead is a mean of, at most: machines change faster
 
 
 class Explorer:
@@ -21,7 +19,7 @@ class Explorer:
     def __init__(self, hopes: Sequence[float]) -> None:
         """`hopes`: tokens a step that choice 1 and the following ones are assumed to gain, which
         counts as much as one try."""
-        self._gains, self._weights = [0.0, *hopes], [float(RUN)] * (1 + len(hopes))
+        self._gains = [Mean(gain, RUN) for gain in (0.0, *hopes)]
         self._unused = [0] * len(self._gains)  # steps since each choice was made
         self._tried, self._left = 0, 0  # the try under way, and its steps to come
         self._lock = SharedLock()
@@ -30,12 +28,12 @@ class Explorer:
         with self._lock:
             if self._left:
                 return self._tried
-            best = max(range(len(self._gains)), key=self._gains.__getitem__)
+            best = max(range(len(self._gains)), key=lambda choice: self._gains[choice].value)
             for choice, gain in enumerate(self._gains):
-                lost = RUN * (self._gains[best] - gain)
+                lost = RUN * (self._gains[best].value - gain.value)
                 if choice != best and TRIES * self._unused[choice] > lost:
                     self._tried, self._left = choice, RUN
-                    self._weights[choice] = min(self._weights[choice], EARLIER)
+                    gain.doubt()
                     return choice
             return best
 
@@ -47,33 +45,34 @@ class Explorer:
             self._unused[choice] = 0
             self._left -= self._left > 0 and choice == self._tried
             if choice:
-                weight = self._weights[choice] = min(self._weights[choice] + 1, MEMORY)
-                self._gains[choice] += (gain - self._gains[choice]) / weight
+                self._gains[choice].record(gain)
 
     def new_text(self) -> None:
         """From now on another text is decoded, of which earlier ones say little."""
         with self._lock:
-            self._weights = [min(weight, EARLIER) for weight in self._weights]
+            for gain in self._gains:
+                gain.doubt()
 
 
 class Overheads:
     """The seconds that steps take beyond what the base model does in them, by kind of step."""
 
     def __init__(self) -> None:
-        self._seconds: dict[Hashable, float] = {}
-        self._weights: dict[Hashable, float] = {}
+        self._seconds: dict[Hashable, Mean] = {}
         self._lock = SharedLock()
 
     def record(self, kind: Hashable, seconds: float, plain: float) -> None:
         """`plain`: seconds of a plain step, by which one step counts as longer than usual at most:
         the first one warms up, and a machine has hiccups."""
         with self._lock:
-            usual, weight = self._seconds.get(kind, 0.0), self._weights.get(kind, RUN - 1) + 1
-            self._weights[kind] = min(weight, OVERHEADS)
-            self._seconds[kind] = usual + min(seconds - usual, plain) / self._weights[kind]
+            usual = self._seconds.setdefault(kind, Mean(0.0, RUN - 1))
+            usual.record(min(seconds, usual.value + plain))
 
     def more(self, kind: Hashable, other: Hashable) -> float:
         """By how much one kind of step takes longer than another. Of one that was never seen it is
         nothing."""
         with self._lock:
-            return self._seconds.get(kind, 0.0) - self._seconds.get(other, 0.0)
+            return self._usual(kind) - self._usual(other)
+
+    def _usual(self, kind: Hashable) -> float:
+        return self._seconds[kind].value if kind in self._seconds else 0.0

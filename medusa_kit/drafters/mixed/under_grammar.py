@@ -9,7 +9,6 @@ from medusa_kit.infer.decode.accept.grammar import GrammarMask
 from medusa_kit.infer.draft import State
 
 KEY = ("grammar",)
-CHANCE = 0.95  # of a forced token: the model may write the same text in other tokens
 
 
 def under_grammar(
@@ -41,5 +40,5 @@ def _row(trie: Trie, mask: GrammarMask, text: list[int], acceptance: AcceptanceE
             kept.append(node)
             texts[node] = now
     allowed = trie.kept(kept)
-    allowed.add_chain(mask.forced(text), acceptance.chance(KEY, CHANCE), KEY)
+    allowed.add_chain(mask.forced(text), acceptance.chance(KEY, 1.0), KEY)
     return allowed

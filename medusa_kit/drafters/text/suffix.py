@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
+from medusa_kit.drafters.estimates import chance_class
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.text.past_answers import PastAnswers, tokenizer_identity
 from medusa_kit.drafters.text.suffix_array import Ranges, SuffixArray
@@ -41,10 +42,8 @@ PAST_SMOOTHING = (
     *(0.0, 7.0, 7.0, 7.0, 6.5, 4.7, 4.2, 4.2, 3.2),
     *(3.2, 3.0, 2.5, 2.4, 1.5, 1.4, 1.3, 0.4),
 )
-LONG = 8  # matches from this length on are one kind of guess
 MIN_CHANCE = 0.05  # less likely paths are not worth a node
 
-Key = tuple[str, int]  # suffix, or past for a match in other texts; tokens matched
 Level = tuple[int, str, float, dict[int, int]]  # matched, kind, weight of shorter ones, counts
 
 
@@ -92,15 +91,14 @@ class SortedPosition:
         return ranges
 
 
-def blended(levels: Iterable[Level], min_chance: float) -> dict[int, tuple[float, Key]]:
-    """{token: (chance, its longest match)}, until the weight left is below `min_chance`."""
-    found = dict[int, tuple[float, Key]]()
+def blended(levels: Iterable[Level], min_chance: float) -> dict[int, tuple[float, str]]:
+    """{token: (chance, kind of its longest match)}, until the weight left is below `min_chance`."""
+    found = dict[int, tuple[float, str]]()
     remaining = 1.0
-    for matched, kind, weight, counts in levels:
-        key = kind, min(matched, LONG)
+    for _, kind, weight, counts in levels:
         unit = remaining / (sum(counts.values()) + weight)
         for token, count in counts.items():
-            chance, longest = found.get(token, (0.0, key))
+            chance, longest = found.get(token, (0.0, kind))
             found[token] = (chance + unit * count, longest)
         remaining = unit * weight
         if remaining < min_chance:
@@ -128,14 +126,14 @@ class SuffixRow:
         """The likeliest `num_nodes` nodes after the root, best first; no paths with a chance below
         `min_chance`.
 
-        Guesses with the same match length and the same chance, to a tenth, share a key.
+        Draft tokens of the same kind with about the same chance share a key.
         """
         trie = Trie(root)
-        queue: list[tuple[float, int, int, int, float, Key, list[Any]]] = []
+        queue: list[tuple[float, int, int, int, float, str, list[Any]]] = []
         self._push(queue, 0, 1.0, min_chance, [position.end for position in self.positions])
         while queue and trie.num_nodes < num_nodes:
-            negative, _, parent, token, chance, key, cursors = heapq.heappop(queue)
-            node = trie.add(parent, token, chance, (*key, int(10 * chance)))
+            negative, _, parent, token, chance, kind, cursors = heapq.heappop(queue)
+            node = trie.add(parent, token, chance, (kind, chance_class(chance)))
             if trie.num_nodes < num_nodes:
                 ahead = [
                     position.advance(cursor, token)
@@ -149,9 +147,9 @@ class SuffixRow:
     ) -> None:
         """Queue the tokens that may follow `node`, where the path with them is likely enough."""
         min_chance = min_path_chance / path
-        for token, (chance, key) in blended(self._levels(cursors), min_chance).items():
+        for token, (chance, kind) in blended(self._levels(cursors), min_chance).items():
             if chance >= min_chance:
-                entry = (-path * chance, len(queue), node, token, chance, key, cursors)
+                entry = (-path * chance, len(queue), node, token, chance, kind, cursors)
                 heapq.heappush(queue, entry)
 
     def _levels(self, cursors: list[Any]) -> Iterable[Level]:

@@ -15,7 +15,7 @@ struct Text {  // mirrored in kernels.py: of a row, its root last
 struct Candidate { double score; int64_t token; };  // a guess with its log-probability
 
 class Copying {
-    static constexpr int64_t LONGEST = 8, MAX_READ = 8192;  // as in tree/dynamic.py and copying.py
+    static constexpr int64_t LONGEST = 8;  // as in tree/dynamic.py, the others as in copying.py
     static constexpr size_t MAX_MATCHES = 512, MAX_MORE = 8;
 
   public:
@@ -59,8 +59,7 @@ class Copying {
         };
         const int64_t last = from_end(1), most = std::min(longest, text.length + path_length - 1);
         seen.clear(), followers.clear();
-        const int64_t first = std::max<int64_t>(0, text.length - MAX_READ);
-        for (int64_t at = text.length - 2; at >= first && seen.size() < MAX_MATCHES; --at) {
+        for (int64_t at = text.length - 2; at >= 0 && seen.size() < MAX_MATCHES; --at) {
             if (tokens[at] != last) continue;
             int64_t matched = 1;
             while (matched < most && matched <= at && tokens[at - matched] == from_end(matched + 1)) ++matched;

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 
-MIN_CHANCE = 0.01  # no draft token with less is verified
 # Of one request's draft tokens, each with all of its path, likeliest first and parents before
 # children.
 Chances = Sequence[float]
@@ -30,10 +29,7 @@ def choose_nodes(candidates: Sequence[Chances], num_others: int, cost: StepCost)
     the step in any case, one token each, besides the roots of these requests."""
     num_roots, counts = num_others + len(candidates), [0] * len(candidates)
     likely = [
-        (-chance, request)
-        for request, chances in enumerate(candidates)
-        for chance in chances
-        if chance >= MIN_CHANCE
+        (-chance, request) for request, chances in enumerate(candidates) for chance in chances
     ]
     if not likely:
         return Choice(counts, float(num_roots), cost.seconds(num_roots))

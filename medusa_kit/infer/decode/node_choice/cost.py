@@ -9,25 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from medusa_kit.infer.decode.node_choice.mean import MEMORY, Mean
 from medusa_kit.locks import SharedLock
 
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # that are measured; between them lines are drawn
-# Where decoding has to find out what sizes cost: each of fewer ones is seen more often.
-FEW_SIZES = (1, 2, 4, 8, 16, 32)
+SIZES = (1, 2, 4, 8, 16, 32)  # whose times are known; between them lines are drawn
 SLOPE = 0.12  # the cost of one more node in one-node steps, where nothing else is known
 SMOOTHING = 0.15  # share of the newest step in how fast the machine is now
 OUTLIER = 2.0  # a step is taken for at most this many times the expected seconds
-# Steps that the first figure of a size counts for, and the second also that any does at most.
-ASSUMED, MEASURED = 3.0, 40.0
 
 
 @dataclass
 class _Size:
-    """`seconds`: at the machine's usual speed. `weight`: steps that it rests on. `recent`: its
-    share of the newest steps."""
+    """`seconds`: at the machine's usual speed. `recent`: its share of the newest steps."""
 
-    seconds: float
-    weight: float
+    seconds: Mean
     recent: float = 0.0
 
 
@@ -50,12 +45,11 @@ class StepCost:
         were measured. `undisturbed`: they were measured while nothing else was computed; else they
         count little, and none for more than the assumption: a size that seems too expensive is
         never tried, so decoding would not correct it."""
-        weight = MEASURED if measured and undisturbed else ASSUMED
-        first = dict(measured or {n: 1 + slope * (n - 1) for n in FEW_SIZES})
+        weight = MEMORY if measured and undisturbed else 1.0  # what is assumed counts as one step
+        first = dict(measured or {n: 1 + slope * (n - 1) for n in SIZES})
         if not undisturbed:
-            one_node, kept = first[1], [n for n in first if n in FEW_SIZES]
-            first = {n: min(first[n], one_node * (1 + slope * (n - 1))) for n in kept}
-        self._sizes = {n: _Size(seconds, weight) for n, seconds in sorted(first.items())}
+            first = {n: min(taken, first[1] * (1 + slope * (n - 1))) for n, taken in first.items()}
+        self._sizes = {n: _Size(Mean(taken, weight)) for n, taken in sorted(first.items())}
         self._known = list(self._sizes)
         self._usual = self._at_sizes()
         self._speed = 1.0
@@ -78,8 +72,8 @@ class StepCost:
             self._speed += SMOOTHING * (seconds / expected - self._speed)
             ratio = seconds / (self._speed * expected)
             for share, size in around:
-                size.weight = min(size.weight + share, MEASURED)
-                size.seconds *= 1 + others * share / size.weight * (ratio - 1)
+                usual = size.seconds.value
+                size.seconds.record(usual * (1 + others * (ratio - 1)), share)
             self._usual = self._at_sizes()
 
     def seconds(self, num_nodes: int) -> float:
@@ -120,7 +114,7 @@ class StepCost:
     # Plain Python: called at each step, where arrays would take longer than all else of it.
     def _at_sizes(self) -> list[float]:
         """The known sizes' seconds at the usual speed; more nodes never take less time."""
-        return list(accumulate((size.seconds for size in self._sizes.values()), max))
+        return list(accumulate((size.seconds.value for size in self._sizes.values()), max))
 
     def _growth(self, index: int) -> float:
         """Seconds of one more node between the known size at `index` and the next one."""

@@ -4,6 +4,7 @@ A file in the cache folder holds them, named by all that they depend on.
 """
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,16 +24,13 @@ from medusa_kit.store.records import Record, short_digest
 from medusa_kit.transfer import to_device
 from medusa_kit.version import __version__
 
-PREFIX = 32  # tokens before the measured nodes
 REPEATS = 8  # turns: where another program computes beside, few of them see the machine alone
 LONGEST = 0.5  # seconds of one step from which on no larger ones are measured
-MIN_GROWTH = 0.05  # by which a step of the most nodes takes longer than one of a single node
 # Of the steps of a size, so many are as fast as the fastest where the machine is alone, within this
 # factor. Else another program computed beside, and the figures are good for no other process.
 AS_FAST, NEAR = 0.2, 1.15
 # (verifier, clock) -> seconds of steps by their nodes
 Measure = Callable[[Verifier, Clock], Mapping[int, Sequence[float]]]
-POSSIBLE = (1e-7, 1e4)  # seconds that a step may have taken; a file with others is damaged
 
 
 class MeasuredSteps:
@@ -87,8 +85,8 @@ class MeasuredSteps:
             alone = record.get("alone", True) is True
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return None
-        shortest, longest = POSSIBLE
-        possible = all(shortest <= taken <= longest for taken in seconds.values())
+        possible = all(taken > 0 and 1 / taken + len(seconds) * taken < math.inf
+                       for taken in seconds.values())  # fmt: skip
         sizes = {1} < seconds.keys() <= set(SIZES)
         if not (alone and possible and sizes) or (self._in_cpp and _is_flat(seconds)):
             return None
@@ -113,11 +111,11 @@ class MeasuredSteps:
 
 
 def _is_flat(seconds: Mapping[int, float]) -> bool:
-    """Whether no step takes longer than another, or those of the most nodes hardly do: on a CPU
+    """Whether no step takes longer than another, or those of the most nodes about as long: on a CPU
     that computes one node after another, something else was timed. Few nodes may cost as much as
     one, while weights are read."""
     largest = max(seconds)
-    flat = largest == SIZES[-1] and seconds[largest] < (1 + MIN_GROWTH) * seconds[1]
+    flat = largest == SIZES[-1] and seconds[largest] < NEAR * seconds[1]
     return flat or len(set(seconds.values())) == 1
 
 
@@ -150,9 +148,8 @@ def measured(verifier: Verifier, clock: Clock) -> dict[int, list[float]]:
     least of several is what it takes where nothing else runs. Sizes fall, and have several steps in
     a row, since a small step takes longer behind a large one."""
     context = verifier.base.info.context_length
-    prefix = min(PREFIX, context // 2)
-    sizes = [size for size in SIZES if prefix + size < context]
-    steps = RepeatedSteps(verifier, [[0] * prefix], clock)
+    sizes = [size for size in SIZES if 1 + size < context]
+    steps = RepeatedSteps(verifier, [[0]], clock)
     drafters = {size: _Chains(size, verifier.base.device) for size in sizes}
     times: dict[int, list[float]] = {}
     for size in sizes:  # warms up
