@@ -31,7 +31,6 @@ from medusa_kit.tree.dynamic import Guesses
 # guesses of the heads shipped were right in answers of SmolLM2-135M.
 SMOOTHING = (15.0, 3.5, 4.5, 1.3)
 MAX_MATCHES = 512  # positions in a text that count, the newest ones
-MAX_MORE = 8  # tokens that are guessed because they followed, beside a head's own guesses
 
 
 class RowText:
@@ -94,13 +93,13 @@ def with_copies(
     guesses: Guesses, text_T: np.ndarray, path: Sequence[int], smoothing: Sequence[float]
 ) -> Guesses:
     """A head's guesses after the path with their blended chances, in their order; after them the
-    likeliest followers that are not among them, at most MAX_MORE."""
+    likeliest followers that are not among them, as many at most."""
     found = followers(text_T, path, len(smoothing))
     blended = [(token, found.blended(token, score, smoothing)) for token, score in guesses]
     named = {token for token, _ in guesses}
     more = [(token, found.blended(token, -math.inf, smoothing))
             for token in found.of_token if token not in named]  # fmt: skip
-    return [*blended, *sorted(more, key=lambda one: -one[1])[:MAX_MORE]]
+    return [*blended, *sorted(more, key=lambda one: -one[1])[: len(guesses)]]
 
 
 def with_copies_after(
@@ -110,11 +109,11 @@ def with_copies_after(
     paths_BQJ: Tensor,
     smoothing: Sequence[float],
 ) -> tuple[Tensor, Tensor]:
-    """The same after several paths of each row: (ids, scores) of C + MAX_MORE guesses, those that
+    """The same after several paths of each row: (ids, scores) of 2 * C guesses, those that
     are not there with a score of minus infinity. A text of None is not copied from."""
     (B, Q, C), device = ids_BQC.shape, ids_BQC.device
     ids_BQC, scores_BQC, paths_BQJ = together_on_host(ids_BQC, scores_BQC, paths_BQJ)
-    ids = torch.zeros(B, Q, C + MAX_MORE, dtype=ids_BQC.dtype)
+    ids = torch.zeros(B, Q, 2 * C, dtype=ids_BQC.dtype)
     scores = torch.full(ids.shape, -math.inf, dtype=scores_BQC.dtype)
     rows = zip(ids_BQC.tolist(), scores_BQC.tolist(), paths_BQJ.tolist(), texts, strict=True)
     for row, (ids_QC, scores_QC, paths_QJ, text_T) in enumerate(rows):

@@ -16,13 +16,14 @@ struct Candidate { double score; int64_t token; };  // a guess with its log-prob
 
 class Copying {
     static constexpr int64_t LONGEST = 8;  // as in tree/dynamic.py, the others as in copying.py
-    static constexpr size_t MAX_MATCHES = 512, MAX_MORE = 8;
+    static constexpr size_t MAX_MATCHES = 512;
 
   public:
     Copying(const double* smoothing, int64_t longest) : smoothing(smoothing), longest(std::min(longest, LONGEST)) {}
 
     // `found`: a head's guesses after the path, which begins with the root, likeliest first. They get
-    // their blended chances, and after them come the likeliest followers that are not among them.
+    // their blended chances, and after them come the likeliest followers that are not among them, as many
+    // at most.
     void blend(const Text& text, const int64_t* path, int64_t path_length, std::vector<Candidate>& found) {
         find(text, path, path_length);
         if (followers.empty()) return;
@@ -37,7 +38,7 @@ class Copying {
         for (const Follower& one : followers)
             if (!one.named) found.push_back({blended(0.0, one), one.token});
         std::stable_sort(found.begin() + guesses, found.end(), likelier);
-        found.resize(std::min(found.size(), guesses + MAX_MORE));
+        found.resize(std::min(found.size(), 2 * guesses));
     }
     static bool likelier(const Candidate& a, const Candidate& b) { return a.score > b.score; }
 
