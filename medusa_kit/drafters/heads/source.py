@@ -9,7 +9,7 @@ node is how often that node was right so far.
 import math
 from collections.abc import Sequence
 
-from medusa_kit.drafters.estimates import AcceptanceEstimate, chance_class
+from medusa_kit.drafters.estimates import CLASSES, AcceptanceEstimate, chance_class
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.drafters.heads.medusa import HeadsDrafter
 from medusa_kit.drafters.heads.static_chances import own_chances
@@ -18,6 +18,10 @@ from medusa_kit.heads.guesser import Least
 from medusa_kit.infer.draft import Draft, State, StepResult
 
 DRAWN = "drawn"  # guesses of tokens that will be drawn are counted apart
+# A path gets children from this many times the chance on that a draft token must have: children are
+# less likely, and naming them takes time.
+ASKED = 3.5
+HIGHEST = 1 - 1 / CLASSES  # of these chances: paths of the surest class always do
 
 
 class HeadsSource(TrieDrafter):
@@ -38,15 +42,18 @@ class HeadsSource(TrieDrafter):
         self._nodes: list[int] | None = None  # of a static tree that are named; None: all
 
     def set_min_chance(self, least_chance: float, acceptance: AcceptanceEstimate) -> None:
-        """Name no paths with a lower chance from now on. In a dynamic tree those paths get children
-        whose children would have that chance if they were as likely as the path. Of a static tree
+        """Name no paths with a lower chance from now on. In a dynamic tree only paths so likely get
+        children that these may have that chance after another pass of the heads. Of a static tree
         the nodes are named that were right often enough by `acceptance`, at least the likeliest.
         """
         if isinstance(self.inner, HeadsDrafter):
             self._nodes = self._likely_nodes(self.inner, least_chance, acceptance)
             return
-        kept = math.log(min(least_chance, 1.0)) if least_chance > 0 else -math.inf
-        self._min_scores = Least(kept, kept / 2)
+        kept, asked = (
+            math.log(min(chance, HIGHEST)) if chance > 0 else -math.inf
+            for chance in (least_chance, ASKED * least_chance)
+        )
+        self._min_scores = Least(kept, asked)
 
     def _likely_nodes(
         self, inner: HeadsDrafter, least_chance: float, acceptance: AcceptanceEstimate
