@@ -110,4 +110,4 @@ def test_large_stores_are_sorted_and_matched_as_small_ones_are(tmp_path):
         assert trie.tokens[1:3] == answers[7][17:19]
         assert trie.parents[1:3] == [0, 1]
         assert trie.chances[1] == pytest.approx(1 / 3.5, abs=0.05)  # seen once after nine tokens
-        assert trie.keys[1] == ("past", 8, 2)
+        assert trie.keys[1] == ("past", 2)

@@ -29,7 +29,6 @@ from medusa_kit.drafters.text.suffix_array import Ranges, SuffixArray
 from medusa_kit.drafters.text.suffix_automaton import START, Cursor, SuffixAutomaton
 from medusa_kit.drafters.trie import Trie, TrieDrafter
 from medusa_kit.errors import ConfigError, MedusaKitError
-from medusa_kit.infer.decode.node_choice.cost import SLOPE
 from medusa_kit.infer.draft import RequestText, State, unread
 from medusa_kit.settings.drafters import SuffixOptions
 
@@ -43,6 +42,7 @@ PAST_SMOOTHING = (
     *(0.0, 7.0, 7.0, 7.0, 6.5, 4.7, 4.2, 4.2, 3.2),
     *(3.2, 3.0, 2.5, 2.4, 1.5, 1.4, 1.3, 0.4),
 )
+MIN_CHANCE = 0.05  # of paths, where the price of a node is not known
 
 Level = tuple[int, str, float, dict[int, int]]  # matched, kind, weight of shorter ones, counts
 
@@ -122,7 +122,7 @@ class SuffixRow:
             for position in self.positions:
                 position.read(token)
 
-    def grow(self, root: int, num_nodes: int, min_chance: float = SLOPE) -> Trie:
+    def grow(self, root: int, num_nodes: int, min_chance: float = MIN_CHANCE) -> Trie:
         """The likeliest `num_nodes` nodes after the root, best first; no paths with a chance below
         `min_chance`.
 
@@ -179,7 +179,7 @@ class SuffixDrafter(TrieDrafter):
         self, options: SuffixOptions, device: torch.device, past: PastAnswers | None = None
     ) -> None:
         super().__init__(device)
-        self._min_chance = SLOPE  # until the price of a node is known
+        self._min_chance = MIN_CHANCE  # until the price of a node is known
         self.options, self.num_nodes, self.past = options, options.num_nodes, past
         self._failures: list[str] = []
         self._reading = past.lock if past is not None else nullcontext()
