@@ -219,6 +219,11 @@ def test_what_is_kept_is_bounded() -> None:
     for _ in range(2):
         assert engine.generate(random_prompt(9, 1), max_new_tokens=5).stats.cached_tokens == 0
     assert not engine.scheduler.idle
+    engine.scheduler = reusing(engine.verifier, batch.cache.num_bytes * 3 // 2)
+    for seed in (2, 3):  # the later one stays
+        engine.generate(random_prompt(9, seed), max_new_tokens=5)
+    assert len(engine.scheduler.idle) == 1
+    assert engine.generate(random_prompt(9, 3), max_new_tokens=5).stats.cached_tokens == 8
 
 
 @in_cpp
