@@ -27,7 +27,7 @@ from medusa_kit.bench.methods import standard_methods
 from medusa_kit.engine.engine import Engine
 
 VOCAB = 24  # few tokens: a random draft is right now and then
-TOKENS = 40
+TOKENS = 24
 # The last one ends at the context's end; the second has one token.
 PROMPTS = [
     random_prompt(7, 1, VOCAB),

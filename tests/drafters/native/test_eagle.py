@@ -28,7 +28,7 @@ from medusa_kit.infer.draft import RequestText
 
 VOCAB, KNOWN = 24, 20  # few tokens: a random draft is right now and then
 LAYERS = 4
-TOKENS = 40
+TOKENS = 24
 # The last one ends at the context's end; the second has one token.
 PROMPTS = [
     random_prompt(7, 1, VOCAB),
