@@ -64,7 +64,9 @@ GROUPS = {
         12,
         [f"{DECODE}/accept/{name}.py" for name in
          ("token_choice", "logits_processing", "one_thread")] + ["medusa_kit/settings/sampling.py"],
-        [f"{ACCEPT}/test_token_choice.py", f"{ACCEPT}/test_one_thread.py",
+        # The first is what the second was called when the list was drawn.
+        [f"{ACCEPT}/test_token_choice.py", f"{ACCEPT}/test_sampler.py",
+         "tests/exactness/test_typical.py", f"{ACCEPT}/test_one_thread.py",
          f"{ACCEPT}/test_draws.py", "tests/exactness/test_sampling.py"],
     ),
     "c++": Group(
