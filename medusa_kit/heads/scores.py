@@ -117,7 +117,12 @@ def _scored(
     columns_XC = best_columns(logits_XR, count)
     logits_XR = logits_XR.to(torch.promote_types(logits_XR.dtype, torch.float32)) / temperature
     scores_XC = logits_XR.gather(-1, columns_XC) - logits_XR.logsumexp(-1, keepdim=True)
-    return heads.to_ids(columns_XC), scores_XC.clamp_max(0.0)
+    return heads.to_ids(columns_XC), _log_probabilities(scores_XC)
+
+
+def _log_probabilities(scores: Tensor) -> Tensor:
+    """Scores that are not numbers, of heads that overflow, stand for what has no chance."""
+    return scores.clamp_max(0.0).masked_fill(scores.isnan(), -math.inf)
 
 
 def _guessed_draws(
@@ -146,5 +151,5 @@ def _guessed_draws(
     best_XC = sums_XR.gather(-1, columns_XC) * (heat_XR / own_XR)
     others_XR = (logits_XR / own_XR).minimum(best_XC[..., -1:]).scatter(-1, columns_XC, -math.inf)
     whole_X1 = torch.cat([best_XC, others_XR], dim=-1).logsumexp(-1, keepdim=True)
-    ids_XC, scores_XC = heads.to_ids(columns_XC), (best_XC - whole_X1).clamp_max(0.0)
+    ids_XC, scores_XC = heads.to_ids(columns_XC), _log_probabilities(best_XC - whole_X1)
     return ids_XC[..., :count], scores_XC[..., :count].to(wide)

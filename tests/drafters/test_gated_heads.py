@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.small_engines import (
     BUSHY,
+    build_engine,
     endless_base,
     engine_with_heads,
     random_heads,
@@ -104,6 +105,26 @@ def test_the_whole_tree_is_proposed_where_nothing_is_chosen(engine: Engine) -> N
     state = state_from([[1], [2]], [5, 9], torch.randn(2, engine.base.info.hidden_size))
     whole = drafter.inner.propose(state)
     assert torch.equal(drafter.propose(state).tokens_BN, whole.tokens_BN)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("smoothing", [(), (1.0,)])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_heads_that_compute_no_numbers_draft_nothing(
+    kind: str, smoothing: tuple[float, ...], temperature: float
+) -> None:
+    heads = random_heads(endless_base(VOCAB), kind=kind)
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            parameter.fill_(math.nan)
+    engine = build_engine(heads.base, heads=heads)
+    engine.use_tree(DynamicTree(8, SCALES, 6, 3, smoothing))
+    own = replace(engine, scheduler=Scheduler(engine.verifier, steps=Fixed(FREE)))
+    given: dict[str, Any] = {"max_new_tokens": 20, "temperature": temperature, "seed": 1}
+    plain = own.generate(random_prompt(9, 1, VOCAB), drafter="none", **given)
+    for drafter in ("medusa", "auto"):
+        found = own.generate(random_prompt(9, 1, VOCAB), drafter=drafter, **given)
+        assert found.token_ids == plain.token_ids
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -42,7 +42,7 @@ PAST_SMOOTHING = (
     *(0.0, 7.0, 7.0, 7.0, 6.5, 4.7, 4.2, 4.2, 3.2),
     *(3.2, 3.0, 2.5, 2.4, 1.5, 1.4, 1.3, 0.4),
 )
-MIN_CHANCE = 0.05  # of paths, where the price of a node is not known
+MIN_CHANCE = 0.05  # less likely paths are not looked for, however cheap nodes are
 
 Level = tuple[int, str, float, dict[int, int]]  # matched, kind, weight of shorter ones, counts
 
@@ -179,7 +179,6 @@ class SuffixDrafter(TrieDrafter):
         self, options: SuffixOptions, device: torch.device, past: PastAnswers | None = None
     ) -> None:
         super().__init__(device)
-        self._min_chance = MIN_CHANCE  # until the price of a node is known
         self.options, self.num_nodes, self.past = options, options.num_nodes, past
         self._failures: list[str] = []
         self._reading = past.lock if past is not None else nullcontext()
@@ -194,7 +193,7 @@ class SuffixDrafter(TrieDrafter):
             for one in state.requests:
                 row = one.own(self, self._row)
                 row.read(unread(one.text, one.root, row.text.num_tokens))
-                tries.append(row.grow(one.root, self.num_nodes, self._min_chance))
+                tries.append(row.grow(one.root, self.num_nodes, max(MIN_CHANCE, self._min_chance)))
         return tries
 
     def _row(self) -> SuffixRow:

@@ -53,7 +53,8 @@ class MeasuredSteps:
             if self._cost is None:
                 kept = self._kept()
                 seconds, alone = self._measured_and_kept() if kept is None else (kept, True)
-                self._cost = StepCost(measured=seconds, undisturbed=alone)
+                believed = seconds if _are_possible(seconds) else None
+                self._cost = StepCost(measured=believed, undisturbed=alone)
             return self._cost
 
     @property
@@ -85,10 +86,8 @@ class MeasuredSteps:
             alone = record.get("alone", True) is True
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return None
-        possible = all(taken > 0 and 1 / taken + len(seconds) * taken < math.inf
-                       for taken in seconds.values())  # fmt: skip
-        sizes = {1} < seconds.keys() <= set(SIZES)
-        if not (alone and possible and sizes) or (self._in_cpp and _is_flat(seconds)):
+        usable = alone and {1} < seconds.keys() <= set(SIZES) and _are_possible(seconds)
+        if not usable or (self._in_cpp and _is_flat(seconds)):
             return None
         return seconds
 
@@ -108,6 +107,13 @@ class MeasuredSteps:
             )
         self._record.write(seconds=seconds, alone=alone)
         return seconds, alone
+
+
+def _are_possible(seconds: Mapping[int, float]) -> bool:
+    """Whether one can calculate with them: a file may be damaged, and a clock stand still."""
+    return all(
+        taken > 0 and 1 / taken + len(seconds) * taken < math.inf for taken in seconds.values()
+    )
 
 
 def _is_flat(seconds: Mapping[int, float]) -> bool:

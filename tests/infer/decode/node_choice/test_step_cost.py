@@ -15,7 +15,7 @@ from support.wrapped import WrappedVerifier, raising
 from medusa_kit import console
 from medusa_kit.base.remembered.checks import code_digest
 from medusa_kit.infer.decode.node_choice import measured
-from medusa_kit.infer.decode.node_choice.cost import SIZES, StepCost
+from medusa_kit.infer.decode.node_choice.cost import SIZES, SLOPE, StepCost
 from medusa_kit.infer.decode.node_choice.measured import MeasuredSteps
 from medusa_kit.infer.verifier import Verifier
 
@@ -148,6 +148,13 @@ def test_times_of_a_busy_machine_are_taken_anew_at_the_next_start(
 def test_what_a_busy_machine_makes_expensive_is_not_believed(verifier: Verifier) -> None:
     steps = given(verifier, {1: [0.010] * 10, 2: [0.016, *[0.020] * 9]})
     assert steps.cost.least_chance(1) < 0.2
+
+
+@pytest.mark.parametrize("taken", [0.0, -0.001, float("nan"), float("inf")])
+def test_times_that_cannot_be_leave_the_assumption(verifier: Verifier, taken: float) -> None:
+    """A clock stands still or goes back while steps are timed."""
+    for _ in range(2):  # the second time they were written to disk
+        assert given(verifier, {1: [taken], 2: [0.02]}).cost.least_chance(1) == pytest.approx(SLOPE)
 
 
 def test_small_steps_are_not_timed_behind_large_ones(verifier: Verifier) -> None:
