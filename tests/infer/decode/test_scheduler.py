@@ -143,6 +143,24 @@ def test_padding_is_counted_where_the_class_keeps_its_attention(family: str) -> 
     assert [row.num_padding for row in rows] == [padding, 0]
 
 
+@pytest.mark.parametrize("family", ["llama-tied", "gpt2"])
+def test_prompts_that_come_together_are_read_in_one_forward(family: str) -> None:
+    engine, calls = engine_for(family), list[int]()
+
+    def read(read_prompts: Callable[..., Any], cache: Any, slots: Any, *others: Any) -> Any:
+        calls.append(len(slots))
+        return read_prompts(cache, slots, *others)
+
+    verifier: Any = WrappedVerifier(engine.verifier, read_prompts=read)
+    scheduler, drafter = Scheduler(verifier, 3), drafters(engine)["none"]
+    rows = [row_for(engine, n, LONGEST, verifier=verifier) for n in (5, 7, 6)]
+    for row in rows:
+        scheduler.add(row, drafter)
+    served(scheduler, rows)
+    assert calls == [3]
+    assert [row.token_ids for row in rows] == [exact(family, row) for row in rows]
+
+
 def test_room_is_made_for_a_longer_request() -> None:
     engine = engine_for("llama-tied")
     scheduler, drafter = Scheduler(engine.verifier, 2), drafters(engine)["none"]

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from medusa_kit.errors import ConfigError
-from medusa_kit.heads.noise import gumbel_noise
+from medusa_kit.heads.noise import gumbel_noise, mixed
 from medusa_kit.infer.decode.accept.logits_processing import logits_processors
 from medusa_kit.infer.decode.accept.sampler import Sampler
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
@@ -85,6 +85,16 @@ def test_penalties_of_the_generation_config_see_the_nodes_own_prefix() -> None:
     assert not sampler.takes_argmax
     assert sampler.choose(logits, [1, 3]) == 5
     assert sampler.choose(logits, [1, 5]) == 6
+
+
+def test_drafters_are_told_of_draws_that_numbers_describe() -> None:
+    base, drawn = tiny_base("llama"), SamplingParams(temperature=0.8, seed=4)
+    draws = Sampler(base, drawn, [1, 3], 9).draws_after(7)
+    assert draws is not None
+    assert (draws.temperature, draws.noise_seed(0)) == (0.8, mixed(4, 8))
+    assert Sampler(base, SamplingParams(), [1, 3], 9).draws_after(7) is None
+    unusual = [TopKLogitsWarper(5), TemperatureLogitsWarper(0.8)]  # in the other order
+    assert Sampler(base, drawn, [1, 3], 9, processors=unusual).draws_after(7) is None
 
 
 def test_plain_greedy_is_the_argmax() -> None:
