@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 from support.debug_model import ROOT
 
+# A file with its folder, from one of these on; FOLDER/recipe.yaml stands for any.
+NAMED = re.compile(r"(?<![\w./-])(?:[a-z_.][\w.-]*/)+[\w-]+\.(?:py|h|cpp|toml|yaml)\b")
+WITHIN = (ROOT, ROOT / "medusa_kit", ROOT / "tests")
+HISTORY = ("LOG.md", "CHANGELOG.md")  # these name what there was
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -44,3 +48,13 @@ def test_a_broken_link_would_be_seen(tmp_path: Path) -> None:
     page = tmp_path / "a.md"
     page.write_text("[a](b.md#one-two) [b](b.md#three) [c](c.md) [d](https://example.org)\n")
     assert broken(page) == ["b.md#three", "c.md"]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*(page for page in PAGES if page.name not in HISTORY), ROOT / "Makefile", ROOT / ".ci/run"],
+    ids=lambda page: page.name,
+)
+def test_files_that_are_named_are_there(page: Path) -> None:
+    names = set(NAMED.findall(page.read_text()))
+    assert [name for name in names if not any((top / name).exists() for top in WITHIN)] == []
