@@ -106,6 +106,9 @@ class Run:
             return {"state": "not found", "why": "the line" if placed is None else "its tests"}
         native = not mutant.file.endswith(".py")
         if mutant.group not in self.unchanged:
+            names = {Path(name).name for name in tests}
+            if gone := [name for name in mutant.tests if Path(name).name not in names]:
+                console.note(f"{mutant.group}: without {', '.join(gone)}, which this tree lacks")
             start = time.monotonic()
             code, last = run_tests(copy, tests, native, None)
             if code != PASSED:

@@ -130,7 +130,7 @@ def test_tests_that_were_moved_are_found(tmp_path: Path) -> None:
     assert here(tmp_path, asked) == ["tests/x/test_a.py", "tests/test_b.py"]
 
 
-def test_what_becomes_of_mutants(tmp_path: Path) -> None:
+def test_what_becomes_of_mutants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A real run of pytest on a tree of one function; what is known is not run again."""
     import subprocess
 
@@ -144,12 +144,14 @@ def test_what_becomes_of_mutants(tmp_path: Path) -> None:
         (tree / name).write_text(text)
     subprocess.run(["git", "init", "-q", str(tree)], check=True)
     alike = {"old": "return n + 1", "new": "return n - 1"}
-    asked = [mutant(number=n, function=name, **alike) for n, name in enumerate("fgh")]
+    tests = ["tests/test_a.py", "tests/test_gone.py"]
+    asked = [mutant(number=n, function=name, tests=tests, **alike) for n, name in enumerate("fgh")]
     output = tmp_path / "results.json"
     run = Run(tree, output)
     run.of(asked)
     states = [run.found[str(n)]["state"] for n in range(3)]
     assert states == ["killed", "survived", "not found"]
+    assert capsys.readouterr().err.count("without tests/test_gone.py") == 1
     assert "+ 1" in (tree / "medusa_kit" / "a.py").read_text(), "the tree is not touched"
     again = Run(tree, output)
     again.unchanged = {"g": -1e9}  # a test that ran would be a hang at once
