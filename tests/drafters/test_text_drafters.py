@@ -62,6 +62,14 @@ def test_paths_that_do_not_gain_are_not_guessed(name):
     assert len(likely) < len(chances)
 
 
+def test_rare_followers_of_a_frequent_token_are_not_looked_for_where_nodes_are_free():
+    text = [token for number in range(10, 60) for token in (7, number)]
+    drafter = drafter_for("suffix", num_nodes=12)
+    drafter.set_min_chance(0.0, AcceptanceEstimate())
+    assert guessed(drafter, text, 7).num_nodes == 1
+    assert guessed(drafter, [*text, *[7, 5] * 40], 7).tokens[:2] == [7, 5]
+
+
 # Prompt lookup
 
 

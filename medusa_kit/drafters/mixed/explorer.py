@@ -33,7 +33,7 @@ class Explorer:
                 lost = RUN * (self._gains[best].value - gain.value)
                 if choice != best and TRIES * self._unused[choice] > lost:
                     self._tried, self._left = choice, RUN
-                    gain.doubt()
+                    gain.forget()
                     return choice
             return best
 
@@ -51,7 +51,7 @@ class Explorer:
         """From now on another text is decoded, of which earlier ones say little."""
         with self._lock:
             for gain in self._gains:
-                gain.doubt()
+                gain.forget()
 
 
 class Overheads:

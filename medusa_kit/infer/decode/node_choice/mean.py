@@ -16,6 +16,6 @@ class Mean:
         self.weight = min(self.weight + share, MEMORY)
         self.value += (value - self.value) * share / self.weight
 
-    def doubt(self) -> None:
+    def forget(self) -> None:
         """From now on something else is observed, of which the past says little."""
         self.weight = min(self.weight, PRIOR)
