@@ -19,6 +19,7 @@ from torch._appdirs import user_cache_dir
 from medusa_kit import console
 from medusa_kit.errors import ConfigError, check_count, unknown_value
 from medusa_kit.infer.cpu.levels import (
+    COMPILED,
     FLAGS,
     X86,
     digest_of_sources,
@@ -253,7 +254,7 @@ def build(machine_flags: tuple[str, ...]) -> ctypes.CDLL:
 
         cpp_extension.load(
             name,
-            [str(sources / "decoder.cpp")],
+            [str(sources / name) for name in COMPILED],
             extra_cflags=[*FLAGS, *machine_flags],
             extra_ldflags=["-pthread"],
             # A new one: the loader's lock survives a killed process.

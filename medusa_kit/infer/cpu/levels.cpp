@@ -1,5 +1,5 @@
-// Which levels of the library this processor and its system can run. decoder.cpp is compiled once for
-// each level, and its functions have the level's name as a suffix (levels.py).
+// Which levels of the library this processor and its system can run. The other files are compiled once
+// for each level, and their functions have the level's name as a suffix (levels.py).
 #include <cstring>
 
 namespace {

@@ -1,8 +1,8 @@
 """The C++ sources, their flags, and one library with all levels of x86-64, as wheels have it.
 
-decoder.cpp is compiled once for each level. All symbols of an object file then get the level's
-name as a suffix, also those of inline functions and of the standard library's templates: the linker
-would keep one of equal names, and a processor without AVX-512 could be given its instructions.
+The files of COMPILED are compiled once for each level. All symbols of a level then get its name as
+a suffix, also those of inline functions and of the standard library's templates: the linker would
+keep one of equal names, and a processor without AVX-512 could be given its instructions.
 
 Imports the standard library only: setup.py runs this file where nothing is installed.
 """
@@ -13,13 +13,16 @@ import re
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
+# Each by itself, side by side where there are cores.
+COMPILED = ("decoder.cpp", "products_2.cpp", "products_3.cpp", "products_1.cpp")
 SOURCES = (
     "simd.h", "pool.h", "matrix.h", "integers.h", "dots_avx512.h", "dots_avx2.h", "dots_neon.h",
-    "matmul.h", "draw.h", "rows.h", "norms.h", "shares.h", "recurrent.h", "heads.h",
+    "matmul.h", "products.h", "draw.h", "rows.h", "norms.h", "shares.h", "recurrent.h", "heads.h",
     "copying.h", "trees.h", "step.h", "attention_parts.h", "attention.h",
-    "decoder.cpp",
+    *COMPILED,
 )  # fmt: skip
 FLAGS = ("-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
 X86 = {  # names as mk_isa reports them, and as levels.cpp has them
@@ -60,7 +63,9 @@ def compile_levels(folder: Path) -> Path:
     library = packaged_library(folder)
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(os.cpu_count()) as threads:
         temporary_folder = Path(temporary)
-        objects = list(threads.map(lambda level: _compile(level, temporary_folder), X86))
+        parts = list(product(X86, COMPILED))
+        list(threads.map(lambda part: _compile(*part, temporary_folder), parts))  # or its error
+        objects = [_join(level, temporary_folder) for level in X86]
         dispatch = temporary_folder / "levels.o"
         _run(_compiler(), *FLAGS, "-fPIC", "-c", FOLDER / "levels.cpp", "-o", dispatch)
         exported = temporary_folder / "exported"
@@ -82,11 +87,17 @@ def platform_tag(library: Path) -> str:
     return f"manylinux_{major}_{minor}_x86_64"
 
 
-def _compile(level: str, folder: Path) -> Path:
-    object_file = folder / f"{level}.o"
-    _run(_compiler(), *FLAGS, "-fPIC", X86[level], "-c", FOLDER / "decoder.cpp", "-o", object_file)
+def _compile(level: str, name: str, folder: Path) -> None:
+    object_file = folder / f"{level}-{name}.o"
+    _run(_compiler(), *FLAGS, "-fPIC", X86[level], "-c", FOLDER / name, "-o", object_file)
+
+
+def _join(level: str, folder: Path) -> Path:
+    """One object file of a level's, whose symbols have the level's name as a suffix."""
+    object_file, renamed = folder / f"{level}.o", folder / f"{level}.names"
+    parts = [folder / f"{level}-{name}.o" for name in COMPILED]
+    _run(_compiler(), "-r", "-nostdlib", *parts, "-o", object_file)
     names = {line.split()[-1] for line in _run("nm", "--defined-only", object_file).splitlines()}
-    renamed = folder / f"{level}.names"
     pairs = (f"{name} {name}{suffix_of(level)}\n" for name in sorted(names))
     renamed.write_text("".join(pairs), encoding="utf-8")
     _run("objcopy", f"--redefine-syms={renamed}", object_file)

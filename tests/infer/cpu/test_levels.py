@@ -27,20 +27,27 @@ pytestmark = pytest.mark.skipif(
 )
 FUNCTION = 'extern "C" __attribute__((visibility("default"))) '
 # Equal names in every object file, of which a linker would keep one.
-SMALL = (
-    "#include <vector>\n"
+HERE = (
     "__attribute__((noinline)) inline int here() { return "
     + "".join(f"\n#if {name}\n 1 +\n#endif\n"
               for name in ("__AVX2__", "__AVXVNNI__", "__AVX512F__", "__AVX512VNNI__"))
-    + f"0; }}\n{FUNCTION} int mk_features() {{ std::vector<int> all(3, here()); return all[2]; }}\n"
+    + "0; }\n"
 )  # fmt: skip
+SMALL = (
+    f"#include <vector>\n{HERE}int another_file();\n{FUNCTION} int mk_features() {{\n"
+    "std::vector<int> all(3, here()); return all[2] == another_file() ? all[2] : -1; }\n"
+)
+SMALL_PRODUCTS = f"{HERE}int another_file() {{ return here(); }}\n"
 FEATURES = {"plain": 0, "avx2": 1, "avx-vnni": 2, "avx512": 2, "avx512-vnni": 3}
 
 
 def copy_small_sources(folder: Path) -> None:
     for name in (*levels.SOURCES, "levels.cpp"):
         shutil.copy(levels.FOLDER / name, folder)
+    for name in levels.COMPILED:
+        (folder / name).write_text("")
     (folder / "decoder.cpp").write_text(SMALL)
+    (folder / "products_1.cpp").write_text(SMALL_PRODUCTS)
 
 
 @pytest.fixture

@@ -61,7 +61,10 @@ def arm_command(isa: str) -> list[str]:
 
 
 def program_of(source: Path, command: Sequence[str]) -> Path:
-    """`source`, which includes the kernels, compiled by `command`. Raises CalledProcessError."""
+    """`source`, which includes decoder.cpp, compiled by `command` with the kernels' other files.
+
+    Raises CalledProcessError.
+    """
     version = subprocess.run([command[0], "--version"], capture_output=True, check=True).stdout
     made_of = *command, version, file_digest(source), kernels._processor()  # -march=native
     digest = levels.digest_of_sources(*made_of)
@@ -70,7 +73,8 @@ def program_of(source: Path, command: Sequence[str]) -> Path:
 
     def make(temporary: Path) -> None:
         temporary.mkdir()
-        built = [*command, str(source), "-o", str(temporary / program.name)]
+        others = [str(levels.FOLDER / name) for name in levels.COMPILED if name != "decoder.cpp"]
+        built = [*command, str(source), *others, "-o", str(temporary / program.name)]
         subprocess.run(built, capture_output=True, text=True, check=True)
 
     make_once(folder, f"compiling {source.name}", Path.is_dir, make)
