@@ -227,6 +227,16 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "arguments that are no JSON": ({"messages": [ASKED, {**ANSWERED, "tool_calls": [
         {"function": {"name": "f", "arguments": "{"}}]}]}, "tool_calls holds no call"),
     "tools that are none": ({"tools": "not JSON", "messages": TALK}, "tools is text that is not"),
+    "tools in a text": ({"tools": '["f"]', "messages": TALK}, "tools is no list of objects"),
+    "calls in a text that is no JSON": ({"messages": [ASKED, {**ANSWERED, "tool_calls": "{"}]},
+                                        "tool_calls is text that is not JSON"),
+    "a call of a number": ({"messages": [ASKED, {**ANSWERED, "tool_calls": [
+        {"function": {"name": 1, "arguments": {}}}]}]}, "tool_calls holds no call"),
+    "two thoughts": ({"messages": [ASKED, {**ANSWERED, "reasoning": "a", "thinking": "b"}]},
+                     "something else than one text"),
+    "a name that is none": ({"messages": [{**ASKED, "name": 5}, ANSWERED]}, "name of a message is"),
+    "a system that is none": ({"system": ["S"], "messages": TALK}, "expected text"),
+    "an input that is none": ({"instruction": "Q", "input": ["x"], "output": "a"}, "input is"),
     "history of another form": ({"prompt": "Q", "history": [{"q": "a"}]}, "history holds"),
 }  # fmt: skip
 

@@ -84,7 +84,18 @@ def test_another_tokenizers_and_damaged_stores_are_refused_and_left_alone(tmp_pa
         store_engine(12).generate([3], max_new_tokens=3, **with_store(path))
     assert path.read_bytes() == good
     running = drafter_with(store=str(path))
-    for damaged in (b"", b"not a store", good[: len(good) // 2]):
+    with np.load(path) as arrays:
+        ours = dict(arrays)
+    contradicting = [
+        {"tokens": ours["tokens"].astype(float)}, {"lengths": ours["lengths"][:, None]},
+        {"lengths": ours["lengths"] + 1}, {"tokens": -ours["tokens"]},
+        {"header": np.asarray(str(ours["header"]).replace('"version": 1', '"version": 99'))},
+    ]  # fmt: skip
+    damages = [b"", b"not a store", good[: len(good) // 2]]
+    for changed in contradicting:
+        np.savez(path, **ours | changed)
+        damages.append(path.read_bytes())
+    for damaged in damages:
         path.write_bytes(damaged)
         with pytest.raises(CheckpointError, match="not a medusa-kit store") as error:
             store_engine().generate([3], max_new_tokens=3, **with_store(path))

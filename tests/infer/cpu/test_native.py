@@ -286,6 +286,38 @@ def test_what_cannot_be_described_goes_through_torch():
     assert isinstance(verifier.base.model.model.layers[0].mlp.up_proj, NativeLinear)
 
 
+ODD = {
+    "weights are not all float32": lambda model: model.lm_head.half(),
+    "its output embedding is not": lambda model: setattr(model, "lm_head", nn.ReLU()),
+    "its input embedding": lambda model: setattr(model.model, "embed_tokens", nn.ReLU()),
+    "layers with parts": lambda model: first_of(model).add_module("more", nn.ReLU()),
+    "attention with unknown": lambda model: first_of(model).self_attn.add_module("more", nn.ReLU()),
+    "an MLP with unknown parts": lambda model: first_of(model).mlp.add_module("more", nn.ReLU()),
+    "a soft cap": lambda model: setattr(first_of(model).self_attn, "attn_logit_softcapping", 5.0),
+    "the activation ReLU": lambda model: setattr(first_of(model).mlp, "act_fn", nn.ReLU()),
+    "a norm of another kind, ReLU": lambda model: setattr(model.model, "norm", nn.ReLU()),
+    "a norm of another kind, LayerNorm": lambda model: setattr(model.model, "norm", layer_norm()),
+    "several epsilons": lambda model: setattr(model.model.norm, "variance_epsilon", 0.01),
+}
+
+
+def first_of(model):
+    return model.model.layers[0]
+
+
+def layer_norm():
+    return nn.LayerNorm(model_of("llama").config.hidden_size)
+
+
+@pytest.mark.parametrize("reason", ODD)
+def test_what_c_does_not_compute_is_not_described(reason):
+    model = model_of("llama")
+    describe(model)
+    ODD[reason](model)
+    with pytest.raises(Unsupported, match=reason):
+        describe(model)
+
+
 def test_a_step_that_the_self_check_refuses_is_not_used(monkeypatch, capsys):
     """For instance a multiplier that no module shows: then the model runs the steps."""
     base = wrap_model(model_of("llama"), None, "odd")
