@@ -64,7 +64,8 @@ def compile_levels(folder: Path) -> Path:
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(os.cpu_count()) as threads:
         temporary_folder = Path(temporary)
         parts = list(product(X86, COMPILED))
-        list(threads.map(lambda part: _compile(*part, temporary_folder), parts))  # or its error
+        # `list` raises what one of them raised.
+        list(threads.map(lambda part: _compile(part[0], part[1], temporary_folder), parts))
         objects = [_join(level, temporary_folder) for level in X86]
         dispatch = temporary_folder / "levels.o"
         _run(_compiler(), *FLAGS, "-fPIC", "-c", FOLDER / "levels.cpp", "-o", dispatch)
