@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from quick_runs import Whole, note_phases
 from safetensors.torch import load_file
 from support.debug_model import small_tokenizer
 from support.tiny_models import model_of, tiny_model
@@ -38,16 +39,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of phases, as they begin."""
-    names: list[str] = []
-    for name in PHASES:
-        inner = getattr(quick_run, f"run_{name}")
-
-        def outer(*arguments: Any, name: str = name, inner: Any = inner) -> Any:
-            names.append(name)
-            return inner(*arguments)
-
-        monkeypatch.setattr(quick_run, f"run_{name}", outer)
-    return names
+    return note_phases(monkeypatch)
 
 
 def interrupted(*_: Any, **__: Any) -> Any:
@@ -55,11 +47,9 @@ def interrupted(*_: Any, **__: Any) -> Any:
 
 
 def test_a_run_stopped_in_every_phase_ends_as_one_that_was_not(
-    request_for: Build, begun: list[str], capsys: pytest.CaptureFixture[str]
+    request_for: Build, whole: Whole, begun: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = prepared(request_for("whole"))
-    run(whole)
-    assert begun == list(PHASES)
+    assert whole.begun == list(PHASES)
 
     updates, original = [0], TrainingLoop._update
 
@@ -94,27 +84,26 @@ def test_a_run_stopped_in_every_phase_ends_as_one_that_was_not(
     assert begun == ["bench"]
 
     for name in ("answers.jsonl", "held_out.jsonl"):
-        assert (session.path(name)).read_text() == whole.path(name).read_text()
-    ours, theirs = (load_file(one.heads / "heads.safetensors") for one in (session, whole))
+        assert (session.path(name)).read_text() == whole.session.path(name).read_text()
+    both = (session, whole.session)
+    ours, theirs = (load_file(one.heads / "heads.safetensors") for one in both)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    for one in (session, whole):
-        found = one.state.figures("search")
-        assert found["static"] == whole.state.figures("search")["static"]
+    found, expected = (one.state.figures("search") for one in both)
+    assert found["static"] == expected["static"]
     begun.clear()
     run(prepared(parts))
     assert begun == []
 
 
-def test_what_a_run_leaves(request_for: Build, prompt_file: Path, tmp_path: Path) -> None:
-    session = prepared(request_for())
-    verified = run(session)
+def test_what_a_run_leaves(whole: Whole) -> None:
+    session = whole.session
     title, lines, commands = report.write(session)
-    folder = tmp_path / "heads"
+    folder = session.request.output
     asked = {row["id"] for row in rows(folder / "answers.jsonl")}
     held = {row["id"] for row in rows(folder / "held_out.jsonl")}
     assert (len(asked), len(held), asked & held) == (26, 3, set())
-    assert verified["bugs"] == 0
+    assert whole.verified["bugs"] == 0
 
     measured = read_measured(folder / "run" / "heads")  # as push reads them
     assert measured.tree is not None
@@ -143,12 +132,18 @@ def test_what_a_run_leaves(request_for: Build, prompt_file: Path, tmp_path: Path
 
 
 def test_without_room_for_a_second_model_the_rest_is_measured(
-    request_for: Build, monkeypatch: pytest.MonkeyPatch
+    request_for: Build, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_room(base: Any) -> Any:
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(judging, "oracle_beside", no_room)
+    whole.copied(tmp_path / "heads")
+    path = tmp_path / "heads/quick.json"
+    record = json.loads(path.read_text())
+    for name in ("verify", "bench"):
+        del record["phases"][name]
+    path.write_text(json.dumps(record))
     session = prepared(request_for())
     found = run(session)
     assert found == {"not_run": "the device has no room for a second model"}
@@ -223,13 +218,13 @@ def test_what_would_mix_two_runs_is_refused(
 
 
 def test_more_hours_give_more_answers_and_new_heads(
-    request_for: Build, begun: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+    request_for: Build, whole: Whole, begun: list[str], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    whole.copied(tmp_path / "heads")
     first = prepared(request_for())
-    run(first)
     heads = (first.heads / "heads.safetensors").read_bytes()
     answers = first.answers.read_text()
-    begun.clear()
     record = json.loads(first.state.path.read_text()) | {"seconds": 30.0}
     for name, seconds in (("answers", 9.0), ("training", 10.0), ("bench", 3.0)):
         record["phases"][name]["seconds"] = seconds
@@ -265,10 +260,9 @@ def test_more_hours_give_more_answers_and_new_heads(
 
 
 def test_a_finished_run_is_told_from_a_folder_that_cannot_be_written(
-    request_for: Build, monkeypatch: pytest.MonkeyPatch
+    whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = prepared(request_for())
-    run(session)
+    session = whole.session
     told = report.write(session)
 
     def read_only(*_: Any) -> Any:
@@ -276,7 +270,7 @@ def test_a_finished_run_is_told_from_a_folder_that_cannot_be_written(
 
     monkeypatch.setattr(quick_run, "only_training_in", read_only)
     monkeypatch.setattr(files, "atomic_write", read_only)
-    again = prepared(request_for())
+    again = prepared(session.request)
     assert run(again) == session.state.figures("verify")
     assert [line for line in report.write(again)[1] if line[0] != "disk"] == [
         line for line in told[1] if line[0] != "disk"
