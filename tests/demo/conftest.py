@@ -1,7 +1,7 @@
 """The demo on the debug model, with little work."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,17 @@ from medusa_kit.quick import settings
 Run = Callable[..., int]
 
 
-@pytest.fixture(autouse=True)
-def width(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def width() -> Iterator[None]:
     """Of a usual terminal, whatever it is where the tests run."""
-    monkeypatch.setattr(console.out, "_width", 80)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(console.out, "_width", 80)
+        yield
 
 
-@pytest.fixture
-def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs it in an empty working folder; returns the exit code."""
-    monkeypatch.setattr(settings, "ANSWER_TOKENS", 12)
-    monkeypatch.setattr(settings, "CPU_POSITIONS", 48)
-    monkeypatch.setitem(sys.modules, "medusa_kit.tuning.plots", None)  # matplotlib takes a second
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def run_here() -> Iterator[Run]:
+    """Runs it in the working folder; returns the exit code."""
     least: dict[str, Any] = {"model": "debug-tiny", "heads": "untrained", "questions": 6,
                              "new_tokens": 8, "answers": 16, "held_out": 4, "updates": 6,
                              "evaluations": 3, "seconds": 1e6}  # fmt: skip
@@ -36,4 +34,15 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def run(**changes: Any) -> int:
         return main(["out"], Work(**{**least, **changes}))
 
-    return run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settings, "ANSWER_TOKENS", 12)
+        patch.setattr(settings, "CPU_POSITIONS", 48)
+        patch.setitem(sys.modules, "medusa_kit.tuning.plots", None)  # matplotlib takes a second
+        yield run
+
+
+@pytest.fixture
+def demo(run_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The same, in an empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return run_here
