@@ -3,10 +3,12 @@ whatever nodes and heads cost."""
 
 import math
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from support.samples import Case, covering, pairs
 from support.small_engines import (
     BUSHY,
     build_engine,
@@ -29,8 +31,12 @@ from medusa_kit.settings.drafters import SOURCES
 from medusa_kit.tree.dynamic import DynamicTree
 
 VOCAB, TOKENS, SCALES = 16, 100, (1.0, 1.0, 1.0)
-FREE = {1: 1.0, 2: 1.0001, 64: 1.001}
-EXPENSIVE = {1: 1.0, 2: 2.5, 64: 100.0}
+COSTS = {
+    "free": {1: 1.0, 2: 1.0001, 64: 1.001},
+    "between": {1: 1.0, 2: 1.3, 64: 20.0},
+    "expensive": {1: 1.0, 2: 2.5, 64: 100.0},
+}
+OTHER = ("medusa", "mtp")  # heads, which are here of each kind, and what this base has not
 KINDS = ["medusa", "hydra", "recurrent"]
 TREES: dict[str, Any] = {"static": BUSHY, "grown": DynamicTree(8, SCALES, 6, 3)}
 
@@ -43,9 +49,9 @@ class Fixed(LearnedSteps):
         self.cost.record = lambda *_: None  # type: ignore[method-assign]
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def engine(request: pytest.FixtureRequest) -> Engine:
-    engine = engine_with_heads(endless_base(VOCAB), kind=request.param)
+@cache
+def engine_of(kind: str) -> Engine:
+    engine = engine_with_heads(endless_base(VOCAB), kind=kind)
     engine.draft_model = endless_base(VOCAB)
     return engine
 
@@ -56,40 +62,52 @@ def gated(engine: Engine, costs: dict[int, float], tree: str = "grown") -> Engin
     return own
 
 
-@pytest.mark.parametrize(
-    ("tree", "rows", "temperature"),
-    [("static", 1, 0.0), ("static", 3, 0.9), ("grown", 3, 0.0), ("grown", 1, 0.9)],
-)
-def test_the_text_is_that_of_plain_decoding(
-    engine: Engine, tree: str, rows: int, temperature: float
-) -> None:
-    prompts = [random_prompt(5 + seed, seed, VOCAB) for seed in range(rows)]
-    sampling: dict[str, Any] = {"max_new_tokens": 40, "temperature": temperature, "seed": 4}
+def named(case: Case) -> str:
+    return "-".join(str(value) for value in case.values())
+
+
+# Each two of these meet in one case at least.
+WAYS = {
+    "kind": KINDS, "tree": list(TREES), "rows": [1, 3], "temperature": [0.0, 0.9],
+    "costs": list(COSTS),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", covering(WAYS, lambda _: True), ids=named)
+def test_the_text_is_that_of_plain_decoding(case: Case) -> None:
+    engine = engine_of(case["kind"])
+    prompts = [random_prompt(5 + seed, seed, VOCAB) for seed in range(case["rows"])]
+    sampling: dict[str, Any] = {
+        "max_new_tokens": 40, "temperature": case["temperature"], "seed": 4,
+    }  # fmt: skip
     plain = engine.generate(prompts, drafter="none", **sampling)
-    for costs in (FREE, {1: 1.0, 2: 1.3, 64: 20.0}, EXPENSIVE):
-        own = gated(engine, costs, tree)
-        for drafter in ("medusa", "auto"):
-            found = own.generate(prompts, drafter=drafter, **sampling)
-            assert [one.token_ids for one in found] == [one.token_ids for one in plain]
+    own = gated(engine, COSTS[case["costs"]], case["tree"])
+    for drafter in ("medusa", "auto"):
+        found = own.generate(prompts, drafter=drafter, **sampling)
+        assert [one.token_ids for one in found] == [one.token_ids for one in plain]
 
 
-@pytest.mark.parametrize("name", [name for name in SOURCES if name != "mtp"])
-def test_each_source_is_verified_as_far_as_it_gains(engine: Engine, name: str) -> None:
+# What sources do but heads does not depend on what is in an engine beside them.
+NAMED = [*pairs(KINDS, ["medusa"]), *(("medusa", name) for name in SOURCES if name not in OTHER)]
+
+
+@pytest.mark.parametrize(("kind", "name"), NAMED)
+def test_each_source_is_verified_as_far_as_it_gains(kind: str, name: str) -> None:
+    engine, nodes = engine_of(kind), []
     prompts = [random_prompt(6, seed, VOCAB) * 3 for seed in range(2)]
     plain = engine.generate(prompts, drafter="none", max_new_tokens=TOKENS)
-    nodes = []
-    for costs in (FREE, EXPENSIVE):
-        found = gated(engine, costs).generate(prompts, drafter=name, max_new_tokens=TOKENS)
+    for costs in ("free", "expensive"):
+        found = gated(engine, COSTS[costs]).generate(prompts, drafter=name, max_new_tokens=TOKENS)
         assert [one.token_ids for one in found] == [one.token_ids for one in plain]
         nodes.append(found[0].stats.nodes_per_step)
     assert nodes[0] > 1.2
     assert nodes[1] < nodes[0]
 
 
-@pytest.mark.parametrize("tree", TREES)
-def test_where_nodes_are_expensive_steps_are_plain(engine: Engine, tree: str) -> None:
+@pytest.mark.parametrize(("kind", "tree"), pairs(KINDS, list(TREES)))
+def test_where_nodes_are_expensive_steps_are_plain(kind: str, tree: str) -> None:
     prompts = [random_prompt(5 + 3 * seed, seed, VOCAB) for seed in range(3)]
-    found = gated(engine, {1: 1.0, 2: 9.0, 64: 500.0}, tree).generate(
+    found = gated(engine_of(kind), {1: 1.0, 2: 9.0, 64: 500.0}, tree).generate(
         prompts, max_new_tokens=TOKENS
     )
     assert all(one.stats.nodes_per_step < 1.1 for one in found)
@@ -98,7 +116,9 @@ def test_where_nodes_are_expensive_steps_are_plain(engine: Engine, tree: str) ->
     assert "worth its cost from a chance of" in why or "no draft token is worth" in why
 
 
-def test_the_whole_tree_is_proposed_where_nothing_is_chosen(engine: Engine) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_whole_tree_is_proposed_where_nothing_is_chosen(kind: str) -> None:
+    engine = engine_of(kind)
     engine.use_tree(TREES["grown"])
     drafter = engine.drafter_for("medusa")
     assert isinstance(drafter, HeadsSource)
@@ -107,20 +127,19 @@ def test_the_whole_tree_is_proposed_where_nothing_is_chosen(engine: Engine) -> N
     assert torch.equal(drafter.propose(state).tokens_BN, whole.tokens_BN)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("smoothing", [(), (1.0,)])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_heads_that_compute_no_numbers_draft_nothing(
-    kind: str, smoothing: tuple[float, ...], temperature: float
-) -> None:
-    heads = random_heads(endless_base(VOCAB), kind=kind)
+NUMBERLESS = {"kind": KINDS, "smoothing": [(), (1.0,)], "temperature": [0.0, 0.9]}
+
+
+@pytest.mark.parametrize("case", covering(NUMBERLESS, lambda _: True), ids=named)
+def test_heads_that_compute_no_numbers_draft_nothing(case: Case) -> None:
+    heads = random_heads(endless_base(VOCAB), kind=case["kind"])
     with torch.no_grad():
         for parameter in heads.parameters():
             parameter.fill_(math.nan)
     engine = build_engine(heads.base, heads=heads)
-    engine.use_tree(DynamicTree(8, SCALES, 6, 3, smoothing))
-    own = replace(engine, scheduler=Scheduler(engine.verifier, steps=Fixed(FREE)))
-    given: dict[str, Any] = {"max_new_tokens": 20, "temperature": temperature, "seed": 1}
+    engine.use_tree(DynamicTree(8, SCALES, 6, 3, case["smoothing"]))
+    own = replace(engine, scheduler=Scheduler(engine.verifier, steps=Fixed(COSTS["free"])))
+    given: dict[str, Any] = {"max_new_tokens": 20, "temperature": case["temperature"], "seed": 1}
     plain = own.generate(random_prompt(9, 1, VOCAB), drafter="none", **given)
     for drafter in ("medusa", "auto"):
         found = own.generate(random_prompt(9, 1, VOCAB), drafter=drafter, **given)
