@@ -25,7 +25,7 @@ from medusa_kit.infer.device.guard import HostRead
 
 pytest.importorskip("triton", reason="triton is not installed (extra `triton`)")
 TINY = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 500, "max_position_embeddings": 512,
     "tie_word_embeddings": False,
 }  # fmt: skip
@@ -48,13 +48,13 @@ def test_kernels_grow_with_layers_alone(base: BaseModel) -> None:
         assert kernels(base, 1, nodes) == alone, nodes
     for rows, nodes in ((8, 1), (32, 8)):
         assert kernels(base, rows, nodes) == forward, (rows, nodes)
-    larger = base_of_shape({**TINY, "num_hidden_layers": 3})
+    larger = base_of_shape({**TINY, "num_hidden_layers": 2})
     layer = kernels(larger, 8, 16) - forward
     assert layer.total() - (kernels(larger, 1, 16) - alone).total() in (2, 3)
     assert layer.total() <= part.MAX_A_LAYER[False], layer
     assert layer["split_kernel"] == layer["merge_kernel"] == 1
     assert layer["aten.mm.default"] == 7
-    assert forward.total() - 2 * layer.total() <= part.MAX_ONCE, forward
+    assert forward.total() - layer.total() <= part.MAX_ONCE, forward
 
 
 @pytest.mark.parametrize(
@@ -151,15 +151,18 @@ def test_weights_are_read_once_and_the_roofline_is_theirs(base: BaseModel) -> No
 def test_torch_compile_launches_less_than_half(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inductor's own schedule of a compiled forward for a GPU that is not there. Tests interpret
     Triton's kernels, which do not compile, so attention is torch's here."""
-    counts = []
-    for layers in (1, 2):
+
+    def kernels_and_compiled(layers: int) -> tuple[int, int]:
         base, attention = base_of_shape({**TINY, "num_hidden_layers": layers}), TritonLaunches(100)
         captured = forward_of_shape(base, 16, 256, attention)
         monkeypatch.setattr(attention, "attend", tree_sdpa)
         plain = len(kernels_of(traced(captured.run)))
-        counts.append((plain, len(inductor_kernels(base, captured, attention, tree_sdpa))))
-    plain, compiled = (counts[1][one] - counts[0][one] for one in (0, 1))
-    assert compiled < plain / 2, counts
+        # Compiling takes seconds, and is done for one layer, with all that is around it.
+        compiled = inductor_kernels(base, captured, attention, tree_sdpa) if layers == 1 else []
+        return plain, len(compiled)
+
+    (once, compiled), (twice, _) = kernels_and_compiled(1), kernels_and_compiled(2)
+    assert 0 < compiled < (twice - once) / 2, (once, twice, compiled)
 
 
 def test_the_part_says_what_misses_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
