@@ -14,9 +14,9 @@ from support.small_engines import (
     lively_chat_base,
     random_prompt,
 )
-from support.tiny_models import CONTEXT, VOCAB, tiny_base
+from support.tiny_models import CONTEXT, VOCAB, tiny_base, tiny_model
 
-from medusa_kit.base.model import BaseModel
+from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.bench import peers
 from medusa_kit.bench.bench import bench
 from medusa_kit.bench.methods import check_room, named_drafters, not_paying, standard_methods
@@ -205,7 +205,11 @@ def test_universal_assisted_generation_goes_by_the_tokenizers(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when dynamo is imported
 def test_compiled_generation_compiles_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "COMPILE_BACKEND", "eager")  # traced, but no C++ compiler run
-    report = measured(peers=["compiled"], prompts=PROMPTS[:2], batch_size=2)
+    # Each layer is traced, for each length of a prompt: one is enough.
+    base, oracle = (
+        wrap_model(tiny_model("llama", num_hidden_layers=1), None, "one layer") for _ in range(2)
+    )
+    report = measured(base, oracle=oracle, peers=["compiled"], prompts=PROMPTS[:2], batch_size=2)
     assert [result.total.identical for result in report.results] == [2] * 4
     oracle = tiny_base("llama")
     monkeypatch.setattr(oracle.model, "_valid_auto_compile_criteria", lambda *_: False)
