@@ -151,20 +151,29 @@ def test_decoding_is_exact_in_other_families(family: str) -> None:
     assert [row.token_ids for row in drafted] == [row.token_ids for row in plain]
 
 
-@pytest.mark.parametrize("smoothing", [(), (5.0, 2.0)])
-def test_replay_counts_the_steps_of_decoding(
-    engine: Engine, heads: MedusaHeads, smoothing: tuple[float, ...]
-) -> None:
-    """What calibration records for the largest tree holds for every smaller one."""
+@pytest.fixture(scope="module")
+def answers(engine: Engine) -> list[AnswerRow]:
+    """Plain ones."""
     prompts = [random_prompt(2 + 3 * seed, seed, VOCAB) for seed in range(6)]
     plain = engine.generate(prompts, max_new_tokens=TOKENS, drafter="none")
-    answers = [
+    return [
         AnswerRow(prompt, result.token_ids, "length", str(seed), seed + 1)
         for seed, (prompt, result) in enumerate(zip(prompts, plain, strict=True))
     ]
+
+
+def test_a_tree_is_fitted(heads: MedusaHeads, answers: list[AnswerRow]) -> None:
     fitted = fitted_dynamic_tree(heads.base, heads, answers, 40)
     assert (fitted.num_nodes, len(fitted.temperatures)) == (40, 3)
     assert fitted.smoothing
+
+
+@pytest.mark.parametrize("smoothing", [(), (5.0, 2.0)])
+def test_replay_counts_the_steps_of_decoding(
+    engine: Engine, heads: MedusaHeads, answers: list[AnswerRow], smoothing: tuple[float, ...]
+) -> None:
+    """What calibration records for the largest tree holds for every smaller one."""
+    prompts = [answer.prompt_ids for answer in answers]
     largest = DynamicTree(40, SCALES, RANKS, 3, smoothing)
     statistics = calibrate(heads.base, heads, answers, VOCAB, largest)
     assert statistics.meta["dynamic"] == largest.as_dict()
