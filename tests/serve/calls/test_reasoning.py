@@ -83,71 +83,75 @@ def plain(text: str, **more: Any) -> dict[str, Any]:
     }
 
 
-EITHER = pytest.mark.parametrize("stream", [False, True])
+EITHER = (False, True)  # not streamed, and streamed, of one server
 
 
-@EITHER
 @pytest.mark.parametrize("kind", KINDS)
-def test_reasoning_is_told_apart(kind: str, stream: bool) -> None:
+def test_reasoning_is_told_apart(kind: str) -> None:
     for template, script in (
         (OPENS, ["<think>", "Let me", " see.\n", "</think>", "\n \n", "It is.", " So."]),
         (OPENED, ["Let me", " see.\n", "</think>", "\n \n", "It is.", " So."]),
     ):
         with asking(template, kind, script) as client:
-            told = ask(client, stream)
-            assert told == plain("It is. So.", reasoning_content="Let me see.")
-            cut = ask(client, stream, max_tokens=2 if kind == "text" and template == OPENED else 3)
-            assert cut["reasoning_content"] == "Let me see."[: len(cut["reasoning_content"])]
-            assert cut["finish_reason"] == "length"
-            assert "content" not in cut
+            for stream in EITHER:
+                told = ask(client, stream)
+                assert told == plain("It is. So.", reasoning_content="Let me see.")
+                most = 2 if kind == "text" and template == OPENED else 3
+                cut = ask(client, stream, max_tokens=most)
+                said = cut["reasoning_content"]
+                assert said == "Let me see."[: len(said)]
+                assert cut["finish_reason"] == "length"
+                assert "content" not in cut
 
 
-@EITHER
-def test_a_model_without_such_tags_says_all_aloud(stream: bool) -> None:
+def test_a_model_without_such_tags_says_all_aloud() -> None:
     with asking(SILENT, "text", ["<think>", "Hm", "</think>", "So."]) as client:
-        assert ask(client, stream) == plain("<think>Hm</think>So.")
+        for stream in EITHER:
+            assert ask(client, stream) == plain("<think>Hm</think>So.")
 
 
-@EITHER
-def test_an_answer_without_reasoning_is_whole(stream: bool) -> None:
+def test_an_answer_without_reasoning_is_whole() -> None:
     with asking(OPENS, "not special", [" So", " <think>", " is it"]) as client:
-        assert ask(client, stream) == plain(" So <think> is it")
+        for stream in EITHER:
+            assert ask(client, stream) == plain(" So <think> is it")
 
 
-@EITHER
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("template", [OPENS, OPENED])
-def test_a_schema_holds_behind_the_reasoning(template: str, kind: str, stream: bool) -> None:
+def test_a_schema_holds_behind_the_reasoning(template: str, kind: str) -> None:
     begun = ["<think>"] if template == OPENS else []
     with asking(template, kind, [*begun, "Let me", " see", "</think>", '{"x":', "true"]) as client:
-        told = ask(client, stream, response_format=FORMAT)
-        assert told.pop("content") == '{"x":true}'
-        assert told == plain("", reasoning_content="Let me see")
-        called = ask(client, stream, tools=TOOLS, tool_choice="required",
-                     parallel_tool_calls=False)  # fmt: skip
-        assert called["finish_reason"] == "tool_calls"
-        assert called["reasoning_content"] == "Let me see"
-        (call,) = called["tool_calls"]
-        assert list(json.loads(call["function"]["arguments"])) == ["x"]
-        assert "content" not in called
-        either = ask(client, stream, tools=TOOLS, response_format=FORMAT)
-        assert either == {**told, "content": '{"x":true}'}
+        for stream in EITHER:
+            told = ask(client, stream, response_format=FORMAT)
+            assert told.pop("content") == '{"x":true}'
+            assert told == plain("", reasoning_content="Let me see")
+            called = ask(client, stream, tools=TOOLS, tool_choice="required",
+                         parallel_tool_calls=False)  # fmt: skip
+            assert called["finish_reason"] == "tool_calls"
+            assert called["reasoning_content"] == "Let me see"
+            (call,) = called["tool_calls"]
+            assert list(json.loads(call["function"]["arguments"])) == ["x"]
+            assert "content" not in called
+            either = ask(client, stream, tools=TOOLS, response_format=FORMAT)
+            assert either == {**told, "content": '{"x":true}'}
 
 
-@EITHER
 @pytest.mark.parametrize("kind", KINDS)
-def test_calls_of_its_own_accord(kind: str, stream: bool) -> None:
+def test_calls_of_its_own_accord(kind: str) -> None:
     """Behind reasoning, in which a tag is text; a tag that no call follows is text too."""
     written = ["<think>", "a call: ", "<tool_call>", " hm", "</think>", "Here:"]
     with asking(OPENS, kind, written) as client:
-        told = ask(client, stream, tools=TOOLS)
-        reasoned = "a call: <tool_call> hm"
-        assert told == plain("Here:", reasoning_content=reasoned)
+        for stream in EITHER:
+            told = ask(client, stream, tools=TOOLS)
+            reasoned = "a call: <tool_call> hm"
+            assert told == plain("Here:", reasoning_content=reasoned)
     call = ["Here:", "<tool_call>", '\n{"name": "f", "arguments": ', '{"x": true', "}"]
     with asking(OPENS, kind, call) as client:
-        told = ask(client, stream, tools=TOOLS, parallel_tool_calls=False)
-        assert (told["content"], told["finish_reason"]) == ("Here:", "tool_calls")
-        assert json.loads(told["tool_calls"][0]["function"]["arguments"]) == {"x": True}
+        for stream in EITHER:
+            told = ask(client, stream, tools=TOOLS, parallel_tool_calls=False)
+            assert (told["content"], told["finish_reason"]) == ("Here:", "tool_calls")
+            called = told["tool_calls"][0]["function"]
+            assert json.loads(called["arguments"]) == {"x": True}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -164,24 +168,15 @@ def test_the_next_turn_goes_on_from_the_right_tokens(kind: str, sent_back: bool)
             user = {"role": "user", "content": "ab?"}
             again = {"model": "scripted", "messages": [user, answer, user], "max_tokens": 1}
             used = client.chat.completions.create(**again).usage
-            fresh = build_engine(
-                scripted_base(
-                    [*begun, "Let me", "</think>", "It is."]
-                    if kind != "text"
-                    else [
-                        t
-                        for p in [*begun, "Let me", "</think>", "It is."]
-                        for t in PARTS.get(p, [p])
-                    ],
-                    template,
-                    KINDS[kind][1],
-                )
-            )
-            rendered = fresh.base.tokenizer.apply_chat_template(
+            how, special = KINDS[kind]
+            parts = [*begun, "Let me", "</think>", "It is."]
+            script = [token for part in parts for token in how.get(part, [part])]
+            tokenizer = scripted_base(script, template, special).tokenizer
+            rendered = tokenizer.apply_chat_template(
                 again["messages"], add_generation_prompt=True, return_dict=False
             )
             assert used is not None
-            text = fresh.base.tokenizer.decode(rendered)
+            text = tokenizer.decode(rendered)
             assert ("Let me" in text) == (sent_back and template == OPENS)
             assert used.prompt_tokens == len(rendered)
 
