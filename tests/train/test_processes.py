@@ -147,6 +147,15 @@ def debug_command(folder, *overrides):
     ]  # fmt: skip
 
 
+@pytest.fixture
+def in_two_processes(monkeypatch):
+    """Runs a command to its end; its launcher is this process, which has imported torch already."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", launch.SECONDS_TO_SAVE)
+    monkeypatch.chdir(ROOT)
+    return lambda arguments: launch.launch(arguments, 2)
+
+
 def start(arguments):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -168,10 +177,11 @@ def worker_pids(parent):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks ps for the worker's process")
-def test_a_killed_process_ends_the_others_and_the_run_goes_on_where_it_was(tmp_path):
-    straight = start([*debug_command(tmp_path / "straight"), "--nproc", "2"])
-    said = straight.communicate(timeout=300)[1]
-    assert straight.returncode == 0, said[-2000:]
+def test_a_killed_process_ends_the_others_and_the_run_goes_on_where_it_was(
+    tmp_path, in_two_processes, capfd
+):
+    code = in_two_processes(debug_command(tmp_path / "straight"))
+    assert code == 0, capfd.readouterr().err[-2000:]
     assert json.loads((tmp_path / "straight/run.json").read_text())["processes"] == 2
 
     folder = tmp_path / "killed"
@@ -187,9 +197,9 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_where_it_was(tmp_p
     assert "killed by signal 9; the others are stopped" in said
     assert not (folder / "run.json").exists()
 
-    again = start([*debug_command(folder), "--nproc", "2"])
-    said = again.communicate(timeout=300)[1]
-    assert again.returncode == 0, said[-2000:]
+    code = in_two_processes(debug_command(folder))
+    said = capfd.readouterr().err
+    assert code == 0, said[-2000:]
     assert "continuing from update" in said
     ours, theirs = weights(folder), weights(tmp_path / "straight")
     for name, tensor in theirs.items():

@@ -234,8 +234,11 @@ def test_a_run_begun_with_the_old_split_goes_on_with_it(
     tiny_base, counting_rows, make_recipe, monkeypatch, tmp_path
 ):
     """Rows come twice; versions before held out some of them and trained on the same ones."""
-    rows, straight = counting_rows() * 2, make_recipe(output_dir=str(tmp_path / "straight"))
-    recipe, split = make_recipe(), trainer.split
+    rows, train, split = counting_rows() * 2, {"epochs": 1, "eval_every": 1000}, trainer.split
+    straight, recipe, new = (
+        make_recipe(output_dir=str(tmp_path / name), train=train)
+        for name in ("straight", "stopped", "new")
+    )
 
     def old_split(items, fraction, seed, together=True):
         return split(items, fraction, seed, together=False)
@@ -249,7 +252,6 @@ def test_a_run_begun_with_the_old_split_goes_on_with_it(
     train_heads(tiny_base(), rows, recipe)
     ends = [held_out_lines(one)[-1] for one in (straight, recipe)]
     assert ends[0] == ends[1]
-    new = make_recipe(output_dir=str(tmp_path / "new"))
     train_heads(tiny_base(), rows, new)
     assert held_out_lines(new)[-1] != ends[0]
 
