@@ -78,7 +78,7 @@ GROUPS = {
         [f"tests/infer/cpu/test_native{name}.py" for name in
          ("", "_heads", "_trees", "_recurrent")]
         + ["tests/infer/cpu/test_int8_weights.py", "tests/infer/cpu/test_long_prefixes.py",
-           f"{ACCEPT}/test_draws.py"],
+           "tests/infer/cpu/test_activations.py", f"{ACCEPT}/test_draws.py"],
     ),
 }  # fmt: skip
 

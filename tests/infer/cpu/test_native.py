@@ -273,6 +273,18 @@ def test_a_node_has_the_same_bits_in_any_tree_and_batch(name, many_threads):
                 assert torch.equal(own[0, -1], logits[row, node])
 
 
+def test_expanded_rows_leave_what_lies_behind_them_alone():
+    """Also where the inputs do not fill the eights in which weights lie."""
+    weights, ids = weights_of("float32"), torch.tensor([36, 5])
+    matrix, out = pack(weights), torch.full((3, weights.shape[1]), 7.0)
+    done = kernels.load_library().mk_rows(
+        ctypes.byref(matrix.struct), ids.data_ptr(), 2, 1.0, out.data_ptr()
+    )
+    assert done == 2
+    assert torch.equal(out[:2], weights[ids])
+    assert (out[2] == 7).all()
+
+
 def test_what_cannot_be_described_goes_through_torch():
     from support.tiny_models import tiny_model
 
