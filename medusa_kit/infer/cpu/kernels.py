@@ -254,7 +254,7 @@ def build(machine_flags: tuple[str, ...]) -> ctypes.CDLL:
 
         cpp_extension.load(
             name,
-            [str(sources / name) for name in COMPILED],
+            [str(sources / file) for file in COMPILED],
             extra_cflags=[*FLAGS, *machine_flags],
             extra_ldflags=["-pthread"],
             # A new one: the loader's lock survives a killed process.

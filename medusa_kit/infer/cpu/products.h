@@ -69,6 +69,7 @@ inline void multiply_many(const uint8_t* data, int64_t stride, int64_t inputs, c
     }
 }
 
+// Few rows need many panels at once, for enough independent additions.
 template <int KIND>
 inline void product_expanded(const Matrix& m, const float* x_t, int rows, int64_t panel, int64_t end, const AnyFinish& finish) {
     const int64_t inputs = padded(m.inputs, group_of(KIND));
@@ -106,7 +107,7 @@ inline void product_of_form(const Matrix& m, const float* x_t, int rows, int64_t
 
 template <int DIGITS>
 void product_of_digits(const Matrix& m, const float* x_t, int rows, int64_t panel, int64_t end, const AnyFinish& finish) {
-    with_kind(m, [&](auto KIND) {
+    with_kind(m, [&](auto KIND) {  // kinds that are not multiplied as integers have 3 (`with_form`)
         if constexpr (DIGITS == 3 || by_integers(KIND, DIGITS)) product_of_form<KIND, DIGITS>(m, x_t, rows, panel, end, finish);
     });
 }

@@ -23,8 +23,7 @@ from medusa_kit.infer import backends as backends_module
 from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
-from medusa_kit.infer.cpu.describe import Unsupported, describe
-from medusa_kit.infer.cpu.linear import NativeLinear, install_native_linears
+from medusa_kit.infer.cpu.linear import install_native_linears
 from medusa_kit.infer.cpu.packed.gguf_blocks import READERS, blocks_of, read_scales
 from medusa_kit.infer.cpu.packed.packing import Blocks, pack
 from medusa_kit.infer.cpu.verifier import NativeVerifier
@@ -283,51 +282,6 @@ def test_expanded_rows_leave_what_lies_behind_them_alone():
     assert done == 2
     assert torch.equal(out[:2], weights[ids])
     assert (out[2] == 7).all()
-
-
-def test_what_cannot_be_described_goes_through_torch():
-    from support.tiny_models import tiny_model
-
-    with pytest.raises(Unsupported, match="no description of 'gpt2'"):
-        describe(tiny_model("gpt2"))
-    with pytest.raises(Unsupported, match="heads of 8 numbers"):
-        describe(tiny_model("llama"))
-    verifier = prepare_backends(wrap_model(tiny_model("olmo2"), None, "olmo2")).verifier
-    assert not isinstance(verifier, NativeVerifier)
-    assert "linear layers by C++ (no description of 'olmo2')" in verifier.steps_run_by
-    assert isinstance(verifier.base.model.model.layers[0].mlp.up_proj, NativeLinear)
-
-
-ODD = {
-    "weights are not all float32": lambda model: model.lm_head.half(),
-    "its output embedding is not": lambda model: setattr(model, "lm_head", nn.ReLU()),
-    "its input embedding": lambda model: setattr(model.model, "embed_tokens", nn.ReLU()),
-    "layers with parts": lambda model: first_of(model).add_module("more", nn.ReLU()),
-    "attention with unknown": lambda model: first_of(model).self_attn.add_module("more", nn.ReLU()),
-    "an MLP with unknown parts": lambda model: first_of(model).mlp.add_module("more", nn.ReLU()),
-    "a soft cap": lambda model: setattr(first_of(model).self_attn, "attn_logit_softcapping", 5.0),
-    "the activation ReLU": lambda model: setattr(first_of(model).mlp, "act_fn", nn.ReLU()),
-    "a norm of another kind, ReLU": lambda model: setattr(model.model, "norm", nn.ReLU()),
-    "a norm of another kind, LayerNorm": lambda model: setattr(model.model, "norm", layer_norm()),
-    "several epsilons": lambda model: setattr(model.model.norm, "variance_epsilon", 0.01),
-}
-
-
-def first_of(model):
-    return model.model.layers[0]
-
-
-def layer_norm():
-    return nn.LayerNorm(model_of("llama").config.hidden_size)
-
-
-@pytest.mark.parametrize("reason", ODD)
-def test_what_c_does_not_compute_is_not_described(reason):
-    model = model_of("llama")
-    describe(model)
-    ODD[reason](model)
-    with pytest.raises(Unsupported, match=reason):
-        describe(model)
 
 
 def test_a_step_that_the_self_check_refuses_is_not_used(monkeypatch, capsys):
