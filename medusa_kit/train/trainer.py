@@ -35,7 +35,6 @@ from medusa_kit.train.optimizer import check_optimizer
 from medusa_kit.train.quality import Quality
 from medusa_kit.train.run import result
 from medusa_kit.train.run.folder import Checkpoint, RunFolder
-from medusa_kit.train.run.provenance import git_state, versions
 from medusa_kit.train.run.tracking import check_tracking
 
 
@@ -244,7 +243,7 @@ def _train_heads(
     report = TrainReport(
         heads_folder, loop.step, run.num_positions, loop.elapsed(), scores, loop.best, after
     )
-    folder.finish(_summary(report, recipe, base, digest))
+    folder.finish(_summary(report, recipe, folder.origin, base, digest))
     return report
 
 
@@ -269,11 +268,14 @@ def _digest(items: Sequence[HeadTargets]) -> str:
 
 
 def _summary(
-    report: TrainReport, recipe: TrainRecipe, base: BaseModel, digest: str | None
+    report: TrainReport,
+    recipe: TrainRecipe,
+    origin: dict[str, Any],
+    base: BaseModel,
+    digest: str | None,
 ) -> dict[str, Any]:
     return {
-        "versions": versions(),
-        "git": git_state(),
+        **origin,
         "processes": distributed.world(),
         "base": base.info.as_dict(),
         "base_weights_before_and_after": digest,

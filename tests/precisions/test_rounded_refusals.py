@@ -11,6 +11,7 @@ import torch
 import yaml
 from support.debug_model import MODEL
 from support.gguf.tiny_gguf import write_gguf
+from support.kernels.compiled import level_as_tests_have_it
 from support.kernels.rounded import PRECISIONS, base_of, engine_of, gguf_file, multiplies_integers
 from support.small_engines import build_engine, random_heads, random_prompt
 from support.tiny_models import tiny_base
@@ -59,6 +60,8 @@ def no_base(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def other_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
     def choose(switch: str, value: str) -> None:
+        if switch == ISA_SWITCH:
+            level_as_tests_have_it(monkeypatch, value)
         monkeypatch.setenv(switch, value)
         kernels.load_library.cache_clear()
 

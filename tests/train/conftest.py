@@ -51,8 +51,14 @@ def counting_rows():
 
 
 @pytest.fixture
-def make_recipe(tmp_path):
+def often():
+    """For tests of checkpoints and judgements: there are some within the few updates of a run."""
+
+
+@pytest.fixture
+def make_recipe(tmp_path, request):
     """A recipe for the tiny base; sections given by keyword are laid over the defaults here."""
+    often = "often" in request.fixturenames
 
     def build(**sections):
         train = {
@@ -62,8 +68,8 @@ def make_recipe(tmp_path):
             "learning_rate": 0.01,
             "chunk_positions": 16,
             "log_every": 2,
-            "eval_every": 5,
-            "save_every": 4,
+            "eval_every": 5 if often else 1000,
+            "save_every": 4 if often else 1000,
             "feature_batch_tokens": 100,
         }
         raw = {

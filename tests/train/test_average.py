@@ -16,6 +16,8 @@ from medusa_kit.train.features.features import FeatureOptions, by_length, collec
 from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.trainer import train_heads
 
+pytestmark = pytest.mark.usefixtures("often")
+
 DECAY = 0.7  # of the kind that weights differ from their average by much after few updates
 
 

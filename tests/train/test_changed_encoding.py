@@ -19,6 +19,8 @@ from medusa_kit.train.loop import TrainingLoop
 from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.trainer import train_heads
 
+pytestmark = pytest.mark.usefixtures("often")
+
 
 @pytest.fixture
 def base_reading(tiny_base):

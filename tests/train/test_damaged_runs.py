@@ -11,6 +11,8 @@ from medusa_kit.train import loop
 from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.trainer import train_heads
 
+pytestmark = pytest.mark.usefixtures("often")
+
 
 class Crash(Exception):
     pass

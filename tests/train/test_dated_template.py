@@ -15,6 +15,8 @@ from medusa_kit.train.loop import TrainingLoop
 from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.trainer import train
 
+pytestmark = pytest.mark.usefixtures("often")
+
 DATED = (
     "{{ 'On ' + strftime_now(\"%d %b %Y\") + strftime_now('%H:%M') }}{% for m in messages %}"
     "{{ '<U>' if m.role == 'user' else '<A>' }}{{ m.content + '<E>' }}{% endfor %}"

@@ -15,6 +15,8 @@ from medusa_kit.train import loop
 from medusa_kit.train.engine import PlainEngine
 from medusa_kit.train.trainer import train_heads
 
+pytestmark = pytest.mark.usefixtures("often")
+
 FULL: list[Exception] = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
     RuntimeError("[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate"),

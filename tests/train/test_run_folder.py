@@ -23,6 +23,8 @@ from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.run.lock import only_training_in
 from medusa_kit.train.trainer import train, train_heads
 
+pytestmark = pytest.mark.usefixtures("often")
+
 HOLD = """
 import sys
 from pathlib import Path

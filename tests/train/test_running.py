@@ -24,6 +24,8 @@ from medusa_kit.train.trainer import own_device, train_heads
 from medusa_kit.tree import CandidateTree, RankStatistics
 from medusa_kit.tree.replay import replay
 
+pytestmark = pytest.mark.usefixtures("often")
+
 
 def held_out_lines(recipe):
     lines = (RunFolder(recipe).path / "metrics.jsonl").read_text().splitlines()
@@ -105,6 +107,18 @@ def test_every_result_says_what_it_came_from(tiny_base, counting_rows, make_reci
         assert torch.__version__.startswith(found["versions"]["torch"])  # without +cu130, say
         assert found["recipe"]["seed"] == 5
         assert set(found["git"] or {"commit", "changed_files"}) == {"commit", "changed_files"}
+
+
+def test_git_is_asked_once_a_run(tiny_base, counting_rows, make_recipe, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "medusa_kit.train.run.provenance.git_state", lambda: asked.append(1) or {"commit": "abc"}
+    )
+    recipe = make_recipe()
+    report = train_heads(tiny_base(), counting_rows(), recipe)
+    assert report.num_updates > 2 * recipe.train.save_every
+    found = json.loads((report.heads_folder / "provenance.json").read_text())
+    assert (found["git"], asked) == ({"commit": "abc"}, [1])
 
 
 def test_git_state_is_the_commit_and_whether_files_differ(tmp_path):

@@ -22,7 +22,6 @@ from medusa_kit.train.run.schedule import learning_rate
 from medusa_kit.train.trainer import train_heads
 
 # Where only the heads at the end are of interest.
-SELDOM = {"eval_every": 1000, "save_every": 1000}
 
 
 class Crash(Exception):
@@ -80,7 +79,7 @@ def test_heads_that_read_the_path_learn_more_from_it(tiny_base, make_recipe, tmp
         recipe = make_recipe(
             output_dir=str(tmp_path / kind),
             heads={"num_heads": 3, "kind": kind},
-            train={"epochs": 12, "learning_rate": 0.02, **SELDOM},
+            train={"epochs": 12, "learning_rate": 0.02},
         )
         report = train_heads(base, stuttering_rows(), recipe)
         top1[kind] = report.scores.top1
@@ -102,7 +101,6 @@ def test_recurrent_heads_learn_to_count(tiny_base, counting_rows, make_recipe, t
             train={
                 "epochs": 1 if updates == "few" else 12,
                 "learning_rate": 0.02,
-                **SELDOM,
                 **more,
             },
         )
@@ -140,7 +138,7 @@ def test_soft_targets_teach_what_the_base_would_say(
         recipe = make_recipe(
             output_dir=str(tmp_path / name),
             heads={"num_heads": 2, "num_blocks": 2},
-            train={"epochs": 30, "learning_rate": 0.03, "keep": "last", **SELDOM, **options},
+            train={"epochs": 30, "learning_rate": 0.03, "keep": "last", **options},
         )  # fmt: skip
         report = train_heads(base, counting_rows(), recipe)
         heads = load_heads(report.heads_folder, base)
@@ -158,7 +156,7 @@ def test_training_learns_to_count_and_leaves_the_base_alone(
     reduced = {"reduced_size": 24} if projection == "reduced" else {}
     recipe = make_recipe(
         heads={"num_heads": 2, "num_blocks": 2, "projection": projection, **reduced},
-        train={"epochs": 30, "learning_rate": 0.03, **SELDOM},
+        train={"epochs": 30, "learning_rate": 0.03},
     )
     report = train_heads(base, counting_rows(), recipe)
     assert base.weights_digest() == before
@@ -171,6 +169,7 @@ def test_training_learns_to_count_and_leaves_the_base_alone(
 
 
 @pytest.mark.parametrize("features", ["memory", "live"])
+@pytest.mark.usefixtures("often")
 def test_a_crashed_run_resumes_to_the_same_weights(
     tiny_base, counting_rows, make_recipe, monkeypatch, tmp_path, features
 ):
@@ -196,6 +195,7 @@ def test_a_crashed_run_resumes_to_the_same_weights(
     assert not (tmp_path / "run/checkpoint").exists()
 
 
+@pytest.mark.usefixtures("often")
 def test_ctrl_c_saves_after_the_update_and_the_next_run_goes_on(
     tiny_base, counting_rows, make_recipe, monkeypatch, tmp_path, capsys
 ):
@@ -217,6 +217,7 @@ def test_ctrl_c_saves_after_the_update_and_the_next_run_goes_on(
     assert_same_weights(trained_weights(base, report.heads_folder), expected)
 
 
+@pytest.mark.usefixtures("often")
 def test_a_run_may_make_do_with_fewer_updates_and_goes_on_with_their_number(
     tiny_base, counting_rows, make_recipe, monkeypatch, tmp_path
 ):
@@ -251,6 +252,7 @@ def loop_updates(recipe):
     return per_epoch * recipe.train.epochs
 
 
+@pytest.mark.usefixtures("often")
 def test_another_recipe_or_a_finished_run_is_refused(tiny_base, counting_rows, make_recipe):
     base, recipe = tiny_base(), make_recipe()
     train_heads(base, counting_rows(), recipe)
@@ -265,6 +267,7 @@ def test_another_recipe_or_a_finished_run_is_refused(tiny_base, counting_rows, m
     assert not (RunFolder(recipe).path / "run.json").exists()
 
 
+@pytest.mark.usefixtures("often")
 def test_a_checkpoint_of_other_data_or_another_base_is_refused(
     tiny_base, counting_rows, make_recipe, monkeypatch
 ):
@@ -285,6 +288,7 @@ def test_a_checkpoint_of_other_data_or_another_base_is_refused(
         train_heads(base, counting_rows(), recipe)
 
 
+@pytest.mark.usefixtures("often")
 def test_a_checkpoint_of_a_base_with_another_mlp_is_refused(
     tiny_base, counting_rows, make_recipe, monkeypatch, capsys
 ):
@@ -304,6 +308,7 @@ def test_a_checkpoint_of_a_base_with_another_mlp_is_refused(
     assert "its fingerprint is an old one" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("often")
 def test_a_full_disk_keeps_the_last_checkpoint(tiny_base, counting_rows, make_recipe, monkeypatch):
     base, recipe, save, calls = tiny_base(), make_recipe(), torch.save, []
 

@@ -14,6 +14,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ from medusa_kit.files import (
 from medusa_kit.settings.recipe import TrainRecipe, differences, dump, load_recipe
 from medusa_kit.train import distributed
 from medusa_kit.train.run.lock import only_training_in
-from medusa_kit.train.run.provenance import provenance
+from medusa_kit.train.run.provenance import origin, provenance
 
 PROGRESS, METRICS = "progress.json", "metrics.jsonl"
 OWN_FILES = ("recipe.yaml", METRICS, "run.json", "bad_update.pt")
@@ -62,6 +63,11 @@ class RunFolder:
         self._saved_step: int | None = None
         self.date: str | None = None
         self._fresh = False  # an older run is dropped once the new one begins
+
+    @cached_property
+    def origin(self) -> dict[str, Any]:
+        """Versions and commit at the first save. Read once, since git can take seconds."""
+        return origin()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -152,7 +158,8 @@ class RunFolder:
                 write(folder)
                 distributed.barrier()
                 if distributed.is_main():
-                    (folder / "provenance.json").write_text(provenance(self.recipe))
+                    record = provenance(self.recipe, started_from=self.origin)
+                    (folder / "provenance.json").write_text(record)
                     more = {METRIC_LINES: len(self._metric_lines()), DATE: self.date}
                     write_json(folder / PROGRESS, {**progress, **more})
             except BaseException:

@@ -40,10 +40,11 @@ def keep(
     needed = list(engine.module.parameters()) if whole_model else [*moved, *own]
     with engine.whole(needed):
         if distributed.is_main():
+            record = provenance(recipe, ran, folder.origin)
             if recipe.stage == "medusa2":
-                _save_joint(base, heads, recipe, ran)
+                _save_joint(base, heads, recipe, record)
             else:
-                _save_heads(heads, recipe, folder.heads, heads.config, ran)
+                _save_heads(heads, recipe, folder.heads, heads.config, record)
     distributed.barrier()
 
 
@@ -81,17 +82,16 @@ def _save_heads(
     recipe: TrainRecipe,
     folder: Path,
     config: HeadsConfig,
-    ran: dict[str, Any] | None,
+    record: str,
 ) -> None:
+    """`record`: the provenance, written beside them."""
     save_dtype = recipe.heads.save_dtype or recipe.base.dtype
     heads = heads.with_heads(heads.num_heads + recipe.heads.further_heads)
     save_heads(heads, folder, DTYPES[save_dtype], replace(config, num_heads=heads.num_heads))
-    write_text(folder / "provenance.json", provenance(recipe, ran))
+    write_text(folder / "provenance.json", record)
 
 
-def _save_joint(
-    base: BaseModel, heads: MedusaHeads, recipe: TrainRecipe, ran: dict[str, Any] | None
-) -> None:
+def _save_joint(base: BaseModel, heads: MedusaHeads, recipe: TrainRecipe, record: str) -> None:
     """Write model or adapter with the heads inside, as one folder that loads in one step."""
     target, info = joint_folder(recipe), base.info
     with atomic_write(target) as temporary:
@@ -113,7 +113,7 @@ def _save_joint(
         if base.tokenizer is not None:
             base.tokenizer.save_pretrained(temporary)
         named = replace(heads.config, base_model_name=str(target), base_fingerprint=own)
-        _save_heads(heads, recipe, temporary / PAIRED_FOLDER, named, ran)
+        _save_heads(heads, recipe, temporary / PAIRED_FOLDER, named, record)
 
 
 def _variant(model: Any) -> str:
