@@ -41,11 +41,11 @@ def with_kernels(heads):
     return heads
 
 
-def state_of(heads, rows, drawn=False):
+def state_of(heads, rows, drawn=False, temperature=40.0):
     """`drawn`: every row but the second, each by its own settings."""
     hidden, paths = inputs(heads.base, rows)
     settings = [
-        SamplingParams() if row == 1 else SamplingParams(40.0 + row, top_p=0.9, seed=row)
+        SamplingParams() if row == 1 else SamplingParams(temperature + row, top_p=0.9, seed=row)
         for row in range(rows if drawn else 0)
     ]
     samplers = [Sampler(heads.base, one, [1], 9) for one in settings]
@@ -85,6 +85,14 @@ def test_the_same_trees_of_tokens_that_will_be_drawn(heads, num_nodes, many_thre
         same = [ours == theirs for ours, theirs in zip(quick[0], likeliest[0], strict=True)]
         assert same[1:2] in ([], [True])
         assert rows == 1 or not all(same)
+
+
+def test_chances_of_tokens_that_will_be_drawn(heads):
+    """At usual temperatures, where the tokens whose noise is not counted have some of the mass."""
+    for ranks in (3, 12):
+        tree = DynamicTree(16, SCALES, ranks)
+        quick, by_torch = grown(heads, tree, state_of(heads, 4, True, 0.6))
+        assert quick == by_torch
 
 
 @pytest.mark.parametrize("asked", [-0.5, -1.5, -2.5])
