@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,10 +62,17 @@ def tier_of(part: str) -> int:
     return next(index for index, tier in enumerate(TIERS) if part in tier)
 
 
+@cache
+def imports_in(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """All of a file, inside functions and TYPE_CHECKING too."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imported_parts(path: Path) -> set[str]:
-    """Top-level parts of medusa_kit that a file imports, inside functions and TYPE_CHECKING too."""
+    """Top-level parts of medusa_kit that a file imports."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in imports_in(path):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -112,7 +120,7 @@ def test_tree_needs_no_torch() -> None:
 def _absolute_imports(path: Path, modules: Collection[str] = ()) -> set[str]:
     """What a file imports; `from a import b` is a.b where that is one of `modules`, else a."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in imports_in(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -20,19 +20,19 @@ def _key(verifier: Verifier) -> Any:
     """What the check depends on: weights, config, and what runs steps."""
     base, attention, digest = verifier.base, verifier.attention, 0
     for name, tensor in base.model.state_dict().items():
-        digest = zlib.crc32(
-            tensor.detach().float().numpy().tobytes(), zlib.crc32(name.encode(), digest)
-        )
+        weights = tensor.detach().cpu().float().numpy()
+        digest = zlib.crc32(weights.tobytes(), zlib.crc32(name.encode(), digest))
+    guarded = isinstance(verifier, CapturedVerifier) and verifier._guarded
     modules = tuple(sorted({type(module).__name__ for module in base.modules()}))
-    return (digest, base.dtype, base.config.to_json_string(), modules, type(verifier),
-            verifier.steps_run_by, verifier.pads, attention.requested,
+    return (digest, base.dtype, base.device, base.config.to_json_string(), modules, type(verifier),
+            guarded, verifier.steps_run_by, verifier.pads, attention.requested,
             tuple(attention.ruled_out))  # fmt: skip
 
 
 def _remembered(verifier: Verifier, reference: Any) -> self_check.TreeCheck:
     base = verifier.base
-    own = isinstance(reference, self_check.OwnModel) and not isinstance(verifier, CapturedVerifier)
-    if not own or base.device.type != "cpu" or base.info.num_parameters > MAX_WEIGHTS:
+    own = isinstance(reference, self_check.OwnModel)
+    if not own or base.info.num_parameters > MAX_WEIGHTS:
         return run_anew(verifier, reference)
     key = _key(verifier)
     if key not in _known:

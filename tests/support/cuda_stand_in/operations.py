@@ -27,7 +27,8 @@ ON_THE_HOST: dict[Any, Any] = {aten.histc.default: _histc}
 def run(mode: DispatchMode, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if func is torch.ops.prim.device.default:
         return DEVICE
-    there = any(isinstance(one, DeviceTensor) for one in rules.tensors_of(args, kwargs))
+    tensors = rules.tensors_of(args, kwargs)
+    there = any(isinstance(one, DeviceTensor) for one in tensors)
     if not there and not is_ours(kwargs.get("device")):
         return _on_the_host(func, args, kwargs)
     if _made_of_others(func):
@@ -38,7 +39,7 @@ def run(mode: DispatchMode, func: Any, args: Any, kwargs: dict[str, Any]) -> Any
         return _to_copy(func, args, kwargs)
     if func.overloadpacket is aten.copy_:
         return _copy(func, *args, **kwargs)
-    rules.check(func, args, kwargs)
+    rules.check(func, tensors, args, kwargs)
     return on_device(func, args, kwargs)
 
 
@@ -59,9 +60,11 @@ def _on_the_host(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def on_device(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The operation on what the tensors hold; its results are on the device."""
-    held = {name: rules.each(_held, value) for name, value in _for_the_host(kwargs).items()}
+    if kwargs:
+        kwargs = _for_the_host(kwargs)
+    held = {name: rules.each(_held, value) for name, value in kwargs.items()}
     out = launch(func, rules.each(_held, args), held)
-    if not func._schema.is_mutable:
+    if not rules.is_mutable(func):
         return rules.each(DeviceTensor, out)
     ours = [one for one in rules.tensors_of(args, kwargs) if isinstance(one, DeviceTensor)]
     written = {id(tensor.held): _still(tensor, func) for tensor in ours}
@@ -92,7 +95,10 @@ def launch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if capture is not None:
         capture.before(func, args, kwargs)
     work = ON_THE_HOST.get(func, func)
-    with random_numbers.of_the_device(func, kwargs):
+    if random_numbers.may_draw(func):
+        with random_numbers.of_the_device(func, kwargs):
+            out = work(*args, **kwargs)
+    else:
         out = work(*args, **kwargs)
     made = _made(func, args, kwargs, out)
     if made is not None:
@@ -100,13 +106,13 @@ def launch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if capture is not None:
             capture.record(work, args, kwargs, made)
         else:
-            _count(func.name())
+            device().count_launch(func.name())
     return out
 
 
 def _made(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> list[Tensor] | None:
     """What the operation allocated; None where it only looked at its arguments in another way."""
-    if func._schema.is_mutable:
+    if rules.is_mutable(func):
         return []
     known = {one.untyped_storage()._cdata for one in rules.tensors_of(args, kwargs)}
     made = rules.tensors_in([out])
@@ -124,12 +130,6 @@ def _allocated(made: list[Tensor]) -> None:
                 f"CUDA out of memory. Tried to allocate {size} bytes. GPU 0 has a total capacity "
                 f"of {memory.total} bytes of which {memory.free} bytes is free."
             )
-
-
-def _count(name: str) -> None:
-    with device().counting() as active:
-        for counts in active:
-            counts.launches[name] += 1
 
 
 # Copies between host and device.
@@ -151,7 +151,7 @@ def _fetched(func: Any, source: DeviceTensor, kwargs: dict[str, Any]) -> Tensor:
         device().wait("a copy to the host")
     value = func(source.held, **{**kwargs, "device": HOST, "non_blocking": False})
     if not later:
-        _count("copy to the host")
+        device().count_launch("copy to the host")
         return value
     target = pinned.pin(torch.empty_like(value))
     _later(target, value)
@@ -169,7 +169,7 @@ def _copy(func: Any, target: Tensor, source: Tensor, non_blocking: bool = False)
     else:
         device().wait("a copy to the host")
         target.copy_(source.held)
-        _count("copy to the host")
+        device().count_launch("copy to the host")
     return target
 
 
@@ -187,7 +187,7 @@ def _later(target: Tensor, value: Tensor) -> None:
     """A copy to pinned memory, in a capture one more step of the tape."""
     capture = device().capture()
     if capture is None:
-        _count("copy to the host")
+        device().count_launch("copy to the host")
         device().copy_later(target, value.clone())
     else:
         capture.before_writing(target)

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -58,8 +59,14 @@ class AnyGenerator(metaclass=_EitherKind):
         return DeviceGenerator() if is_ours(device) else HostGenerator(device)
 
 
+@cache
+def may_draw(func: Any) -> bool:
+    """Whether the operation draws numbers, or takes a generator."""
+    return SEEDED in func.tags or any(one.name == "generator" for one in func._schema.arguments)
+
+
 def of_the_device(func: Any, kwargs: dict[str, Any]) -> Any:
-    """While in here, an operation draws from the device's generator."""
+    """While in here, an operation that draws does so from the device's generator."""
     given = kwargs.get("generator")
     if given is not None and given._cdata not in _known:
         raise RuntimeError(

@@ -1,6 +1,7 @@
 """What CUDA refuses, and what makes the host wait: by the operation and where its tensors lie."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -44,18 +45,26 @@ def each(work: Callable[[Tensor], Any], values: Any) -> Any:
     """`work` of each tensor in an argument or a result."""
     if isinstance(values, Tensor):
         return work(values)
-    if type(values) in (list, tuple):
-        return type(values)(each(work, value) for value in values)
+    kind = type(values)
+    if kind is list or kind is tuple:
+        return kind([each(work, value) for value in values])
     return values
 
 
-def check(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Raises as CUDA does where devices are mixed; waits where CUDA makes the host wait."""
+@cache
+def is_mutable(func: Any) -> bool:
+    """Whether it writes into an argument."""
+    return bool(func._schema.is_mutable)
+
+
+def check(func: Any, tensors: list[Tensor], args: Any, kwargs: dict[str, Any]) -> None:
+    """Raises as CUDA does where devices are mixed; waits where CUDA makes the host wait.
+    `tensors`: those of the arguments."""
     packet = func.overloadpacket
     if packet in READING or packet in WRITING:
         _check_index(func, args, packet in WRITING)
     else:
-        _check_same_device(func, tensors_of(args, kwargs))
+        _check_same_device(func, tensors)
     unknown = func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None
     if packet in WAITING or unknown:
         device().wait(func.name())
@@ -66,7 +75,7 @@ def _check_same_device(func: Any, tensors: list[Tensor]) -> None:
     if not here or len(here) == len(tensors):
         return
     number = torch.Tag.pointwise in func.tags or func.overloadpacket in TAKES_A_NUMBER
-    written = func._schema.is_mutable and not isinstance(tensors[0], DeviceTensor)
+    written = is_mutable(func) and not isinstance(tensors[0], DeviceTensor)
     if not number or written or any(tensor.dim() for tensor in here):
         raise _mixed(func.name())
 

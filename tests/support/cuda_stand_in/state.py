@@ -105,6 +105,11 @@ class Device:
         with self._lock:
             yield self._active
 
+    def count_launch(self, name: str) -> None:
+        with self._lock:
+            for counts in self._active:
+                counts.launches[name] += 1
+
     def fail_for_good(self) -> None:
         """From now on every operation fails, as after a bad address in a kernel."""
         self._lost = True

@@ -1,5 +1,6 @@
 """A tensor that says it is on the device and holds its data on the host."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -148,9 +149,15 @@ class DispatchMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        from support.cuda_stand_in.operations import run
+        return operations().run(self, func, args, kwargs or {})
 
-        return run(self, func, args, kwargs or {})
+
+@cache
+def operations() -> Any:
+    """The module, which imports this one."""
+    from support.cuda_stand_in import operations
+
+    return operations
 
 
 def moved(self: Tensor, place: Any, dtype: Any, **how: Any) -> Tensor:
