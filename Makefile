@@ -13,6 +13,9 @@ PYTHON := python3.12
 endif
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Bytecode is kept even where the environment says otherwise: without it each process of the tests,
+# and each that they start, compiles all modules anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help install check fmt fix test verified test-precisions test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check measure-gpu test-gpu demo bench bench-llama-cpp bench-serving speed-gate mutants recording clean

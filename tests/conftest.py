@@ -1,6 +1,7 @@
 """Shared fixtures: tiny seeded models of every family, built in code; no network, no GPU."""
 
 import functools
+import gc
 import os
 import signal
 import ssl
@@ -31,6 +32,12 @@ if (isa := os.environ.get(kernels.ISA_SWITCH)) and (wheels := in_wheel(isa)):
     kernels.packaged_library = lambda: wheels  # else that level is compiled once more
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started this in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """A search for garbage looks at what tests make, not at 800,000 objects of what is imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
