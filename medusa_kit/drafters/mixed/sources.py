@@ -23,7 +23,8 @@ def merged(
     for source in sources:
         for whole, trie in zip(result, source.guess(state), strict=True):
             whole.merge(weighed(trie, acceptance))
-    return under_grammar(result, state, acceptance)
+    masked = any(one is not None and one.mask is not None for one in state.samplers)
+    return under_grammar(result, state, acceptance) if masked else result
 
 
 def credited(tries: Sequence[Trie], step: StepResult) -> list[list[str]]:

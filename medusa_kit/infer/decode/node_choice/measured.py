@@ -26,10 +26,9 @@ from medusa_kit.version import __version__
 
 REPEATS = 8  # turns: where another program computes beside, few of them see the machine alone
 LONGEST = 0.5  # seconds of one step from which on no larger ones are measured
-# Of the steps of a size, so many are as fast as the fastest where the machine is alone, within this
-# factor. Else another program computed beside, and the figures are good for no other process.
-AS_FAST, NEAR = 0.2, 1.15
-# (verifier, clock) -> seconds of steps by their nodes
+# Times within this factor are about the same.
+NEAR = 1.15
+# (verifier, clock) -> seconds of steps by their nodes, the fastest of each turn
 Measure = Callable[[Verifier, Clock], Mapping[int, Sequence[float]]]
 
 
@@ -126,12 +125,10 @@ def _is_flat(seconds: Mapping[int, float]) -> bool:
 
 
 def _was_alone(times: Mapping[int, Sequence[float]]) -> bool:
-    """Whether enough steps of each size took about as long as the fastest one of it."""
-
-    def fast(taken: Sequence[float]) -> float:
-        return sum(seconds <= NEAR * min(taken) for seconds in taken) / len(taken)
-
-    return all(fast(taken) >= AS_FAST for taken in times.values())
+    """Whether for each size another turn was about as fast as the fastest. Else another program
+    computed beside, and the figures are good for no other process."""
+    fastest = [sorted(taken)[:2] for taken in times.values()]
+    return all(second <= NEAR * first for first, *others in fastest for second in others)
 
 
 class _Chains(Drafter):
@@ -149,10 +146,10 @@ class _Chains(Drafter):
 
 
 def measured(verifier: Verifier, clock: Clock) -> dict[int, list[float]]:
-    """The seconds that steps took by their nodes, without drafting, up to the largest size that the
-    context holds and that is not too slow. Sizes take turns, so that all see the same machine; the
-    least of several is what it takes where nothing else runs. Sizes fall, and have several steps in
-    a row, since a small step takes longer behind a large one."""
+    """The seconds of the fastest step of each turn by its nodes, without drafting, up to the
+    largest size that the context holds and that is not too slow. Sizes take turns, so that all see
+    the same machine; the least of several is what it takes where nothing else runs. Sizes fall, and
+    have several steps in a row, since a small step takes longer behind a large one."""
     context = verifier.base.info.context_length
     sizes = [size for size in SIZES if 1 + size < context]
     steps = RepeatedSteps(verifier, [[0]], clock)
@@ -170,5 +167,5 @@ def measured(verifier: Verifier, clock: Clock) -> dict[int, list[float]]:
                 taken.append(timing.verifying)
                 if sum(taken[:-1]) > SETTLED:
                     break
-            times.setdefault(size, []).extend(taken)
+            times.setdefault(size, []).append(min(taken))
     return times
