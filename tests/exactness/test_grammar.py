@@ -140,12 +140,19 @@ FORCED = Grammar.lark(
 )
 
 
-def test_what_the_grammar_forces_is_guessed(engine: Engine, prompts: list[list[int]]) -> None:
-    """So there are many fewer steps than tokens, though nobody else could guess such an answer."""
+@pytest.mark.parametrize("beside", [0, 1])
+def test_what_the_grammar_forces_is_guessed(
+    engine: Engine, prompts: list[list[int]], beside: int
+) -> None:
+    """So there are many fewer steps than tokens, though nobody else could guess such an answer.
+    `beside`: requests of the same batch without a grammar."""
     expected = plain_under(FORCED, prompts[0], TOKENS)
-    options = {"sources": ["prompt-lookup"]}
-    result = engine.generate(
-        prompts[0], drafter="auto", drafter_options=options, max_new_tokens=TOKENS, grammar=FORCED
-    )
-    assert result.token_ids == expected
-    assert result.stats.num_steps <= len(expected) / 2
+    asked: dict = {"drafter": "auto", "drafter_options": {"sources": ["prompt-lookup"]},
+                   "max_new_tokens": TOKENS}  # fmt: skip
+    with engine.shared_batch(max_rows=2) as batch:
+        free = [batch.submit(prompts[1], **asked) for _ in range(beside)]
+        result = batch.submit(prompts[0], grammar=FORCED, **asked).result()
+        assert result.token_ids == expected
+        assert result.stats.num_steps <= len(expected) / 2
+        for answer in free:
+            assert answer.result().stats.new_tokens >= result.stats.num_steps

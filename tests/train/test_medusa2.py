@@ -67,6 +67,7 @@ def logits(base, text="to be or not"):
         return base.model(ids).logits[0]
 
 
+@pytest.mark.usefixtures("often")
 def test_an_adapter_loads_in_one_step_and_is_the_model_that_was_trained(run):
     trained, report, recipe = run(moves="lora", distill_share=0.5, save_merged=True)
     original = load_base_model("debug-tiny")
