@@ -64,7 +64,7 @@ def tier_of(part: str) -> int:
 
 @cache
 def imports_in(path: Path) -> list[ast.Import | ast.ImportFrom]:
-    """All of a file, inside functions and TYPE_CHECKING too."""
+    """The imports in a file, inside functions and under TYPE_CHECKING too."""
     nodes = ast.walk(ast.parse(path.read_text()))
     return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
 

@@ -19,7 +19,7 @@ from medusa_kit.hub.card import CardOptions, render_card
 from medusa_kit.hub.measured import read_measured
 from medusa_kit.hub.redact_paths import redact_paths
 from medusa_kit.settings.recipe import load_recipe
-from medusa_kit.train.run.provenance import provenance
+from medusa_kit.train.run.provenance import origin_here, provenance
 from medusa_kit.tree.candidate_tree import load_tree
 from medusa_kit.tree.replay import replay
 from medusa_kit.tree.statistics import RankStatistics
@@ -35,7 +35,7 @@ def front(card: str) -> dict[str, object]:
 
 def test_everything_measured(run: Run, folder: Path) -> None:
     recipe = load_recipe(ROOT / "recipes/debug.yaml")
-    (folder / "provenance.json").write_text(provenance(recipe))
+    (folder / "provenance.json").write_text(provenance(recipe, origin_here()))
     code, card, err = run("push", folder, "me/heads", "--dry-run", "--license", "mit",
                           "--data-license", "CC0", "--base-model", "tiny/debug")  # fmt: skip
     assert code == 0, err
@@ -199,11 +199,13 @@ def test_the_epochs_are_those_that_ran(folder: Path) -> None:
     """Training may end before the recipe's epochs do, and the kept heads be from before its end."""
     recipe = load_recipe(ROOT / "recipes/debug.yaml", ["train.epochs=5"])
     path = folder / "provenance.json"
-    path.write_text(provenance(recipe))
+    path.write_text(provenance(recipe, origin_here()))
     assert "| epochs | not recorded; 5 at most |" in rendered(folder)
-    path.write_text(provenance(recipe, {"updates": 12, "epochs": 0.24, "of_updates": 12}))
+    path.write_text(
+        provenance(recipe, origin_here(), {"updates": 12, "epochs": 0.24, "of_updates": 12})
+    )
     assert "| epochs | 0.24 (12 updates; 5 at most by the recipe) |" in rendered(folder)
-    path.write_text(provenance(recipe))
+    path.write_text(provenance(recipe, origin_here()))
     run = {"recipe": recipe.model_dump(), "processes": 1, "num_updates": 3, "num_positions": 960}
     (folder.parent / "run.json").write_text(json.dumps(run))
     assert "| epochs | 0.5 (3 updates" in rendered(folder)
@@ -242,7 +244,7 @@ def test_a_folder_that_was_the_base_is_never_linked(
     (folder / "verify.json").write_text(json.dumps(verify))
     if beside == "recipe":
         recipe = load_recipe(ROOT / "recipes/debug.yaml", ["base.model=/mnt/models/tiny"])
-        (folder / "provenance.json").write_text(provenance(recipe))
+        (folder / "provenance.json").write_text(provenance(recipe, origin_here()))
     if beside == "run":
         (folder.parent / "run.json").write_text(json.dumps({"base": {"source": "folder"}}))
     if beside == "folder":

@@ -21,8 +21,6 @@ from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.run.schedule import learning_rate
 from medusa_kit.train.trainer import train_heads
 
-# Where only the heads at the end are of interest.
-
 
 class Crash(Exception):
     pass

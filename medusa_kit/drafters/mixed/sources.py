@@ -23,8 +23,10 @@ def merged(
     for source in sources:
         for whole, trie in zip(result, source.guess(state), strict=True):
             whole.merge(weighed(trie, acceptance))
-    masked = any(one is not None and one.mask is not None for one in state.samplers)
-    return under_grammar(result, state, acceptance) if masked else result
+    masks = [None if sampler is None else sampler.mask for sampler in state.samplers]
+    if all(mask is None for mask in masks):
+        return result
+    return under_grammar(result, masks, state, acceptance)
 
 
 def credited(tries: Sequence[Trie], step: StepResult) -> list[list[str]]:

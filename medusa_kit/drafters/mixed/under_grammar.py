@@ -12,10 +12,12 @@ KEY = ("grammar",)
 
 
 def under_grammar(
-    tries: Sequence[Trie], state: State, acceptance: AcceptanceEstimate
+    tries: Sequence[Trie],
+    masks: Sequence[GrammarMask | None],
+    state: State,
+    acceptance: AcceptanceEstimate,
 ) -> list[Trie]:
-    """The rows' guesses; those of rows without a grammar as they are."""
-    masks = [None if sampler is None else sampler.mask for sampler in state.samplers]
+    """The rows' guesses; those of rows without a grammar, and so without a mask, as they are."""
     texts = zip(state.tokens, state.roots_B, strict=True)
     return [
         trie if mask is None else _checked(trie, mask, [*tokens, root], acceptance)

@@ -35,7 +35,7 @@ from medusa_kit.files import (
 from medusa_kit.settings.recipe import TrainRecipe, differences, dump, load_recipe
 from medusa_kit.train import distributed
 from medusa_kit.train.run.lock import only_training_in
-from medusa_kit.train.run.provenance import origin, provenance
+from medusa_kit.train.run.provenance import origin_here, provenance
 
 PROGRESS, METRICS = "progress.json", "metrics.jsonl"
 OWN_FILES = ("recipe.yaml", METRICS, "run.json", "bad_update.pt")
@@ -67,7 +67,7 @@ class RunFolder:
     @cached_property
     def origin(self) -> dict[str, Any]:
         """Versions and commit at the first save. Read once, since git can take seconds."""
-        return origin()
+        return origin_here()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -158,7 +158,7 @@ class RunFolder:
                 write(folder)
                 distributed.barrier()
                 if distributed.is_main():
-                    record = provenance(self.recipe, started_from=self.origin)
+                    record = provenance(self.recipe, self.origin)
                     (folder / "provenance.json").write_text(record)
                     more = {METRIC_LINES: len(self._metric_lines()), DATE: self.date}
                     write_json(folder / PROGRESS, {**progress, **more})

@@ -13,17 +13,15 @@ PACKAGES = ("torch", "transformers", "deepspeed", "peft", "datasets")
 
 
 def provenance(
-    recipe: TrainRecipe,
-    ran: dict[str, Any] | None = None,
-    started_from: dict[str, Any] | None = None,
+    recipe: TrainRecipe, origin: dict[str, Any], ran: dict[str, Any] | None = None
 ) -> str:
-    """Versions, commit and recipe as JSON text. `ran`: how far the training had come.
-    `started_from`: the `origin` of a run that began earlier."""
-    record = {**(started_from or origin()), "recipe": recipe.model_dump()}
+    """Versions, commit and recipe as JSON text. `origin`: as `origin_here` has it. `ran`: how far
+    the training had come."""
+    record = {**origin, "recipe": recipe.model_dump()}
     return json.dumps(record if ran is None else {**record, "ran": ran}, indent=2)
 
 
-def origin() -> dict[str, Any]:
+def origin_here() -> dict[str, Any]:
     """Versions and commit of what runs here now."""
     return {"versions": versions(), "git": git_state()}
 

@@ -40,7 +40,7 @@ def keep(
     needed = list(engine.module.parameters()) if whole_model else [*moved, *own]
     with engine.whole(needed):
         if distributed.is_main():
-            record = provenance(recipe, ran, folder.origin)
+            record = provenance(recipe, folder.origin, ran)
             if recipe.stage == "medusa2":
                 _save_joint(base, heads, recipe, record)
             else:

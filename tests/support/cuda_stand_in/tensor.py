@@ -1,6 +1,5 @@
 """A tensor that says it is on the device and holds its data on the host."""
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -149,15 +148,9 @@ class DispatchMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return operations().run(self, func, args, kwargs or {})
+        from support.cuda_stand_in.operations import run
 
-
-@cache
-def operations() -> Any:
-    """The module, which imports this one."""
-    from support.cuda_stand_in import operations
-
-    return operations
+        return run(self, func, args, kwargs or {})
 
 
 def moved(self: Tensor, place: Any, dtype: Any, **how: Any) -> Tensor:

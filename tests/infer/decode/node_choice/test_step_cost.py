@@ -135,8 +135,8 @@ def test_steps_are_timed_once_and_read_from_the_file_afterwards(
 def test_times_of_a_busy_machine_are_taken_anew_at_the_next_start(
     verifier: Verifier, busy: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One step of two nodes saw the machine alone and nine did not, or five of ten."""
-    two = [0.011, *[0.020] * 9] if busy else [0.012] * 5 + [0.020] * 5
+    """One turn of two nodes saw the machine alone and nine did not, or two of ten."""
+    two = [0.011, *[0.020] * 9] if busy else [0.012] * 2 + [0.020] * 8
     with console.details(True):
         cost = given(verifier, {1: [0.010] * 10, 2: two}).cost
     assert cost.seconds(2) == (0.011 if busy else 0.012)  # the best that is known
@@ -172,6 +172,12 @@ def test_small_steps_are_not_timed_behind_large_ones(verifier: Verifier) -> None
     timed: Any = WrappedVerifier(verifier, score=step)
     cost = MeasuredSteps(timed, lambda: now).cost
     assert [cost.seconds(n) for n in SIZES] == pytest.approx([0.002 + 0.001 * n for n in SIZES])
+
+
+def test_a_turn_counts_once_however_many_steps_it_has(verifier: Verifier) -> None:
+    ticks = count()
+    times = measured.measured(verifier, lambda: next(ticks) / 1000)
+    assert {len(turns) for turns in times.values()} == {measured.REPEATS}
 
 
 def test_other_kernels_are_timed_anew(
