@@ -85,7 +85,10 @@ def _prompts(prompt: str | None, source: str | None, system: str | None) -> list
         messages = row.messages
         while messages and messages[-1]["role"] == "assistant":
             messages = messages[:-1]
-        refuse_extras(messages, row.tools)
+        try:
+            refuse_extras(messages, row.tools)
+        except DataError as error:
+            raise DataError(f"{source}:{row.row}: {error.message}", hint=error.hint) from error
         prompts.append([*first, *messages])
     return prompts
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from medusa_kit.data.rendered import Rendered
-from medusa_kit.data.rows import EXAMPLES, BadRow, Conversation, Message, Row
+from medusa_kit.data.rows import EXAMPLES, BadRow, Conversation, Message, Row, text_of
 from medusa_kit.data.shown import check_shown, is_plain, renderable
-from medusa_kit.data.template import chat_template, check_characters, render
+from medusa_kit.data.template import as_texts, chat_template, render
 from medusa_kit.data.turns import written
 from medusa_kit.errors import DataError
 
@@ -116,9 +116,9 @@ def encode_prompt(tokenizer: Any, prompt: Sequence[Message] | str) -> list[int]:
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     if template is None:
-        check_characters(prompt)
+        prompt = as_texts(prompt)
         if len(prompt) == 1:
-            return list(tokenizer(prompt[0]["content"]).input_ids)
+            return list(tokenizer(text_of(prompt[0].get("content"))).input_ids)
         raise DataError(
             f"{len(prompt)} messages, but this tokenizer has no chat template",
             hint="give plain text, or a model with a chat template",

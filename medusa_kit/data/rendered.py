@@ -9,8 +9,8 @@ from typing import Any
 
 from medusa_kit.data.rows import Message
 from medusa_kit.data.template import (
+    as_texts,
     chat_template,
-    check_characters,
     dated,
     encodes_text,
     refusals,
@@ -54,8 +54,9 @@ class Rendered:
         """The characters that the template's {% generation %} marks enclose."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        check_characters(messages)
-        conversation = [{k: v for k, v in message.items() if v is not None} for message in messages]
+        conversation = [
+            {k: v for k, v in message.items() if v is not None} for message in as_texts(messages)
+        ]
         with refusals():
             _, spans = render_jinja_template(
                 conversations=[conversation], tools=self.tools, return_assistant_tokens_mask=True,

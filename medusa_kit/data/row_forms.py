@@ -1,7 +1,8 @@
 """What an item of a data set says, as a row. Its form is recognised by its keys:
 
     messages, conversations, conversation    turns of role and content, or from and value
-    turns                                    MT-bench's: the first is asked
+    turns                                    MT-bench's and Arena-Hard's, texts or objects with
+                                             content: the first is asked; or messages with roles
     prompt, question, instruction, query     what is asked, text or messages; with input or context
       with completion, answer, output,       the answer to it, text or messages
       response; history                      earlier [question, answer] pairs
@@ -36,6 +37,7 @@ from medusa_kit.data.rows import (
     Message,
     Row,
     kind_of,
+    text_of,
 )
 from medusa_kit.errors import DataError, unknown_value
 from medusa_kit.files import parse_json
@@ -97,12 +99,14 @@ def _messages(item: dict[str, Any]) -> tuple[list[Message], list[str]]:
         if not is_empty(item.get(key)):
             return _turns(_listed(item, key)), [key]
     if item.get("turns"):
-        return [_plain_message("user", str(_listed(item, "turns")[0]))], ["turns"]
+        return _asked_turns(_listed(item, "turns")), ["turns"]
     for key in PROMPT_KEYS:
         if not is_empty(item.get(key)):
             return _question_and_answer(item, key)
-    if isinstance(item.get("text"), str) and item["text"]:
-        return [_plain_message("user", item["text"])], ["text"]
+    if not is_empty(text := item.get("text")):
+        if not isinstance(text, str):
+            raise DataError(f"text is {kind_of(text)}, expected text")
+        return [_plain_message("user", text)], ["text"]
     for key in PROMPT_KEYS:
         if item.get(key) == "":  # a tokenizer may begin texts with a token of its own
             return [_plain_message("user", "")], [key]
@@ -208,6 +212,25 @@ def _listed(item: dict[str, Any], key: str) -> list[Any]:
     return item[key]
 
 
+def _asked_turns(turns: list[Any]) -> list[Message]:
+    """What a user says turn by turn, of which the first is asked; where all turns have roles, they
+    are messages."""
+    if all(isinstance(turn, dict) and ("role" in turn or "from" in turn) for turn in turns):
+        return _turns(turns)
+    texts = [_turn_text(number, turn) for number, turn in enumerate(turns, start=1)]
+    return [_plain_message("user", texts[0])]
+
+
+def _turn_text(number: int, turn: Any) -> str:
+    if isinstance(turn, str):
+        return turn
+    if not isinstance(turn, dict) or "content" not in turn:
+        given = "an object without content" if isinstance(turn, dict) else kind_of(turn)
+        raise DataError(f"turn {number} is {given}, expected text or an object with content")
+    check_message(turn, {"content"})
+    return text_of(turn["content"])
+
+
 def _turns(turns: list[Any]) -> list[Message]:
     return [_message(turn) for turn in turns]
 
@@ -223,26 +246,14 @@ def _message(turn: Any) -> Message:
         silent = "tool_calls" in extras or "reasoning_content" in extras
         content = turn.get(content_key, "") if silent else turn[content_key]
     except (KeyError, TypeError) as error:
-        raise DataError(f"a turn lacks {role_key!r} or {content_key!r}") from error
+        given = "" if isinstance(turn, dict) else f": it is {kind_of(turn)}, expected an object"
+        raise DataError(f"a turn lacks {role_key!r} or {content_key!r}{given}") from error
     if not isinstance(role, str) or role not in ROLES:
         raise unknown_value("role", role, ROLES, kind=DataError)
     check_message(turn, {role_key, content_key, *EXTRA_KEYS, *REASONING_KEYS, "weight"})
-    text = "" if content is None and silent else _text(content)
+    text = "" if content is None and silent else text_of(content)
     weight = _weight(turn.get("weight"), ROLES[role])
     return {"role": ROLES[role], "content": text, **extras, **weight}
-
-
-def _text(content: Any) -> str:
-    """The text of a message's content; parts of text are joined, as a server does."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise DataError(f"content is {kind_of(content)}, expected text")
-    for part in content:
-        kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise DataError(f"content has a part of type {kind!r}, expected text")
-    return "".join(part["text"] for part in content)
 
 
 def _extras(turn: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,3 +58,20 @@ def kind_of(value: Any) -> str:
     kinds = {bool: "a boolean", str: "text", dict: "an object", list: "a list", bytes: "bytes",
              type(None): "null", int: "a number", float: "a number"}  # fmt: skip
     return kinds.get(type(value), f"of type {type(value).__name__}")
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content; parts of text are joined. Raises DataError for all else:
+    a template would write null and numbers as Python has them."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise DataError(f"content is {kind_of(content)}, expected text")
+    for part in content:
+        if not isinstance(part, dict):
+            raise DataError(f"content has a part that is {kind_of(part)}, expected an object")
+        if (kind := part.get("type", "text")) != "text":
+            raise DataError(f"content has a part of type {kind!r}, expected text")
+        if not isinstance(part.get("text"), str):
+            raise DataError(f"the text of a part is {kind_of(part.get('text'))}, expected text")
+    return "".join(part["text"] for part in content)

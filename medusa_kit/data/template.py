@@ -12,12 +12,14 @@ from typing import Any
 from medusa_kit.base.tokenizer.bounded_rendering import bounded
 from medusa_kit.base.tokenizer.content_parts import as_taken
 from medusa_kit.base.tokenizer.turn_end import end_of_turn
-from medusa_kit.data.rows import Message
+from medusa_kit.data.rows import Message, kind_of, text_of
 from medusa_kit.errors import DataError
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 NOW = re.compile(r"""strftime_now\(\s*(?:"([^"\\]*)"|'([^'\\]*)')\s*\)""")
 _date: ContextVar[datetime | None] = ContextVar("date", default=None)
+TEXTS = ("name", "tool_call_id", "reasoning_content")  # of a message, beside its content
+INSTEAD = ("tool_calls", "reasoning_content", "thinking", "function_call")  # of content
 NEIGHBOURS = ("x", ".", "\n", "1")  # few tokens join any of these with what follows, none all
 
 
@@ -74,7 +76,7 @@ def render_text(
 
 def _rendered(tokenizer: Any, messages: Sequence[Message], ask: bool, **keywords: Any) -> Any:
     """The tokenizer's text or token ids, within the limits of bounded_rendering.py."""
-    check_characters(messages)
+    messages = as_texts(messages)
     with refusals():
         arguments = {"add_generation_prompt": ask, **_on_its_date(tokenizer), **keywords}
 
@@ -142,6 +144,31 @@ def encode_after(tokenizer: Any, text: str) -> list[int] | None:
         if known and both[: len(alone)] == alone:
             return both[len(alone) :]
     return None
+
+
+def as_texts(messages: Sequence[Any]) -> list[Message]:
+    """The messages, each content as text. Raises DataError, naming the message, where something
+    else stands for text."""
+    texts = list[Message]()
+    for number, message in enumerate(messages, start=1):
+        try:
+            texts.append(_as_text(message))
+        except DataError as error:
+            raise DataError(f"message {number}: {error.message}", hint=error.hint) from error
+    check_characters(texts)
+    return texts
+
+
+def _as_text(message: Any) -> Message:
+    if not isinstance(message, Mapping):
+        raise DataError(f"it is {kind_of(message)}, expected an object with role and content")
+    for key in ("role", *TEXTS):
+        text = message.get(key)
+        if not isinstance(text, str) and (text is not None or key == "role"):
+            raise DataError(f"{key} is {kind_of(text)}, expected text")
+    content = message.get("content")
+    silent = content is None and any(message.get(key) is not None for key in INSTEAD)
+    return {**message} if silent else {**message, "content": text_of(content)}
 
 
 def check_characters(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -252,10 +252,11 @@ def _tasks(
             if room is not None and len(ids) > room:
                 raise DataError(f"the prompt has {len(ids)} tokens; there is room for {room}")
         except DataError as error:
+            named = DataError(f"{row.source}:{row.row}: {error.message}", hint=error.hint)
             if on_error == "fail":
-                raise DataError(f"row {row.row}: {error.message}", hint=error.hint) from error
+                raise named from error
             report.skipped.append((row.row, error.message))
-            first = first or error
+            first = first or named
             continue
         identity = row.id or f"{Path(row.source).stem}:{row.row}"
         if identity in seen:  # rows of a source may share an id; answers must not

@@ -392,4 +392,4 @@ def test_data_generate_skips_rows_of_a_bad_shape(run: Run, tmp_path: Path) -> No
     assert "row 5 skipped: it holds null" in err
     out.unlink()
     code, _, err = run(*arguments, "--on-error", "fail")
-    assert (code, out.exists(), "row 2: content is" in err) == (1, False, True), err
+    assert (code, out.exists(), "prompts.jsonl:2: content is" in err) == (1, False, True), err

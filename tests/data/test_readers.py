@@ -38,6 +38,9 @@ def test_every_conversation_format(tmp_path: Path) -> None:
                           {"role": "tool", "content": "t"}]},
             {"prompt": "alone", "id": 7},
             {"question_id": 81, "category": "writing", "turns": ["first", "second"]},
+            {"turns": [{"content": "Write a poem."}], "cluster": "x"},
+            {"turns": [{"content": [{"type": "text", "text": "Write "}, {"text": "two."}]}, "No"]},
+            {"turns": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]},
             "just text",
             {"messages": None, "prompt": "columns of a data set are filled up with nothing"},
         ],
@@ -47,12 +50,15 @@ def test_every_conversation_format(tmp_path: Path) -> None:
         [("user", "q2"), ("assistant", "a2"), ("tool", "t")],
         [("user", "alone")],
         [("user", "first")],
+        [("user", "Write a poem.")],
+        [("user", "Write two.")],
+        [("user", "Hi"), ("assistant", "Yo")],
         [("user", "just text")],
         [("user", "columns of a data set are filled up with nothing")],
     ]
     rows = list(read_rows(source))
-    assert [row.id for row in rows] == ["share-1", None, "7", "81", None, None]
-    assert [row.row for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row.id for row in rows] == ["share-1", None, "7", "81", *[None] * 5]
+    assert [row.row for row in rows] == list(range(1, 10))
     assert all(isinstance(row, Conversation) and row.source == source for row in rows)
 
 
@@ -121,13 +127,24 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
     "no value": ({"conversations": [{"from": "human"}]}, "lacks 'from' or 'value'"),
     "a picture": ({"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]},
                   "content has a part of type 'image'"),
-    "a part of text": ({"messages": [{"role": "user", "content": ["x"]}]}, "a part of type 'str'"),
+    "a part of text": ({"messages": [{"role": "user", "content": ["x"]}]}, "a part that is text"),
     "no content text": ({"messages": [{"role": "user", "content": None}]}, "is null"),
     "a turn of text": ({"messages": ["x"]}, "lacks 'role'"),
     "messages of text": ({"messages": "x"}, "messages"),
     "messages a number": ({"messages": 3}, "messages"),
     "turns of text": ({"turns": "abc"}, "turns"),
     "turns an object": ({"turns": {"a": 1}}, "turns"),
+    "turns of nulls": ({"turns": [None]}, "turn 1 is null, expected text or an object"),
+    "turns of numbers": ({"turns": ["x", 5]}, "turn 2 is a number, expected text or an object"),
+    "turns of truth": ({"turns": [False]}, "turn 1 is a boolean, expected text or an object"),
+    "turns of lists": ({"turns": [["Hi", "Yo"]]}, "turn 1 is a list, expected text or an object"),
+    "a turn without content": ({"turns": [{"text": "x"}]}, "turn 1 is an object without content"),
+    "a turn whose content is null": ({"turns": [{"content": None}]}, "content is null, expected"),
+    "a turn with more": ({"turns": [{"content": "x", "image": "y"}]}, "a message has 'image'"),
+    "a turn with a role among others": ({"turns": [TURN, "x"]}, "a message has 'role'"),
+    "a part that is null": ({"turns": [{"content": [None]}]}, "a part that is null"),
+    "a part with a number": ({"turns": [{"content": [{"text": 5}]}]}, "part is a number"),
+    "a text that is a number": ({"text": 5}, "text is a number, expected text"),
     "a prompt of parts": ({"prompt": ["x"]}, "a turn lacks 'role'"),
     "a prompt that is a number": ({"prompt": 3}, "prompt is a number, expected text or messages"),
     "ids as text": ({**ANSWER, "response_ids": "1 2"}, "response_ids must be a list of token ids"),

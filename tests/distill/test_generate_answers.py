@@ -376,7 +376,7 @@ def test_prompts_too_long_are_skipped_or_fatal(base: BaseModel, tmp_path: Path) 
     assert report.skipped == [(1, reason)]
     (answer,) = rows_of(tmp_path / "a.jsonl")
     assert len(answer.prompt_ids) + TOKENS == base.info.context_length
-    with pytest.raises(DataError, match="row 1: the prompt has"):
+    with pytest.raises(DataError, match=":1: the prompt has"):
         generate_answers(base, rows, tmp_path / "b.jsonl", max_new_tokens=TOKENS, on_error="fail")
     with pytest.raises(DataError, match=r"no prompt is left to answer \(1 skipped, the first: "):
         generate_answers(base, rows[:1], tmp_path / "c.jsonl", max_new_tokens=TOKENS)
