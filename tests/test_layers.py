@@ -26,6 +26,8 @@ TIERS = [
         "garbage",
         "locks",
         "no_gradients",
+        "outputs",
+        "paths",
         "process_lock",
         "store",
         "transfer",
@@ -46,6 +48,7 @@ TIERS = [
 ]
 SIBLINGS_ALLOWED = {("process_lock", "console"), ("process_lock", "errors"),
                     ("process_lock", "files"), ("console", "errors"), ("files", "errors"),
+                    ("outputs", "errors"), ("outputs", "files"), ("paths", "errors"),
                     ("store", "console"),
                     ("store", "files"), ("__main__", "cli")}  # fmt: skip
 HEAVY = ("torch", "transformers", "numpy", "matplotlib", "fastapi", "starlette", "uvicorn", "httpx",

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError, create_model
 
 from medusa_kit.errors import ConfigError
+from medusa_kit.paths import beside, expanded
 from medusa_kit.settings.drafters import check_drafting
 from medusa_kit.settings.engine import (
     HEADS_WORDS,
@@ -20,7 +21,7 @@ from medusa_kit.settings.engine import (
     all_options,
     check_fixed_shapes,
 )
-from medusa_kit.settings.schema import Section, beside, explain, read_yaml
+from medusa_kit.settings.schema import Section, explain, read_yaml
 from medusa_kit.settings.serve import ServeConfig, serve_options
 
 MODELS = ("model", "heads", "draft_model")  # what may be a folder beside the file
@@ -96,7 +97,7 @@ def read_engine_file(path: str | Path) -> EngineFile:
 
     Raises ConfigError: no such file, no YAML, an unknown key, drafter or option, a wrong value.
     """
-    path = Path(path)
+    path = expanded(path)
     raw = read_yaml(path, "engine file")
     if raw.get("heads", "") is None:
         raise ConfigError(f"{path}: heads = None: expected text", hint="write none")
@@ -148,7 +149,7 @@ def _model_path(name: str, folder: Path) -> str:
 
 
 def _file(name: str, folder: Path) -> str:
-    return str((folder / Path(name).expanduser()).resolve())
+    return str((folder / expanded(name)).resolve())
 
 
 def _resolved_options(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -3,20 +3,23 @@
 A recipe is frozen once loaded. `dump` gives the resolved one, which the run keeps beside its heads.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from medusa_kit.errors import ConfigError, did_you_mean
+from medusa_kit.paths import beside, expanded, whole
 from medusa_kit.settings.engine import OWN_MODELS
 from medusa_kit.settings.joint import JointSection as JointSection
 from medusa_kit.settings.joint import LoraSection as LoraSection
-from medusa_kit.settings.schema import Removed, Section, apply_override, beside, explain, read_yaml
+from medusa_kit.settings.schema import Removed, Section, apply_override, explain, read_yaml
 
 TrainingDType = Literal["float32", "bfloat16", "float16"]
+# A path, or a name; Python may give a Path.
+PathText = Annotated[str, BeforeValidator(lambda v: str(v) if isinstance(v, PurePath) else v)]
 ROOTED_WHY = (
     "'hydra' heads, which read the whole path, had more draft tokens accepted in steps as long"
 )
@@ -26,7 +29,7 @@ class BaseSection(Section):
     """Which base model, and how it is loaded."""
 
     # Hub id, smollm2-135m-instruct or debug-tiny; a folder or GGUF file, looked up as sources are
-    model: str
+    model: PathText
     revision: str | None = None
     dtype: TrainingDType = "float32"
     device: str = "auto"
@@ -76,7 +79,7 @@ class HeadsSection(Section):
 class SourceSection(Section):
     """One source and its share of the mix. A plain name means weight 1 and no limit."""
 
-    source: str  # a file, a folder or a data set
+    source: PathText  # a file, a folder or a data set
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)  # share of rows, relative
     limit: int | None = Field(default=None, ge=1)  # rows read from this source
 
@@ -95,7 +98,9 @@ class SourceSection(Section):
 
 def _name_or_mapping(value: Any) -> Any:
     """Plain names stay plain names, so that a dumped recipe reads as it was written."""
-    if isinstance(value, str | SourceSection):
+    if isinstance(value, str | PurePath):
+        return str(value)
+    if isinstance(value, SourceSection):
         return value
     if isinstance(value, dict):
         return SourceSection.model_validate(value)
@@ -153,7 +158,7 @@ class TrainSection(Section):
     }
     # Heads of an earlier run to go on from, a folder (looked up as sources are) or Hub id.
     # Recurrent ones may be fewer.
-    heads_from: str | None = None
+    heads_from: PathText | None = None
     epochs: int = Field(default=1, ge=1)
     micro_batch_positions: int = Field(default=4096, ge=1)
     accumulation: int = Field(default=1, ge=1)  # micro-batches an update
@@ -182,7 +187,7 @@ class TrainSection(Section):
     # Hidden states of the frozen base: computed once and kept in memory or on disk, or every epoch.
     # Medusa-2 moves the base, so there they are always live.
     features: Literal["memory", "disk", "live"] | None = None
-    cache_dir: str | None = None  # with features "disk"; shared by runs on the same base
+    cache_dir: PathText | None = None  # with features "disk"; shared by runs on the same base
     cache_dtype: TrainingDType = "bfloat16"
     feature_batch_tokens: int = Field(default=8192, ge=1)  # padded tokens a forward of the base
     packing: bool = False  # rows one after another in a forward, instead of side by side
@@ -246,7 +251,7 @@ class TrainRecipe(Section):
     """Everything a training run depends on."""
 
     stage: Literal["medusa1", "medusa2"] = "medusa1"
-    output_dir: str
+    output_dir: PathText
     seed: int = Field(default=0, ge=0)
     base: BaseSection
     heads: HeadsSection = HeadsSection()
@@ -329,15 +334,23 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> TrainRecipe:
 
     Raises ConfigError: no such file, no YAML, an unknown key, a value of the wrong type.
     """
-    path = Path(path)
+    path = expanded(path)
+    return _looked_up(read_recipe(path, overrides), path.parent)
+
+
+def read_recipe(path: Path, overrides: Sequence[str] = ()) -> TrainRecipe:
+    """The same, its paths as they were written."""
     raw = read_yaml(path, "recipe")
     for override in overrides:
         apply_override(raw, override)
+    return _checked(raw, str(path))
+
+
+def _checked(raw: dict[str, Any], where: str) -> TrainRecipe:
     try:
-        recipe = TrainRecipe.model_validate(raw)
+        return TrainRecipe.model_validate(raw)
     except ValidationError as error:
-        raise explain(error, str(path), TrainRecipe) from error
-    return _resolve_paths(recipe, path.parent)
+        raise explain(error, where, TrainRecipe) from error
 
 
 def dump(recipe: TrainRecipe) -> str:
@@ -363,29 +376,41 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _resolve_paths(recipe: TrainRecipe, folder: Path) -> TrainRecipe:
-    """Relative paths that exist beside the recipe, else in the working folder, made absolute."""
-    base, train = recipe.base, recipe.train
+def resolved(recipe: TrainRecipe) -> TrainRecipe:
+    """The recipe with whole paths, which mean the same from anywhere: a run keeps these, wherever
+    its recipe was made. Raises ConfigError, also for values that were put past the checks
+    (`model_copy`)."""
+    recipe = _looked_up(_checked(recipe.model_dump(warnings=False), "the recipe"))
+    return _with_written(recipe, whole)
+
+
+def _looked_up(recipe: TrainRecipe, *folders: Path) -> TrainRecipe:
+    """Models, heads and sources as whole paths where they are in one of `folders` or else in the
+    working folder; what is nowhere stays a name. Of what is written `~` alone is resolved."""
+    base, train, data = recipe.base, recipe.train, recipe.data
     if base.model not in OWN_MODELS:
-        base = base.model_copy(update={"model": beside(base.model, folder)})
+        base = base.model_copy(update={"model": beside(base.model, *folders)})
     if train.heads_from is not None:
-        train = train.model_copy(update={"heads_from": beside(train.heads_from, folder)})
-    return recipe.model_copy(
-        update={"base": base, "train": train, "data": _resolved_sources(recipe, folder)}
-    )
-
-
-def _resolved_sources(recipe: TrainRecipe, folder: Path) -> DataSection:
-    sources: list[str | SourceSection] = []
-    for entry in recipe.data.sources:
-        if isinstance(entry, SourceSection):
-            path = beside(entry.source, folder)
-            sources.append(entry.model_copy(update={"source": path}))
-        else:
-            sources.append(beside(entry, folder))
-    data = recipe.data.model_copy(update={"sources": sources})
+        train = train.model_copy(update={"heads_from": beside(train.heads_from, *folders)})
+    data = data.model_copy(update={"sources": [_found(one, folders) for one in data.sources]})
     _refuse_endless_streams(data)
-    return data
+    recipe = recipe.model_copy(update={"base": base, "train": train, "data": data})
+    return _with_written(recipe, expanded)
+
+
+def _with_written(recipe: TrainRecipe, resolve: Callable[[str], Path]) -> TrainRecipe:
+    """The recipe with `resolve` applied to the folders that a run writes into."""
+    train = recipe.train
+    if train.cache_dir is not None:
+        train = train.model_copy(update={"cache_dir": str(resolve(train.cache_dir))})
+    output = str(resolve(recipe.output_dir))
+    return recipe.model_copy(update={"output_dir": output, "train": train})
+
+
+def _found(entry: str | SourceSection, folders: Sequence[Path]) -> str | SourceSection:
+    if isinstance(entry, str):
+        return beside(entry, *folders)
+    return entry.model_copy(update={"source": beside(entry.source, *folders)})
 
 
 def _refuse_endless_streams(data: DataSection) -> None:

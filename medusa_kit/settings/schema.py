@@ -14,6 +14,7 @@ from pydantic import BaseModel as PydanticModel
 from pydantic import ConfigDict, ValidationError, model_validator
 
 from medusa_kit.errors import ConfigError, did_you_mean, in_one_line, nearest
+from medusa_kit.paths import expanded
 from medusa_kit.settings.drafter_names import REMOVED
 
 
@@ -80,6 +81,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 def read_yaml(path: Path, expected: str) -> dict[str, Any]:
     """The mapping in a YAML file. Raises ConfigError; `expected`: what the file should be."""
+    path = expanded(path)
     if not path.is_file():
         raise ConfigError(f"no {expected} at {path}", hint="name a YAML file; see recipes/")
     try:
@@ -183,10 +185,3 @@ def _known_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
         for kind in get_args(field.annotation) or (field.annotation,):
             if isinstance(kind, type) and issubclass(kind, Section):
                 yield from _known_keys(kind, f"{prefix}{name}.")
-
-
-def beside(source: str, folder: Path) -> str:
-    """A relative path made absolute: in `folder`, else in the working folder; else as it is."""
-    paths = [folder / source, Path(source)]
-    existing = next((path for path in paths if path.exists()), None)
-    return source if existing is None else str(existing.resolve())

@@ -10,24 +10,22 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.data.mix import check_sources
 from medusa_kit.errors import DataError
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.settings.recipe import TrainRecipe
+from medusa_kit.settings.recipe import TrainRecipe, resolved
 from medusa_kit.train import distributed, trainer
 from medusa_kit.train.cpu_products import by_onednn
 from medusa_kit.train.data import HeadTargets, prepare, split
-from medusa_kit.train.engine import Stage, check_precision
+from medusa_kit.train.engine import Stage
 from medusa_kit.train.forecast.described import has_weights
 from medusa_kit.train.forecast.from_config import columns, from_config, rows_assumed
 from medusa_kit.train.forecast.needs import SIZES, Forecast, Text, size, weights_of
 from medusa_kit.train.forecast.trial import Trial, invented_rows, try_out
-from medusa_kit.train.optimizer import check_optimizer, moments
+from medusa_kit.train.optimizer import moments
 from medusa_kit.train.preparation import (
-    check_earlier_heads,
     feature_options,
     new_heads,
     trained_rows,
     untrained_heads,
 )
-from medusa_kit.train.run.tracking import check_tracking
 
 SHOWN_TOKENS = 120
 # What DeepSpeed itself takes, imported and with a process group (0.19, on a CPU).
@@ -45,11 +43,9 @@ def dry_run(
     memory. Without text that is done on invented rows, and where only the base's config is there
     all follows from its sizes. `self_check`, `load_frozen`: as for `train`.
     """
+    recipe = resolved(recipe)
     device = trainer.own_device(recipe.base.device)
-    check_optimizer(recipe, device)
-    check_precision(recipe)
-    check_earlier_heads(recipe)
-    check_tracking(recipe)
+    trainer.check_recipe(recipe, device)
     missing = _no_text(recipe)
     if not has_weights(recipe.base.model, recipe.base.revision):
         return "\n".join(from_config(recipe, device, missing))

@@ -50,14 +50,26 @@ class TrainingEngine(Protocol):
 
 def make_engine(module: Stage, recipe: TrainRecipe, device: torch.device) -> TrainingEngine:
     """The engine of the recipe. Raises ConfigError when it needs deepspeed, which is missing."""
+    check_packages(recipe)
     if not recipe.deepspeed.enabled:
         return PlainEngine(module, recipe, device)
-    if importlib.util.find_spec("deepspeed") is None:
-        raise ConfigError(
-            "deepspeed.enabled is true, but the package deepspeed is not installed",
-            hint="pip install 'medusa-kit[train]', or add deepspeed.enabled=false",
-        )
     return DeepspeedEngine(module, recipe, device)
+
+
+def check_packages(recipe: TrainRecipe) -> None:
+    """Raises ConfigError where a package is missing that the recipe needs."""
+    adapters = recipe.stage == "medusa2" and not recipe.trains_whole_base
+    needed = {
+        "deepspeed": ("deepspeed.enabled is true", "add deepspeed.enabled=false"),
+        "peft": ("joint.moves is of adapters", "take joint.moves=full"),
+    }
+    for package, (why, otherwise) in needed.items():
+        wanted = recipe.deepspeed.enabled if package == "deepspeed" else adapters
+        if wanted and importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"{why}, but the package {package} is not installed",
+                hint=f"pip install 'medusa-kit[train]', or {otherwise}",
+            )
 
 
 class PlainEngine:

@@ -19,21 +19,12 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.base.faults.out_of_memory import is_out_of_memory
-from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
-from medusa_kit.base.tokenizer.encoding_digest import ENCODING, Encodings
-from medusa_kit.base.tokenizer.encoding_digest import compare as compare_encodings
-from medusa_kit.errors import (
-    CheckpointError,
-    ConfigError,
-    IncompatibleBaseError,
-    MedusaKitError,
-    in_one_line,
-)
+from medusa_kit.errors import CheckpointError, MedusaKitError, in_one_line
 from medusa_kit.heads.checkpoint import read_whole
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed
 from medusa_kit.train.batching import Feed, Update
-from medusa_kit.train.engine import GO_ON_AS_BEGUN, TrainingEngine
+from medusa_kit.train.engine import TrainingEngine
 from medusa_kit.train.evaluate import HeadScores
 from medusa_kit.train.loss.loss import HeadsLoss
 from medusa_kit.train.run.average import MovingAverage
@@ -43,7 +34,6 @@ from medusa_kit.train.run.schedule import heads_weight, learning_rate
 from medusa_kit.train.run.tracking import RUN_ID, Tracking
 from medusa_kit.transfer import together_on_host
 
-TRAINED_IN = "trained_in"  # in progress.json: the dtype of what is updated
 Score = Callable[[], HeadScores]
 # (updates done, updates planned) -> updates to do in all; asked before the first and after each.
 Pace = Callable[[int, int], int]
@@ -66,12 +56,13 @@ class TrainingLoop:
         score: Score,
         keep: Callable[[], None],
         pace: Pace | None = None,
+        tracking: Tracking | None = None,
     ) -> None:
         self.engine, self.feed, self.recipe, self.folder = engine, feed, recipe, folder
-        self.identity = {**identity, "processes": distributed.world(), TRAINED_IN: "float32"}
+        self.identity = identity
         self._score, self._keep, self._pace = score, keep, pace
         self.average = MovingAverage(engine.module, recipe.train.average)
-        self.tracking: Tracking | None = None
+        self.tracking = tracking or Tracking()
         self.max_updates = feed.updates_per_epoch * recipe.train.epochs
         self.num_updates = self.max_updates
         self.step = 0
@@ -90,13 +81,11 @@ class TrainingLoop:
         return {"updates": self.step, "epochs": round(epochs, 4), "of_updates": self.num_updates}
 
     def resume(self) -> None:
-        """Continue from the checkpoint, if any; it must be of this base, data and processes."""
+        """Continue from the checkpoint, if any, which `identity.check` has looked at."""
         checkpoint = self.folder.load()
         if checkpoint is None:
             self.folder.begin()
-            self.tracking = Tracking(self.recipe)
             return
-        self._check_identity(checkpoint.progress)
         self.engine.load(checkpoint.folder)
         self.average.load(checkpoint.folder)
         load_random_state(checkpoint.folder / _random_name())
@@ -104,7 +93,6 @@ class TrainingLoop:
         self.num_updates = checkpoint.progress.get("num_updates", self.num_updates)
         self.began -= checkpoint.progress["seconds"]
         self.folder.forget_metrics_since(checkpoint)
-        self.tracking = Tracking(self.recipe, checkpoint.progress.get(RUN_ID))
         console.note(f"continuing from update {self.step} of {self.num_updates}")
 
     def check_kept(self, heads: Path) -> None:
@@ -118,47 +106,6 @@ class TrainingLoop:
             lost = True
         if distributed.any_of(lost, self.engine.module.heads.base.device):
             self.best = None
-
-    def _check_identity(self, saved: dict[str, Any]) -> None:
-        match = compare(saved["base"], self.identity["base"])
-        if match is Match.OLD:
-            console.note(f"the checkpoint in {self.folder.path}: {OLD_NOTE}")
-        elif match is not Match.SAME:
-            raise IncompatibleBaseError(
-                f"the checkpoint in {self.folder.path} belongs to a base with fingerprint "
-                f"{saved['base']}, this one has {self.identity['base']}",
-                hint="load the base it was started with, or add --fresh to start over",
-            )
-        encodings = compare_encodings(saved.get(ENCODING), self.identity[ENCODING])
-        if encodings is Encodings.OTHER:
-            raise ConfigError(
-                f"the checkpoint in {self.folder.path} was written when text was encoded otherwise",
-                hint="load the base as it was, or add --fresh to start over",
-            )
-        if saved.get(TRAINED_IN) is None and self._was_in_16_bits:
-            raise ConfigError(
-                f"the checkpoint in {self.folder.path} is of adapters in {self.recipe.base.dtype}; "
-                "they are trained in float32 now",
-                hint=GO_ON_AS_BEGUN,
-            )
-        if saved["data"] != self.identity["data"]:
-            raise ConfigError(
-                f"the data changed since the checkpoint in {self.folder.path} was written",
-                hint="restore the data files, or add --fresh to start over",
-            )
-        if saved["processes"] != self.identity["processes"]:
-            raise ConfigError(
-                f"the checkpoint in {self.folder.path} was written by {saved['processes']} "
-                f"processes; now there are {self.identity['processes']}",
-                hint=f"use --nproc {saved['processes']}, or add --fresh to start over",
-            )
-
-    @property
-    def _was_in_16_bits(self) -> bool:
-        """Whether versions that did not write TRAINED_IN updated anything in 16 bits."""
-        recipe = self.recipe
-        in_16_bits = recipe.base.dtype != "float32"
-        return recipe.stage == "medusa2" and not recipe.trains_whole_base and in_16_bits
 
     def updates(self) -> None:
         """Run all remaining updates, with logging, evaluation and checkpoints."""
@@ -322,8 +269,7 @@ class TrainingLoop:
 
     def _write(self, line: dict[str, Any]) -> None:
         self.folder.log(line)
-        if self.tracking is not None:
-            self.tracking.log(line)
+        self.tracking.log(line)
 
     def save(self) -> None:
         def write(folder: Path) -> None:
@@ -333,7 +279,7 @@ class TrainingLoop:
 
         progress = {
             "step": self.step, "num_updates": self.num_updates, "seconds": self.elapsed(),
-            "best": self.best, RUN_ID: self.tracking and self.tracking.run_id,
+            "best": self.best, RUN_ID: self.tracking.run_id,
         }  # fmt: skip
         self.folder.save(write, {**progress, **self.identity})
 

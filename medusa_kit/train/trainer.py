@@ -3,7 +3,6 @@
 Medusa-1 leaves the base unchanged; Medusa-2 trains it too (stages.py has the losses).
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,24 +17,25 @@ from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import pick_device, stored_dtype
-from medusa_kit.base.tokenizer.encoding_digest import DIFFERS, ENCODING, Encodings
+from medusa_kit.base.tokenizer.encoding_digest import DIFFERS, Encodings
 from medusa_kit.data.answer_settings import base_that_answered, how_encoded
 from medusa_kit.data.chat import EncodedExample, check_ids, encode_rows
 from medusa_kit.data.mix import check_sources, recipe_rows
 from medusa_kit.data.template import rendered_on
 from medusa_kit.errors import ConfigError, MedusaKitError
-from medusa_kit.settings.recipe import TrainRecipe
+from medusa_kit.settings.recipe import TrainRecipe, resolved
 from medusa_kit.train import distributed, preparation, quality, sharded_base
 from medusa_kit.train.cpu_products import by_onednn
 from medusa_kit.train.data import HeadTargets, prepare, split
-from medusa_kit.train.engine import check_precision, make_engine
+from medusa_kit.train.engine import check_packages, check_precision, make_engine
 from medusa_kit.train.evaluate import HeadScores
+from medusa_kit.train.features.cache import check_cache
 from medusa_kit.train.loop import Pace, TrainingLoop
 from medusa_kit.train.optimizer import check_optimizer
 from medusa_kit.train.quality import Quality
-from medusa_kit.train.run import result
+from medusa_kit.train.run import identity, result
 from medusa_kit.train.run.folder import Checkpoint, RunFolder
-from medusa_kit.train.run.tracking import check_tracking
+from medusa_kit.train.run.tracking import RUN_ID, Tracking, check_tracking, tracked
 
 
 @dataclass(frozen=True)
@@ -68,30 +68,41 @@ def train(
     Raises ConfigError (wrong recipe, output_dir in use), DataError (no usable rows), MedusaKitError
     (loss not finite, disk full).
     """
+    recipe = resolved(recipe)
     device = own_device(recipe.base.device)
-    check_optimizer(recipe, device)
-    check_precision(recipe)
-    preparation.check_earlier_heads(recipe)
-    check_tracking(recipe)
+    folder = RunFolder(recipe)
+    folder.check_own(fresh)
+    check_recipe(recipe, device)
     check_sources(recipe.data)
     owns_group = distributed.start(device)
-    folder = RunFolder(recipe)
     try:
         with folder.locked():
             folder.open(fresh)
-            if sharded_base.loads_layerwise(recipe):
-                base: BaseModel = sharded_base.load(recipe, device)
-            else:
-                base = load_base(recipe, device, load_frozen)
-            if self_check is not None:
-                self_check(base)
-            with rendered_on(folder.first_date()):
-                examples = load_examples(base, recipe)
-            with by_onednn(device):
-                return _train_heads(base, examples, recipe, folder, pace)
+            with tracked(recipe, folder.earlier(RUN_ID)) as tracking:
+                if sharded_base.loads_layerwise(recipe):
+                    base: BaseModel = sharded_base.load(recipe, device)
+                else:
+                    base = load_base(recipe, device, load_frozen)
+                if self_check is not None:
+                    self_check(base)
+                with rendered_on(folder.first_date()):
+                    examples = load_examples(base, recipe)
+                with by_onednn(device):
+                    return _train_heads(base, examples, recipe, folder, tracking, pace)
     finally:
         if owns_group:
             torch.distributed.destroy_process_group()
+
+
+def check_recipe(recipe: TrainRecipe, device: torch.device) -> None:
+    """Raises what a recipe alone tells against a run, before anything is loaded or written."""
+    check_optimizer(recipe, device)
+    check_precision(recipe)
+    check_packages(recipe)
+    preparation.check_earlier_heads(recipe)
+    check_tracking(recipe)
+    if recipe.train.features == "disk":
+        check_cache(recipe)
 
 
 def own_device(name: str) -> torch.device:
@@ -183,10 +194,14 @@ def train_heads(
     pace: Pace | None = None,
 ) -> TrainReport:
     """`train` for a base and rows that are already in memory."""
+    recipe = resolved(recipe)
     folder = RunFolder(recipe)
+    folder.check_own(fresh)
+    check_recipe(recipe, base.device)
     with folder.locked(), by_onednn(base.device):
         folder.open(fresh)
-        return _train_heads(base, examples, recipe, folder, pace)
+        with tracked(recipe, folder.earlier(RUN_ID)) as tracking:
+            return _train_heads(base, examples, recipe, folder, tracking, pace)
 
 
 def _train_heads(
@@ -194,29 +209,30 @@ def _train_heads(
     examples: Sequence[EncodedExample],
     recipe: TrainRecipe,
     folder: RunFolder,
+    tracking: Tracking,
     pace: Pace | None = None,
 ) -> TrainReport:
     for example in examples:
         check_ids(example.input_ids, base.info.vocab_size, example.row)
     torch.manual_seed(recipe.seed)  # new adapters are random, the same in every process
-    training, held_out = _split(prepare(examples, recipe.heads.num_heads), recipe, folder.load())
-    identity = {
-        "base": base.info.fingerprint,
-        ENCODING: base.encoding,
-        "data": _digest(training),
-    }
+    checkpoint = folder.load()
+    training, held_out = _split(prepare(examples, recipe.heads.num_heads), recipe, checkpoint)
+    heads = preparation.new_heads(base, training, recipe)
+    now = identity.identity_of(base, training, held_out, heads, recipe)
+    if checkpoint is not None:
+        identity.check(checkpoint.progress, now, recipe)
     joint = recipe.stage == "medusa2"
     digest = None if joint else base.weights_digest()
     options = preparation.feature_options(recipe, base)
     before = quality.read(base, held_out, options) if joint else None
-    run = preparation.prepare_run(base, training, held_out, recipe)
+    run = preparation.prepare_run(base, training, held_out, recipe, heads)
     if isinstance(base, sharded_base.ShardedBase):
         base.hand_over()
     engine = make_engine(run.module, recipe, base.device)
     try:
         loop = TrainingLoop(
-            engine, run.feed, recipe, folder, identity, run.scorer(engine),
-            lambda: result.keep(engine, base, recipe, folder, loop.ran()), pace,
+            engine, run.feed, recipe, folder, now, run.scorer(engine),
+            lambda: result.keep(engine, base, recipe, folder, loop.ran()), pace, tracking,
         )  # fmt: skip
         torch.manual_seed(recipe.seed + distributed.rank())  # dropout
         loop.resume()
@@ -253,18 +269,11 @@ def _split(
     """(training, held out) as the run began: earlier versions had equal rows on both sides."""
     options = (items, recipe.data.eval_fraction, recipe.seed)
     parts = split(*options)
-    if checkpoint is None or checkpoint.progress.get("data") == _digest(parts[0]):
+    saved = None if checkpoint is None else checkpoint.progress.get(identity.DATA)
+    if saved in (None, identity.rows_digest(parts[0])):
         return parts
     earlier = split(*options, together=False)
-    return earlier if checkpoint.progress.get("data") == _digest(earlier[0]) else parts
-
-
-def _digest(items: Sequence[HeadTargets]) -> str:
-    digest = hashlib.sha256()
-    for item in items:
-        digest.update(torch.tensor(item.input_ids, dtype=torch.int32).numpy().tobytes())
-        digest.update(item.ahead_PJ.tobytes())
-    return digest.hexdigest()
+    return earlier if saved == identity.rows_digest(earlier[0]) else parts
 
 
 def _summary(

@@ -15,6 +15,7 @@ from medusa_kit.train import loop
 from medusa_kit.train.data import prepare, split
 from medusa_kit.train.engine import PlainEngine, make_engine
 from medusa_kit.train.preparation import prepare_run
+from medusa_kit.train.run import identity
 from medusa_kit.train.stages import Medusa2
 from medusa_kit.train.trainer import train_heads
 
@@ -177,7 +178,7 @@ def test_runs_begun_in_16_bits_are_refused_with_a_hint(begun_in_16_bits, written
     recipe, progress = begun_in_16_bits
     there = json.loads(progress.read_text())
     if not written:
-        assert there.pop(loop.TRAINED_IN) == "float32"
+        assert there.pop(identity.TRAINED_IN) == "float32"
         progress.write_text(json.dumps(there))
     with pytest.raises(ConfigError, match="float32 now") as caught:
         train_heads(make_base("bfloat16"), rows(), recipe)

@@ -31,8 +31,10 @@ from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import DTYPES
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING
-from medusa_kit.errors import IncompatibleBaseError, MedusaKitError
+from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.files import parse_json, write_json
+from medusa_kit.outputs import check_folder, json_object
+from medusa_kit.paths import expanded
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed
 from medusa_kit.train.data import HeadTargets
@@ -140,7 +142,21 @@ def open_cache(base: BaseModel, recipe: TrainRecipe, options: FeatureOptions) ->
 
 
 def cache_folder(recipe: TrainRecipe) -> Path:
-    return Path(recipe.train.cache_dir or Path(recipe.output_dir) / "features").expanduser()
+    return expanded(recipe.train.cache_dir or Path(recipe.output_dir) / "features")
+
+
+def check_cache(recipe: TrainRecipe) -> None:
+    """Raises ConfigError, before anything is loaded, where there can be no cache: something else
+    lies there, or nothing can be written."""
+    folder = cache_folder(recipe)
+    check_folder(folder, "train.cache_dir")
+    path = folder / INDEX
+    index = json_object(path)
+    if index is not None and index.keys().isdisjoint((FINGERPRINT, "shards")):
+        raise ConfigError(
+            f"{path} is not that of a feature cache, and would be replaced",
+            hint="choose another train.cache_dir",
+        )
 
 
 def row_digest(item: HeadTargets) -> str:

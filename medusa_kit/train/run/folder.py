@@ -7,6 +7,7 @@ output_dir/heads/              the heads: the best so far, or with train.keep=la
 output_dir/model/, adapter/    from Medusa-2: model or adapter, with the heads inside
 output_dir/.training.lock      locked by the process that trains here; .training.json names it
 output_dir/run.json            versions, recipe, scores; written last: the run is finished
+output_dir/.medusa-kit-run     says that a run of ours works here, see own_files.py
 """
 
 import contextlib
@@ -25,20 +26,25 @@ from medusa_kit.errors import (
     WriteError,
 )
 from medusa_kit.files import (
-    atomic_write,
     is_full_disk,
     parse_json,
     why_not_written,
     write_json,
     write_text,
 )
-from medusa_kit.settings.recipe import TrainRecipe, differences, dump, load_recipe
+from medusa_kit.settings.recipe import TrainRecipe, differences, read_recipe, resolved
 from medusa_kit.train import distributed
 from medusa_kit.train.run.lock import only_training_in
+from medusa_kit.train.run.own_files import (
+    METRICS,
+    OWN_FILES,
+    RECIPE,
+    check_own,
+    write_recipe,
+)
 from medusa_kit.train.run.provenance import origin_here, provenance
 
-PROGRESS, METRICS = "progress.json", "metrics.jsonl"
-OWN_FILES = ("recipe.yaml", METRICS, "run.json", "bad_update.pt")
+PROGRESS = "progress.json"
 DATE = "date"  # in progress.json: of the text that templates write the date into
 METRIC_LINES = "metric_lines"  # in progress.json: their number
 PROGRESS_TYPES: dict[str, Any] = {
@@ -89,6 +95,15 @@ class RunFolder:
                 raise refused
             yield
 
+    def check_own(self, fresh: bool = False) -> None:
+        """Raises ConfigError where the run would replace what no run put there. Writes nothing."""
+        goes_on = not fresh and (self.finished or bool(self._complete()))
+        check_own(self.path, self.recipe, begins=not goes_on)
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "run.json").is_file()
+
     def open(self, fresh: bool = False) -> None:
         """Check that this recipe may use the folder. With `fresh` every recipe may: `begin` removes
         the files of an older run, which stay where the new one is refused before that.
@@ -98,8 +113,7 @@ class RunFolder:
         self._fresh = fresh
         if fresh:
             return
-        finished = (self.path / "run.json").is_file()
-        if not finished and not self._complete():
+        if not self.finished and not self._complete():
             return
         hint = "choose another output_dir, or add --fresh to start over"
         if different := self._differences():
@@ -107,15 +121,14 @@ class RunFolder:
                 f"{self.path} holds a run of another recipe; here ≠ there: {'; '.join(different)}",
                 hint=hint,
             )
-        if finished:
+        if self.finished:
             raise ConfigError(
                 f"{self.path} holds this run, which is finished: see {self.heads}", hint=hint
             )
 
     def _differences(self) -> list[str]:
-        path = self.path / "recipe.yaml"
         try:
-            there = load_recipe(path)
+            there = resolved(read_recipe(self.path / RECIPE))  # of Python, by earlier versions
             moved = there.model_copy(update={"output_dir": self.recipe.output_dir})
             return differences(self.recipe, moved)  # a folder may have got another place
         except ConfigError as error:  # removed, or written by another version
@@ -124,10 +137,13 @@ class RunFolder:
     def first_date(self) -> datetime:
         """When this run first began, the same in every process: templates may write the date, and
         a run that goes on another day must read the same text."""
-        checkpoint = self.load()
-        began = None if checkpoint is None else checkpoint.progress.get(DATE)
-        self.date = began or distributed.from_main(_now().isoformat())
+        self.date = self.earlier(DATE) or distributed.from_main(_now().isoformat())
         return datetime.fromisoformat(self.date)
+
+    def earlier(self, name: str) -> Any:
+        """What the checkpoint to go on from notes under this name; None without one."""
+        checkpoint = self.load()
+        return None if checkpoint is None else checkpoint.progress.get(name)
 
     def begin(self) -> None:
         """Remove the files of a run that is started over or never saved a checkpoint, before the
@@ -137,8 +153,8 @@ class RunFolder:
                 self._drop_checkpoints()
             for name in OWN_FILES:
                 (self.path / name).unlink(missing_ok=True)
-            with self.explain_disk(), atomic_write(self.path / "recipe.yaml") as temporary:
-                temporary.write_text(dump(self.recipe))
+            with self.explain_disk():
+                write_recipe(self.path, self.recipe)
 
     def save(self, write: Callable[[Path], None], progress: dict[str, Any]) -> None:
         """Write a new checkpoint; the old one is removed once the new one is complete.

@@ -1,0 +1,34 @@
+"""Paths as people write them: the one place where `~` and relative ones are resolved."""
+
+from pathlib import Path, PurePath
+
+from medusa_kit.errors import ConfigError
+
+
+def expanded(path: str | PurePath) -> Path:
+    """The path with `~` written out. Raises ConfigError for the home of somebody unknown."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # `~name`, where nobody has that name
+        raise ConfigError(
+            f"{str(path)!r} begins with a home folder that is not known here",
+            hint="write the whole path",
+        ) from error
+
+
+def whole(path: str | PurePath) -> Path:
+    """The path from the root on, whatever the working folder is later. Links stay as they are."""
+    return expanded(path).absolute()
+
+
+def beside(name: str, *folders: Path) -> str:
+    """What a name stands for that may be a path: the whole path where it exists, in one of
+    `folders` or else in the working folder, and where it begins with `~`; else the name, such as
+    one on the Hub."""
+    if not name:
+        return name
+    path = expanded(name)
+    found = next((one for one in (*(f / path for f in folders), path) if one.exists()), None)
+    if found is not None:
+        return str(found.resolve())
+    return str(path) if name.startswith("~") else name

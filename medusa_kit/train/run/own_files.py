@@ -1,0 +1,142 @@
+"""Which files of an output folder are a run's, so that nothing else is ever replaced.
+
+A run that begins leaves its mark, with the digest of the recipe that it writes. Of runs of earlier
+versions, which left none, other files tell: run.json, a checkpoint, or the lock beside a recipe as
+it was written.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from medusa_kit.errors import ConfigError
+from medusa_kit.files import write_json, write_text
+from medusa_kit.heads.checkpoint import PAIRED_FOLDER
+from medusa_kit.outputs import check_folder, json_object
+from medusa_kit.settings.recipe import TrainRecipe, dump
+from medusa_kit.train.run.lock import LOCK
+
+RECIPE, METRICS = "recipe.yaml", "metrics.jsonl"
+OWN_FILES = (RECIPE, METRICS, "run.json", "bad_update.pt")
+CHECKPOINT = "checkpoint"
+MARK = ".medusa-kit-run"  # JSON: digests of files
+PROVENANCE = "provenance.json"
+
+
+def check_own(path: Path, recipe: TrainRecipe, begins: bool) -> None:
+    """Raises ConfigError where a run in the folder `path` would replace what no run put there.
+    `begins`: whether it starts over, or for the first time."""
+    check_folder(path, "output_dir")
+    if begins:
+        _check_reads(path, recipe)
+    if theirs := list(_theirs(path, recipe)):
+        raise ConfigError(
+            f"{path} holds what no run of ours put there, and this one would replace it: "
+            f"{', '.join(theirs)}",
+            hint="choose another output_dir, or move them away",
+        )
+    if begins and not _may_replace(path, recipe):
+        raise ConfigError(
+            f"{path / RECIPE} is not as a run wrote it, and this one would replace it by the "
+            "recipe with all defaults",
+            hint="rename it, or choose another output_dir",
+        )
+
+
+def _check_reads(path: Path, recipe: TrainRecipe) -> None:
+    """Raises ConfigError where the run would replace the heads or the base that it begins with."""
+    written = [(path / name).resolve() for name in results(recipe)]
+    read = {"train.heads_from": recipe.train.heads_from, "base.model": recipe.base.model}
+    for key, name in read.items():
+        for folder in written:
+            if name is not None and Path(name).resolve().is_relative_to(folder):
+                raise ConfigError(
+                    f"{key} is {name}, which this run would replace in {path}",
+                    hint="choose another output_dir",
+                )
+
+
+def write_recipe(path: Path, recipe: TrainRecipe) -> None:
+    """Write the recipe of a run into its folder, and the mark with its digest."""
+    text = dump(recipe)
+    write_json(path / MARK, {"files": {RECIPE: _digest(text)}})
+    write_text(path / RECIPE, text)
+
+
+def results(recipe: TrainRecipe) -> tuple[str, ...]:
+    """The names of the folders with what comes of a run."""
+    if recipe.stage == "medusa1":
+        return ("heads",)
+    if recipe.trains_whole_base:
+        return ("model",)
+    return ("adapter", "merged") if recipe.joint_options.save_merged else ("adapter",)
+
+
+def _theirs(path: Path, recipe: TrainRecipe) -> Iterator[str]:
+    is_run = _is_run(path)
+    for name in (*OWN_FILES, CHECKPOINT) if not is_run else ():
+        if _holds_something(path / name):
+            yield name
+    for name in results(recipe):
+        if _holds_something(path / name) and not (is_run and _is_result(path / name)):
+            yield name
+
+
+def _holds_something(path: Path) -> bool:
+    """Whether there is a file, or a folder with anything in it."""
+    return any(path.iterdir()) if path.is_dir() else path.exists() or path.is_symlink()
+
+
+def _is_result(path: Path) -> bool:
+    return any((folder / PROVENANCE).is_file() for folder in (path, path / PAIRED_FOLDER))
+
+
+def _is_run(path: Path) -> bool:
+    if json_object(path / MARK) is not None:
+        return True
+    run = json_object(path / "run.json")
+    if run is not None and {"versions", "recipe", "num_updates"} <= run.keys():
+        return True
+    for progress in path.glob(f"{CHECKPOINT}/step-*/progress.json"):
+        if {"step", "base"} <= (json_object(progress) or {}).keys():
+            return True
+    return (path / LOCK).is_file() and (path / METRICS).is_file() and _as_dumped(path / RECIPE)
+
+
+def _may_replace(path: Path, recipe: TrainRecipe) -> bool:
+    """Whether nothing of a person's own is lost with the recipe that lies there."""
+    text = _text(path / RECIPE)
+    if text is None or text == dump(recipe):
+        return True
+    mark = json_object(path / MARK)
+    if mark is None:
+        return _as_dumped(path / RECIPE)
+    return (mark.get("files") or {}).get(RECIPE) == _digest(text)
+
+
+def _as_dumped(path: Path) -> bool:
+    """Whether a file is a recipe just as `dump` writes one: every section, and no comment."""
+    text = _text(path)
+    try:
+        raw = None if text is None else yaml.safe_load(text)
+    except yaml.YAMLError:
+        return False
+    sections = {"output_dir", "base", "heads", "data", "train", "logging"}
+    return (
+        isinstance(raw, dict) and sections <= raw.keys()
+        and yaml.safe_dump(raw, sort_keys=False) == text
+    )  # fmt: skip
+
+
+def _text(path: Path) -> str | None:
+    """None where there is no file, or none of text."""
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,152 @@
+"""What no run put into an output folder is never replaced."""
+
+import json
+import shutil
+
+import pytest
+
+from medusa_kit.errors import ConfigError
+from medusa_kit.settings.recipe import dump
+from medusa_kit.train import trainer
+from medusa_kit.train.run.folder import RunFolder
+from medusa_kit.train.trainer import train, train_heads
+
+NAMES = ["recipe.yaml", "metrics.jsonl", "run.json", "bad_update.pt", "heads/config.json",
+         "heads/notes.txt", "checkpoint/step-1/weights", "adapter/a", "merged/a",
+         "model/a"]  # fmt: skip
+JOINT = {"adapter": {"save_merged": False}, "merged": {"save_merged": True},
+         "model": {"moves": "full"}}  # fmt: skip
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def refused(monkeypatch):
+    """Asserts that a recipe is refused before anything is loaded, and nothing is written."""
+
+    def load(*_, **__):
+        raise AssertionError("a base was loaded")
+
+    monkeypatch.setattr(trainer, "load_base", load)
+    monkeypatch.setattr(trainer, "check_sources", lambda _: None)
+
+    def check(recipe, folder, match, fresh=False):
+        before = contents(folder)
+        with pytest.raises(ConfigError, match=match) as caught:
+            train(recipe, fresh)
+        assert caught.value.hint
+        assert contents(folder) == before
+        return caught.value
+
+    return check
+
+
+def put(folder, name, text="mine"):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_of_a_persons_own_is_refused(make_recipe, refused, tmp_path, name, fresh):
+    put(tmp_path / "run", name)
+    top = name.partition("/")[0]
+    stage = {"stage": "medusa2", "joint": JOINT[top]} if top in JOINT else {}
+    error = refused(make_recipe(**stage), tmp_path, "no run of ours put there", fresh)
+    assert top in error.message
+
+
+def test_files_that_a_run_leaves_alone_do_not_matter(
+    tiny_base, counting_rows, make_recipe, tmp_path
+):
+    for name in ("notes.md", "model/weights", "wandb/mine"):
+        put(tmp_path / "run", name)
+    (tmp_path / "run/heads").mkdir()
+    train_heads(tiny_base(), counting_rows(), make_recipe())
+    assert (tmp_path / "run/model/weights").read_text() == "mine"
+
+
+def test_files_of_another_run_that_were_copied_are_a_persons_own(
+    tiny_base, counting_rows, make_recipe, refused, tmp_path
+):
+    train_heads(tiny_base(), counting_rows(), make_recipe())
+    for names in (["recipe.yaml"], ["metrics.jsonl"], ["heads"], ["recipe.yaml", "heads"]):
+        copy = tmp_path / "-".join(names)
+        copy.mkdir()
+        for name in names:
+            one = tmp_path / "run" / name
+            (shutil.copytree if one.is_dir() else shutil.copy)(one, copy / name)
+        for fresh in (False, True):
+            refused(make_recipe(output_dir=str(copy)), copy, "no run of ours", fresh)
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_run_of_ours_starts_over_unless_its_recipe_was_edited(
+    tiny_base, counting_rows, make_recipe, refused, tmp_path, marked, monkeypatch
+):
+    """Also one of an earlier version, which left no mark."""
+    base, rows, folder = tiny_base(), counting_rows(), tmp_path / "run"
+    train_heads(base, rows, make_recipe())
+    if not marked:
+        (folder / ".medusa-kit-run").unlink()
+    path = folder / "recipe.yaml"
+    whole = path.read_text()
+    path.write_text("# took an hour\n" + whole)
+    error = refused(make_recipe(seed=7), folder, "is not as a run wrote it", fresh=True)
+    assert "rename it" in error.hint
+    path.write_text(whole)
+    train_heads(base, rows, make_recipe(seed=7), fresh=True)
+    edited = make_recipe(seed=8)
+    path.write_text(dump(edited))  # nothing is lost
+    train_heads(base, rows, edited, fresh=True)
+
+
+def test_a_run_of_another_stage_has_no_right_to_what_it_never_wrote(
+    tiny_base, counting_rows, make_recipe, refused, tmp_path
+):
+    train_heads(tiny_base(), counting_rows(), make_recipe())
+    put(tmp_path / "run", "model/config.json")
+    joint = make_recipe(stage="medusa2", joint={"moves": "full"})
+    refused(joint, tmp_path, "put there, and this one would replace it: model", fresh=True)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_an_interrupted_run_of_an_earlier_version_is_known(
+    tiny_base, counting_rows, make_recipe, tmp_path, saved
+):
+    recipe = make_recipe()
+    folder = RunFolder(recipe)
+    with folder.locked():
+        folder.begin()
+        folder.log({"step": 0})
+        if saved:
+            folder.save(lambda _: None, {"step": 1, "base": "2:a:b"})
+    (tmp_path / "run/.medusa-kit-run").unlink()
+    RunFolder(recipe).check_own(fresh=True)
+    (tmp_path / "run/run.json").write_text(json.dumps({"mine": 1}))
+    if not saved:
+        (tmp_path / "run/metrics.jsonl").unlink()
+        with pytest.raises(ConfigError, match=r"recipe\.yaml, run\.json"):
+            RunFolder(recipe).check_own(fresh=True)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_run_does_not_replace_what_it_reads(make_recipe, refused, tmp_path, fresh):
+    heads = str(tmp_path / "run/heads")
+    refused(make_recipe(train={"heads_from": heads}), tmp_path, "train.heads_from", fresh)
+    joint = {"stage": "medusa2", "base": {"model": str(tmp_path / "run/adapter")}}
+    refused(make_recipe(**joint), tmp_path, "base.model", fresh)
+
+
+def test_a_folder_that_cannot_be_is_refused_first(make_recipe, refused, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for place in ("file", "file/run"):
+        refused(make_recipe(output_dir=str(tmp_path / place)), tmp_path, "file")
+    cached = {"features": "disk", "cache_dir": str(tmp_path / "file/cache")}
+    refused(make_recipe(train=cached), tmp_path, r"train\.cache_dir")
+    (tmp_path / "index.json").write_text('{"mine": 1}')
+    cached["cache_dir"] = str(tmp_path)
+    refused(make_recipe(train=cached), tmp_path, "not that of a feature cache")
