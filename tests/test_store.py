@@ -5,9 +5,11 @@ process makes another need not make.
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import threading
@@ -19,7 +21,14 @@ import pytest
 from support.callers import all_at_once
 
 from medusa_kit.store import builds, records
-from medusa_kit.store.builds import ORIGIN, NotUsable, Origin, make_file_once
+from medusa_kit.store.builds import (
+    ORIGIN,
+    NotUsable,
+    Origin,
+    check_files,
+    make_file_once,
+    make_folder_once,
+)
 from medusa_kit.store.records import Record, content_digest, short_digest
 
 DEPENDS_ON = {"version": "1", "layers": [1, {"two": 2.5}]}
@@ -29,6 +38,8 @@ WHOLE = "the contents, all of them"
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path / "cache"))
+    for name in ("_told", "_digests", "_not_writable"):  # what this process knows already
+        monkeypatch.setattr(records, name, type(getattr(records, name))())
     return tmp_path / "cache"
 
 
@@ -62,14 +73,62 @@ def test_records_named_by_all_they_depend_on_lie_side_by_side() -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [b"", b"{", b"[]", b"null", b"7", b'"found"', b'{"found": 1}', b"\xff\xfe", b"[" * 9999],
+    [
+        *(b"", b"{", b"[]", b"null", b"7", b'"found"', b'{"found": 1}', b"\xff\xfe", b"[" * 9999),
+        *(b'{"checksum": 1}', b'{"found": ' + 5000 * b"9" + b', "checksum": 1}'),
+        b'{"checksum": "", "found": ' + 900 * b"[" + 900 * b"]" + b"}",
+    ],
 )
-def test_a_damaged_record_is_passed_over_and_replaced(record: Record, damage: bytes) -> None:
+def test_a_damaged_record_is_told_of_passed_over_and_replaced(
+    record: Record, damage: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
     record.write(found=1)
     record.path.write_bytes(damage)
-    assert record.read() is None
+    for _ in range(2):
+        assert record.read() is None
+    said = "".join(capsys.readouterr().err.split())
+    assert said.count(f"{record.path}ismadeagain:") == said.count("again") == 1
     record.write(found=2)
     assert record.read() == {**DEPENDS_ON, "found": 2}
+
+
+def test_no_byte_of_a_record_can_change_what_it_says(record: Record) -> None:
+    """Every bit of every byte, of names and numbers too. A changed blank says the same."""
+    record.write(rope={"theta": 10000.0, "type": None}, layers=[1, 2], exact=True)
+    whole, expected = record.path.read_bytes(), record.read()
+    for place, bit in itertools.product(range(len(whole)), range(8)):
+        changed = bytes([whole[place] ^ 1 << bit])
+        record.path.write_bytes(whole[:place] + changed + whole[place + 1 :])
+        assert record.read() in (None, expected)
+    for size in range(len(whole)):
+        record.path.write_bytes(whole[:size])
+        assert record.read() is None
+
+
+def test_a_folder_in_place_of_a_record_is_told_of_and_stays(
+    record: Record, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record.path.mkdir(parents=True)
+    assert record.read() is None
+    record.write(found=1)
+    assert record.path.is_dir()
+    said = "".join(capsys.readouterr().err.split())
+    assert said.count(f"{record.path}ismadeagain:") == 1
+    assert "cannotbewritten" in said
+
+
+def test_a_record_says_what_it_is_about(cache: Path) -> None:
+    names: tuple[str | Path, ...] = (cache.parent, "org/model")
+    for number, about in enumerate(names):
+        one = Record("kind", str(number), DEPENDS_ON, about)
+        one.write(found=1)
+        found = one.read()
+        assert found is not None
+        assert found["about"] == [platform.node(), str(about)]
+
+
+def test_names_that_are_no_text_have_digests() -> None:
+    assert short_digest(os.fsdecode(b"model\xff")) != short_digest("model")
 
 
 def test_a_record_that_several_write_at_once_is_always_whole(record: Record) -> None:
@@ -115,8 +174,11 @@ def test_a_full_disk_leaves_the_record_as_it_was(
     assert [path.name for path in record.path.parent.iterdir()] == ["name.json"]
 
 
-def test_records_of_earlier_versions_are_adopted(tmp_path: Path, cache: Path) -> None:
-    """Digests and descriptions, whose names do not change with the kit's version."""
+def test_records_of_earlier_versions_are_found_out_again(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They have no checksum."""
+    monkeypatch.setattr(records, "SETTLED_SECONDS", -60)
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"weights")
     stamp = path.stat()
@@ -127,15 +189,9 @@ def test_records_of_earlier_versions_are_adopted(tmp_path: Path, cache: Path) ->
     name = hashlib.sha256(str(path).encode()).hexdigest()[:16]
     memory = cache / "digests" / f"{name}.json"
     memory.write_text(json.dumps({**known, "sha256": "remembered"}) + "\n")
-    assert content_digest(path) == "remembered"
-    memory.write_text(json.dumps({**known, "size": 8, "sha256": "of other contents"}) + "\n")
     assert content_digest(path) == hashlib.sha256(b"weights").hexdigest()
-
-    (cache / "described").mkdir()
-    described = {"depends_on": {"path": "/model", "config.json": "0a"}, "known": {"layers": 2}}
-    (cache / "described" / "name-config.json").write_text(json.dumps(described))
-    depends_on = {"depends_on": {"config.json": "0a", "path": "/model"}}
-    assert Record("described", "name-config", depends_on).read() == described
+    assert "".join(capsys.readouterr().err.split()).count(f"{memory}ismadeagain") == 1
+    assert records.read_record(memory) == {**known, "sha256": content_digest(path)}
 
 
 def test_a_file_that_may_change_without_a_new_time_is_not_remembered(
@@ -198,6 +254,90 @@ def test_a_damaged_file_is_never_opened_and_made_again(
     assert set(maker.opened) == {WHOLE}
     maker(check)
     assert maker.made == 2
+
+
+def test_two_files_of_the_same_bytes_are_there_once(cache: Path) -> None:
+    """A damaged one is not taken for the other."""
+    first, second, third = (Maker(cache / name / "file") for name in ("one", "two", "three"))
+    first(), second()
+    assert first.path.samefile(second.path)
+    first.path.write_text("damaged")
+    third()
+    assert third.path.read_text() == WHOLE
+    assert not third.path.samefile(first.path)
+    assert (second(), second.made) == (third.path.stat().st_ino, 2)
+
+
+def folder_maker(cache: Path) -> Callable[[], int]:
+    """Makes a folder of two files; returns how often it has been made."""
+    made = []
+
+    def make(folder: Path) -> None:
+        made.append(0)
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "weights").write_bytes(bytes(range(9)))
+
+    def once() -> int:
+        origin = Origin(cache.parent / "model", ["contents"])
+        make_folder_once(cache / "folder", "making it", make, origin)
+        assert {path.name for path in check_files(cache / "folder")} == {"config.json", "weights"}
+        return len(made)
+
+    return once
+
+
+def a_flipped_bit(folder: Path) -> None:
+    (folder / "weights").write_bytes(bytes([1, *range(1, 9)]))
+
+
+def an_empty_file(folder: Path) -> None:
+    (folder / "config.json").write_text("")
+
+
+def a_missing_file(folder: Path) -> None:
+    (folder / "weights").unlink()
+
+
+def a_file_too_many(folder: Path) -> None:
+    (folder / "added_tokens.json").write_text("{}")
+
+
+def a_folder_in_place_of_a_file(folder: Path) -> None:
+    (folder / "weights").unlink()
+    (folder / "weights").mkdir()
+
+
+def a_damaged_list(folder: Path) -> None:
+    text = (folder / ORIGIN).read_text()
+    (folder / ORIGIN).write_text(text.replace("weights", "weightz"))
+
+
+def no_list(folder: Path) -> None:
+    (folder / ORIGIN).write_bytes(b"\xff")
+
+
+def nothing_but_a_file(folder: Path) -> None:
+    shutil.rmtree(folder / "none", ignore_errors=True)
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / ORIGIN).write_text("[]")
+
+
+@pytest.mark.parametrize("damage", [
+    a_flipped_bit, an_empty_file, a_missing_file, a_file_too_many, a_folder_in_place_of_a_file,
+    a_damaged_list, no_list, nothing_but_a_file,
+])  # fmt: skip
+def test_a_damaged_folder_is_made_again_with_one_line(
+    damage: Callable[[Path], None], cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    once = folder_maker(cache)
+    assert [once(), once()] == [1, 1]
+    damage(cache / "folder")
+    capsys.readouterr()
+    assert [once(), once()] == [2, 2]
+    said = "".join(capsys.readouterr().err.split())
+    assert said.count(f"{cache / 'folder'}ismadeagain:") == said.count("again") == 1
 
 
 @pytest.mark.parametrize("lacking", ["file", "sha256"])

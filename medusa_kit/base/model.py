@@ -280,10 +280,13 @@ class BaseModel:
         if not self.checks_are_remembered:
             return None
         info = self.info
-        about = {"model": info.fingerprint, "dtype": info.dtype, "weights": info.weights}
+        model: dict[str, Any] = {
+            "model": info.fingerprint, "dtype": info.dtype, "weights": info.weights,
+        }  # fmt: skip
         attention = getattr(self.config, "_attn_implementation", None)
         settings = settings_of(self.config)  # windows and rotary embeddings are not in the weights
-        return record_of_check(**about, config=settings, own_attention=attention, **depends_on)
+        model |= {"config": settings, "own_attention": attention}
+        return record_of_check(info.name, **model, **depends_on)
 
     def _checked_views(self) -> bool:
         """`_check_views`, or what an earlier load found."""

@@ -6,13 +6,17 @@ saves work; what keeps readers safe is that things are made under another name. 
 folder of its own with its SHA-256, and with a record of what it was made of, where such things are
 removed once that has changed: no load from there opens the old file again. Processes of this
 machine that have mapped it keep it until they end. Files without a record stay.
+
+What depends on a version, such as transformers', has it in its name, so that two environments that
+share a cache folder keep their own side by side. Where both are the same bytes, they are one file
+with two names.
 """
 
 import contextlib
 import json
-import platform
+import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,10 +24,11 @@ from filelock import FileLock, Timeout
 
 from medusa_kit import console
 from medusa_kit.files import atomic_write, file_digest, parse_json, remove_folder
-from medusa_kit.store.records import content_digest
+from medusa_kit.store.records import content_digest, mark_used, place_of
 
 PATIENCE = 1800.0  # seconds until a waiter goes on alone: the owner may be stopped, or hang
 ORIGIN = "made_from.json"
+FILES = "files"  # in it: the SHA-256 of each file beside it
 _Value = TypeVar("_Value")
 
 
@@ -99,16 +104,17 @@ def make_file_once(
             if (folder / digest).read_bytes() != known.encode():
                 raise NotUsable("its contents are damaged")
             values.append(opened(path))
+            mark_used(folder)
         except (NotUsable, OSError) as error:
-            if not errors and not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-                console.note(f"{path} is made again: {error}")
-            errors.append(error)
+            _remember(error, errors, path)
         return bool(values)
 
     def make_whole(temporary: Path) -> None:
         temporary.mkdir()
-        make(temporary / path.name)
-        (temporary / digest).write_text(file_digest(temporary / path.name))
+        made = temporary / path.name
+        make(made)
+        (temporary / digest).write_text(known := file_digest(made))
+        _link_same(made, path.parent.parent.glob(f"[!.]*/{path.name}"), digest, known)
         if origin is not None:
             (temporary / ORIGIN).write_text(json.dumps(_origin_record(origin)), encoding="utf-8")
 
@@ -118,6 +124,55 @@ def make_file_once(
     if values or is_whole(path.parent):
         return values[0]
     raise OSError(str(errors[-1]))
+
+
+def make_folder_once(
+    folder: Path, doing: str, make: Callable[[Path], None], origin: Origin
+) -> None:
+    """Have `folder` made by `make`, which is given a temporary name, unless it is there with all of
+    its files, each with the SHA-256 that it was made with. Folders beside it that were made of
+    other contents of the same `origin` are removed.
+
+    Raises OSError where it cannot be written, and what `make` raises.
+    """
+    errors = list[Exception]()
+
+    def is_whole(folder: Path) -> bool:
+        try:
+            check_files(folder)
+        except (NotUsable, OSError) as error:
+            _remember(error, errors, folder)
+            return False
+        mark_used(folder)
+        return True
+
+    def make_whole(temporary: Path) -> None:
+        make(temporary)
+        files = {path.name: file_digest(path) for path in temporary.iterdir()}
+        record = json.dumps({**_origin_record(origin), FILES: files})
+        (temporary / ORIGIN).write_text(record, encoding="utf-8")
+
+    make_once(folder, doing, is_whole, make_whole)
+    if errors:
+        _remove_outdated(folder, origin)
+
+
+def check_files(folder: Path, ending: str = "") -> list[Path]:
+    """The files of a folder that `make_folder_once` made, those with this ending. Raises NotUsable
+    where one of them is damaged, missing or not of it, OSError."""
+    try:
+        record = parse_json((folder / ORIGIN).read_bytes())[FILES]
+        listed = {str(name): digest for name, digest in record.items()}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise NotUsable(f"{ORIGIN} does not say what its files are") from error
+    found = {path.name for path in folder.iterdir()} - {ORIGIN}
+    if differing := sorted(name for name in found ^ listed.keys() if name.endswith(ending)):
+        raise NotUsable(f"{differing[0]} is {'missing' if differing[0] in listed else 'not of it'}")
+    paths = [folder / name for name in listed if name.endswith(ending)]
+    for path in paths:
+        if content_digest(path) != listed[path.name]:
+            raise NotUsable(f"{path.name} is damaged")
+    return paths
 
 
 def announce_work(doing: str, folder: Path) -> None:
@@ -151,11 +206,28 @@ def _lock(path: Path, doing: str) -> Iterator[bool]:
         lock.release()
 
 
+def _remember(error: Exception, errors: list[Exception], path: Path) -> None:
+    """The first reason why a thing is made again is told, unless it is not there at all."""
+    if not errors and not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        console.note(f"{path} is made again: {error}")
+    errors.append(error)
+
+
+def _link_same(made: Path, others: Iterable[Path], digest: str, known: str) -> None:
+    """Let `made` be another name of one of the others that has the same bytes, if there is one and
+    the file system has links."""
+    for other in others:
+        with contextlib.suppress(OSError):
+            if other.with_name(digest).read_bytes() == known.encode() and (
+                file_digest(other) == known
+            ):
+                os.link(other, linked := made.with_name(f"{made.name}.linked"))
+                linked.replace(made)
+                return
+
+
 def _origin_record(origin: Origin) -> dict[str, Any]:
-    """The record of an origin. It names the machine, since several may share a cache folder and
-    have other models there."""
-    location = [platform.node(), str(origin.path.resolve())]
-    return {"place": location, "contents": list(origin.contents)}
+    return {"place": place_of(origin.path.resolve()), "contents": list(origin.contents)}
 
 
 def _remove_outdated(folder: Path, origin: Origin) -> None:

@@ -1,11 +1,12 @@
 """The cache folder ($MEDUSA_KIT_CACHE, $XDG_CACHE_HOME/medusa-kit or ~/.cache/medusa-kit) and its
-records: small JSON files of what earlier runs found out.
+records: small JSON files of what earlier runs found out, each with a checksum.
 """
 
 import contextlib
 import hashlib
 import json
 import os
+import platform
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +16,11 @@ from medusa_kit import console
 from medusa_kit.files import atomic_write, file_digest, parse_json
 
 SETTLED_SECONDS = 2  # no file system's clock is coarser
+CHECKSUM, ABOUT = "checksum", "about"  # of a record: of all else in it; what it was found out of
 
 _not_writable: set[Path] = set()  # cache folders of which a warning said so
+_told: set[Path] = set()  # records of which a note said that they cannot be used
+_digests: dict[tuple[Any, ...], str] = {}  # by stamp, of files that this process has asked for
 
 
 def cache_folder() -> Path:
@@ -28,33 +32,60 @@ def cache_folder() -> Path:
 
 def short_digest(text: str) -> str:
     """Sixteen digits that stand for a text in the name of a file."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def place_of(source: str | Path) -> list[str]:
+    """[machine, place] of what something was made of: a path, or the name of a model that is none.
+    Several machines may share a cache folder and have other files there."""
+    path = Path(source).expanduser()
+    return [platform.node(), str(path.resolve() if path.exists() else source)]
+
+
+def mark_used(path: Path) -> None:
+    """Let its time say that it was used now, where this process may."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
 
 
 class Record:
     """A file of findings, which hold for as long as all that they depend on is the same.
 
     `name`: the file's. Of several processes that write one, the last stays. A name by all that the
-    record depends on lets several lie side by side; else the newest replaces the others.
+    record depends on lets several lie side by side; else the newest replaces the others. `about`:
+    the model that it tells of, for those who ask what is kept.
     """
 
-    def __init__(self, kind: str, name: str, depends_on: Mapping[str, Any]) -> None:
+    def __init__(
+        self, kind: str, name: str, depends_on: Mapping[str, Any], about: str | Path | None = None
+    ) -> None:
         self.path = cache_folder() / kind / f"{name}.json"
         self._depends_on = json.loads(json.dumps(depends_on))
+        self._about = about
 
     def read(self) -> dict[str, Any] | None:
-        """Return all that the file says; None where there is none, or one that is damaged or of
-        something else."""
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            record = parse_json(self.path.read_bytes())
-            if record.items() >= self._depends_on.items():
-                return dict(record)
-        return None
+        """Return all that the file says; None where there is none, or one of something else. One
+        that is damaged or cannot be read is told of, once, and taken for none."""
+        try:
+            record = read_record(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            if self.path not in _told:
+                _told.add(self.path)
+                console.note(f"{self.path} is made again: {error}")
+            return None
+        if not record.items() >= self._depends_on.items():
+            return None
+        mark_used(self.path)
+        return record
 
     def write(self, **findings: Any) -> None:
         """Write the findings. Where that fails, a warning says so once, and the next run finds them
         out again. Raises TypeError for what JSON cannot say."""
-        text = json.dumps({**self._depends_on, **findings})
+        about = {} if self._about is None else {ABOUT: place_of(self._about)}
+        record = json.loads(json.dumps({**self._depends_on, **findings, **about}))
+        text = json.dumps({**record, CHECKSUM: _checksum(record)})
         try:
             with atomic_write(self.path) as temporary:
                 temporary.write_text(text, encoding="utf-8")
@@ -67,6 +98,26 @@ class Record:
                 )
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """What a record says, without its checksum. Raises OSError, and ValueError for a damaged one.
+
+    One of an earlier version has no checksum: nobody can tell whether it is whole.
+    """
+    record = parse_json(path.read_bytes())
+    if not isinstance(record, dict) or CHECKSUM not in record:
+        raise ValueError("it has no checksum: it is damaged, or of an earlier version")
+    if record.pop(CHECKSUM) != _checksum(record):
+        raise ValueError("its contents are damaged")
+    return record
+
+
+def _checksum(record: Mapping[str, Any]) -> str:
+    try:
+        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def content_digest(path: Path) -> str:
     """SHA-256 of the whole file: a fine-tune may have the same name, size and beginning.
 
@@ -75,9 +126,16 @@ def content_digest(path: Path) -> str:
     """
     path = path.resolve()
     stamp = _stamp(path)
+    if (known := _digests.get(tuple(stamp.values()))) is not None:
+        return known
     record = Record("digests", short_digest(str(path)), stamp)
-    if "sha256" in (known := record.read() or {}):
-        return str(known["sha256"])
+    digest = str((record.read() or {}).get("sha256") or _new_digest(path, stamp, record))
+    if _is_settled(stamp, time.time_ns()):
+        _digests[tuple(stamp.values())] = digest
+    return digest
+
+
+def _new_digest(path: Path, stamp: dict[str, Any], record: Record) -> str:
     digest, now = file_digest(path), time.time_ns()
     if _is_settled(stamp, now) and _stamp(path) == stamp:
         record.write(sha256=digest)

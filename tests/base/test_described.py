@@ -104,6 +104,16 @@ def test_a_damaged_memory_is_passed_over(folder: Path, damage: str) -> None:
     assert json.loads(memory.read_text())["known"]["model_type"] == "llama"
 
 
+def test_environments_that_share_a_cache_folder_keep_their_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = []
+    for version in ("8", "9", "8", "9"):
+        monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
+        kinds.append(type(read_config(str(folder))).__name__)
+    assert kinds == ["LlamaConfig", "LlamaConfig", "RememberedConfig", "RememberedConfig"]
+
+
 def test_neither_needs_the_code_of_models_the_second_time(folder: Path) -> None:
     read_config(str(folder)), read_tokenizer(str(folder))
     code = (

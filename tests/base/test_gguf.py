@@ -107,6 +107,6 @@ def test_what_the_folder_of_a_dequantised_model_holds(
     GGUFBlocks(tmp_path / "model.gguf")
     assert {path.name for path in folder.iterdir()} == {
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
-        "tokenizer_config.json", "chat_template.jinja", "gguf_scales.cache",
+        "tokenizer_config.json", "chat_template.jinja", "made_from.json",
     }  # fmt: skip
     assert set(load_file(folder / "model.safetensors")) <= set(model.state_dict())

@@ -20,11 +20,12 @@ PACKAGE = Path(__file__).parents[2]
 CHECKED_CODE = ("base", "infer")  # folders of the package
 
 
-def record_of_check(**depends_on: Any) -> Record:
-    """The record of one check. `depends_on`: what its result depends on beside machine and
-    versions."""
+def record_of_check(about: str, **depends_on: Any) -> Record:
+    """The record of one check. `about`: the model's name; `depends_on`: what the result depends on
+    beside machine and versions."""
     everything = {**_machine(), **depends_on}
-    return Record("checks", short_digest(json.dumps(everything)), {"depends_on": everything})
+    name = short_digest(json.dumps(everything))
+    return Record("checks", name, {"depends_on": everything}, about)
 
 
 def _machine() -> dict[str, Any]:

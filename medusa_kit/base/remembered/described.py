@@ -16,6 +16,7 @@ from medusa_kit.base.text_part import text_part_config
 from medusa_kit.base.tokenizer.processor_template import with_template
 from medusa_kit.files import parse_json
 from medusa_kit.store.records import Record, short_digest
+from medusa_kit.version import __version__
 
 CONFIGS = ("config*.json",)
 # What of a config changes with how it is read, and not with what it says.
@@ -138,8 +139,11 @@ def _record(kind: str, location: str, patterns: tuple[str, ...]) -> Record | Non
     files = sorted({path for pattern in patterns for path in folder.glob(pattern)})
     with contextlib.suppress(OSError):
         if files:
-            name = f"{short_digest(str(folder.resolve()))}-{kind}"
-            return Record("described", name, {"depends_on": _depends_on(folder, files)})
+            depends_on = _depends_on(folder, files)
+            # Of two environments that share a cache folder each keeps its own.
+            of_folder = [depends_on[key] for key in ("path", "transformers", "version")]
+            name = f"{short_digest(json.dumps(of_folder))}-{kind}"
+            return Record("described", name, {"depends_on": depends_on}, folder)
     return None
 
 
@@ -158,4 +162,5 @@ def _depends_on(folder: Path, files: list[Path]) -> dict[str, Any]:
     import transformers
 
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-    return {"path": str(folder.resolve()), "transformers": transformers.__version__} | digests
+    versions = {"transformers": transformers.__version__, "version": __version__}
+    return {"path": str(folder.resolve())} | versions | digests

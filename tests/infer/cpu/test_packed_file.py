@@ -3,6 +3,8 @@ is packed into memory."""
 
 import contextlib
 import errno
+import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -104,7 +106,7 @@ def another_layout(whole: bytes) -> bytes:
 
 
 def another_maker(whole: bytes) -> bytes:
-    return whole.replace(b'"transformers ', b'"transformer5 ')
+    return whole.replace(b'"model_type"', b'"model_typ3"')
 
 
 def another_file(whole: bytes) -> bytes:
@@ -165,14 +167,60 @@ def test_a_check_reads_the_whole_file(
     assert path.read_bytes() == whole
 
 
-def test_another_version_of_transformers_packs_again(
+def test_another_version_of_transformers_has_a_file_of_its_own(
     folder: Path, config: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It decides what a config means."""
+    """It decides what a config means. Environments that share a cache folder take turns here."""
+    found = []
+    for number in "989889":
+        monkeypatch.setattr(packed_cache, "_made_with", lambda n=number: [f"transformers {n}"])
+        packed_model(folder, config)
+        found.append(file_of(folder, config))
+    assert capsys.readouterr().err.count("packing model") == len(set(found)) == 2
+    assert found[0].samefile(found[1]), "the same bytes are there once"
+
+
+def test_another_layout_has_a_file_of_its_own(
+    folder: Path, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = file_of(folder, config)
+    monkeypatch.setattr(packed_cache, "LAYOUT", LAYOUT + 1)
+    assert file_of(folder, config) != before
+
+
+@pytest.mark.parametrize("made_with", [None, ["transformers 9"]])
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_of_an_earlier_version_is_taken_if_it_was_made_alike(
+    folder: Path, config: Any, monkeypatch: pytest.MonkeyPatch, made_with: list[str] | None,
+    links: bool, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Which named those of all versions of transformers alike and wrote that inside."""
     packed_model(folder, config)
-    monkeypatch.setattr(packed_cache, "_made_with", lambda: ["transformers 9"])
+    path = file_of(folder, config)
+    numbers, arrays = mapped(path)
+    contents = packed_cache._contents(folder)
+    older = packed_cache._folder_of(folder, contents, config, "checkpoint", named_with=[])
+    older.mkdir()
+    made_with = made_with or packed_cache._made_with()
+    with (older / FILE).open("wb") as file:
+        sink = FileSink(file)
+        for name, array in arrays.items():
+            sink.write(name, array.dtype, array.shape, [array])
+        sink.finish({**numbers, "made_with": made_with})
+    (older / DIGEST).write_text(file_digest(older / FILE))
+    shutil.rmtree(path.parent)
+    if not links:
+        monkeypatch.setattr(os, "link", refuse_links)
+    capsys.readouterr()
     packed_model(folder, config)
-    assert "expected ['transformers 9']" in capsys.readouterr().err
+    taken = made_with == packed_cache._made_with()
+    assert ("packing" in capsys.readouterr().err) is not taken
+    assert path.samefile(older / FILE) == (taken and links)
+    assert (path.read_bytes() == (older / FILE).read_bytes()) == taken
+
+
+def refuse_links(*_: Any) -> None:
+    raise OSError(errno.EPERM, "Operation not permitted")
 
 
 def test_other_weights_or_settings_are_another_file(folder: Path, config: Any) -> None:

@@ -115,15 +115,10 @@ def without_a_part(path: Path) -> None:
     rewritten(path, first=1)
 
 
-def by_other_code(path: Path) -> None:
-    rewritten(path, made_with=["code 1"])
-
-
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "cut": (cut, "its contents are damaged"),
     "a bit": (flipped, "its contents are damaged"),
     "a part": (without_a_part, "a part of it is missing"),
-    "other code": (by_other_code, "it was made by other code"),
 }
 
 

@@ -1,12 +1,15 @@
 """A model packed once from its files, tensor by tensor, and mapped from the cache folder since.
 
-The file is named by the weights' SHA-256 and the config's. It is made again where it is damaged or
-was made with another layout or version of transformers, which decides what a config means.
+The file is named by the weights' SHA-256, the config's, its layout and the version of transformers,
+which decides what a config means. It is made again where it is damaged.
 """
 
+import contextlib
 import copy
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,16 +32,25 @@ from medusa_kit.base.stored_tensors import (
     stored_tensors,
 )
 from medusa_kit.errors import CheckpointError
+from medusa_kit.files import file_digest
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.describe import ModelParts, Unsupported, check_family, describe
 from medusa_kit.infer.cpu.int8_weights import GROUP, int8_blocks, none_fits, report_rounded
 from medusa_kit.infer.cpu.mkl_linear import plain_linears
-from medusa_kit.infer.cpu.packed.file import DIGEST, FILE, MemorySink, Sink, write_file
+from medusa_kit.infer.cpu.packed.file import (
+    DIGEST,
+    FILE,
+    LAYOUT,
+    MemorySink,
+    Sink,
+    mapped,
+    write_file,
+)
 from medusa_kit.infer.cpu.packed.gguf_blocks import blocks_in_order, read_factors, read_scales
 from medusa_kit.infer.cpu.packed.model import PackedModel, opened
 from medusa_kit.infer.cpu.packed.packing import Blocks, Rows
 from medusa_kit.infer.cpu.packed.packing_up import Packing, model_of, row_pieces
-from medusa_kit.store.builds import Origin, announce_work, make_file_once
+from medusa_kit.store.builds import NotUsable, Origin, announce_work, make_file_once
 from medusa_kit.store.records import cache_folder, content_digest
 
 
@@ -65,18 +77,23 @@ def _packed_model(checkpoint: Path, config: Any, weights: str, check: bool) -> P
         raise Unsupported("the C++ kernels are not available")
     contents = _contents(checkpoint)
     folder = _folder_of(checkpoint, contents, config, weights)
+    older = _folder_of(checkpoint, contents, config, weights, named_with=[])
     doing = f"packing {checkpoint.name}, once on this machine"
 
     def write(sink: Sink) -> dict[str, Any]:
         return _packed(checkpoint, config, weights, sink, lambda: announce_work(doing, folder))
+
+    def make(path: Path) -> None:
+        if not _took(older, path):
+            write_file(path, write)
 
     try:
         return make_file_once(
             folder / FILE,
             DIGEST,
             doing,
-            lambda path: write_file(path, write),
-            lambda path: opened(path, _made_with()),
+            make,
+            opened,
             Origin(checkpoint, contents),
             check,
             announce=False,
@@ -95,6 +112,22 @@ def packed_folder(checkpoint: Path, config: Any, weights: str) -> Path:
     return _folder_of(checkpoint, _contents(checkpoint), config, weights)
 
 
+def _took(older: Path, path: Path) -> bool:
+    """Whether `path` is now the file of an earlier version of the kit, which named those of all
+    versions of transformers alike and wrote that inside."""
+    with contextlib.suppress(OSError, NotUsable):
+        kept = older / FILE
+        if (older / DIGEST).read_text() == file_digest(kept):
+            if mapped(kept)[0].get("made_with") != _made_with():
+                return False
+            try:
+                os.link(kept, path)
+            except OSError:  # no links on this file system
+                shutil.copyfile(kept, path)
+            return True
+    return False
+
+
 def _contents(checkpoint: Path) -> list[str]:
     """Digests of the checkpoint's files."""
     try:
@@ -107,9 +140,16 @@ def _contents(checkpoint: Path) -> list[str]:
         ) from error
 
 
-def _folder_of(checkpoint: Path, contents: Sequence[str], config: Any, weights: str) -> Path:
+def _folder_of(
+    checkpoint: Path,
+    contents: Sequence[str],
+    config: Any,
+    weights: str,
+    named_with: Sequence[str] | None = None,
+) -> Path:
+    named_with = [*_made_with(), f"layout {LAYOUT}"] if named_with is None else named_with
     digest = hashlib.sha256(json.dumps([weights, settings_of(config)]).encode())
-    for part in contents:
+    for part in (*contents, *named_with):
         digest.update(f"{part}\n".encode())
     name = stem(checkpoint) if checkpoint.suffix == ".gguf" else checkpoint.name
     return cache_folder() / "packed" / f"{name}-{digest.hexdigest()[:16]}"
@@ -154,7 +194,7 @@ def _packed(
         whole = source.fingerprint(parts)
         bar.advance()
     info = _info(skeleton, parts, source, weights) | {"fingerprint": whole}
-    return {**numbers, "info": info, "rounded": source.rounded(), "made_with": _made_with()}
+    return {**numbers, "info": info, "rounded": source.rounded()}
 
 
 def _in_float32(config: Any) -> Any:

@@ -14,32 +14,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medusa_kit.base.gguf import dequantised_folder
+from medusa_kit.base.gguf import cannot_write, origin_of, scales_file
 from medusa_kit.base.gguf_files import scales
 from medusa_kit.base.gguf_files.check import ARCHITECTURE, checked
 from medusa_kit.base.gguf_files.tensors import tensors_of
-from medusa_kit.files import atomic_write
 from medusa_kit.infer.cpu.packed.packing import GROUPS, Blocks
-
-# Cached beside the dequantised model, since GGUF headers parse slowly. The content is safetensors
-# but the name is not: other engines read every *.safetensors (vLLM does) or *.bin in the folder.
-CACHE_NAME = "gguf_scales.cache"
+from medusa_kit.store.builds import make_file_once
 
 
 class GGUFBlocks:
     """Finds, by name, the blocks that a model's weights came from."""
 
     def __init__(self, path: Path) -> None:
-        """`path`: a GGUF file. Its scales are cached beside its dequantised copy."""
-        from safetensors import safe_open
-
-        cache = dequantised_folder(path) / CACHE_NAME
-        if not cache.is_file():
-            with atomic_write(cache) as temporary:
-                save_scales(path, temporary)
-        with safe_open(cache, "pt") as stream:
-            self._scales = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
-            metadata = stream.metadata()
+        """`path`: a GGUF file. Its scales are kept in the cache folder."""
+        self._scales, metadata = kept_scales(path)
         self._map = name_map(metadata["architecture"], int(metadata["layers"]))
 
     def find(
@@ -83,6 +71,32 @@ def name_map(architecture: str, num_layers: int) -> Any:
     by_name = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
     known = by_name.get(architecture)
     return None if known is None else gguf.get_tensor_name_map(known, num_layers)
+
+
+def kept_scales(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Scales and offsets of a GGUF file's blocks, and what the file is. Raises CheckpointError."""
+    kept = scales_file(path)
+    doing = f"reading the scales of {path.name}, once on this machine"
+    try:
+        return make_file_once(
+            kept,
+            "sha256",
+            doing,
+            lambda target: save_scales(path, target),
+            _read_scales_file,
+            origin_of(path),
+            check=False,
+        )
+    except OSError as error:
+        raise cannot_write(path, kept, error) from error
+
+
+def _read_scales_file(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as stream:
+        names = stream.keys()
+        return {name: stream.get_tensor(name) for name in names}, stream.metadata()
 
 
 def save_scales(path: Path, target: Path) -> None:

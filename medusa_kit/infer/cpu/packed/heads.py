@@ -2,8 +2,7 @@
 base, in a file of the cache folder that is mapped, as the base's is.
 
 The file is named by all that it is made of: the heads' numbers and config, the base's weights, the
-form of its output embedding and the kit's version. Code that packs is named inside it: a file made
-by other code is made again.
+form of its output embedding, and the kit's version and code, which packs.
 
 Shapes: O outputs, I inputs, D hidden, K heads.
 """
@@ -22,7 +21,7 @@ from medusa_kit.base.remembered.checks import code_digest
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.blocks import GatedBlock
 from medusa_kit.infer.cpu.int8_weights import packed_rounded
-from medusa_kit.infer.cpu.packed.file import DIGEST, FILE, FileSink, mapped, write_file
+from medusa_kit.infer.cpu.packed.file import DIGEST, FILE, LAYOUT, FileSink, mapped, write_file
 from medusa_kit.infer.cpu.packed.model import chosen_rows, matrix_in
 from medusa_kit.infer.cpu.packed.packing import LANES, PackedMatrix, interleaved
 from medusa_kit.store.builds import NotUsable, Origin, make_file_once
@@ -57,7 +56,8 @@ def packed_heads(
 def _kept(heads: MedusaHeads, output: PackedMatrix, folder: Path) -> PackedHeads:
     contents = _digest(heads)
     info = heads.base.info
-    depends_on = [contents, info.fingerprint, info.weights, output.struct.kind, __version__]
+    made_with = [__version__, LAYOUT, code_digest()]
+    depends_on = [contents, info.fingerprint, info.weights, output.struct.kind, *made_with]
     name = f"{folder.resolve().name.lstrip('.')}-{short_digest(json.dumps(depends_on))}"
     return make_file_once(
         cache_folder() / "packed" / name / FILE,
@@ -130,10 +130,6 @@ def _gated(heads: MedusaHeads) -> Iterator[tuple[int, GatedBlock]]:
     return enumerate(blocks)
 
 
-def _made_with() -> list[str]:
-    return [f"code {code_digest()}"]
-
-
 def _written(heads: MedusaHeads, output: PackedMatrix, sink: FileSink) -> dict[str, Any]:
     matrices: dict[str, list[int]] = {}
     for name, part in _parts(heads, output):
@@ -143,14 +139,12 @@ def _written(heads: MedusaHeads, output: PackedMatrix, sink: FileSink) -> dict[s
             sink.write(f"{name}.bias", bias.dtype, bias.shape, [bias])
         if isinstance(part, PackedMatrix):
             matrices[name] = [part.struct.kind, part.struct.outputs, part.struct.inputs]
-    return {"matrices": matrices, "made_with": _made_with()}
+    return {"matrices": matrices}
 
 
 def _opened(path: Path, heads: MedusaHeads) -> PackedHeads:
     """Raises NotUsable, OSError."""
     numbers, arrays = mapped(path)
-    if numbers.get("made_with") != _made_with():
-        raise NotUsable("it was made by other code")
     try:
         parts: dict[str, Part] = {}
         for name, shape in _sizes(heads).items():

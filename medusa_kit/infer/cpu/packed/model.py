@@ -9,7 +9,6 @@ Q groups of inputs, W words of a group.
 """
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,13 +163,9 @@ def cosines_and_sines(length: int, inverse_S: Tensor, scaling: float) -> tuple[T
     return twice_1PS.cos() * scaling, twice_1PS.sin() * scaling
 
 
-def opened(path: Path, made_with: Sequence[str]) -> PackedModel:
-    """The model in a file. `made_with`: versions that it must have been made with.
-    Raises NotUsable, OSError."""
-    numbers, arrays = mapped(path)
-    if numbers.get("made_with") != list(made_with):
-        raise NotUsable(f"it was made with {numbers.get('made_with')}, expected {list(made_with)}")
-    return PackedModel(numbers, arrays)
+def opened(path: Path) -> PackedModel:
+    """The model in a file. Raises NotUsable, OSError."""
+    return PackedModel(*mapped(path))
 
 
 def matrix_in(

@@ -59,7 +59,7 @@ class MeasuredSteps:
     @property
     def _record(self) -> Record:
         name = short_digest(json.dumps(self._depends_on))
-        return Record("step_times", name, self._depends_on)
+        return Record("step_times", name, self._depends_on, self._verifier.base.info.name)
 
     @property
     def _depends_on(self) -> dict[str, Any]:
@@ -67,6 +67,7 @@ class MeasuredSteps:
         return {
             "version": __version__,
             "code": code_digest(),  # other kernels take other times
+            "torch": torch.__version__,
             "model": info.fingerprint,
             "dtype": info.dtype,
             "weights": info.weights,
