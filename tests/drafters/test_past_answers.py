@@ -1,5 +1,6 @@
 """A store of past answers: kept across requests and engines, capped, and never damaged further."""
 
+import json
 from functools import cache
 
 import numpy as np
@@ -9,6 +10,7 @@ from support.small_engines import build_engine, endless_base, random_prompt
 from support.states import begun, state_from
 
 from medusa_kit.drafters.factory import DraftContext, build_drafter
+from medusa_kit.drafters.text.past_answers import FORMAT, VERSION
 from medusa_kit.errors import CheckpointError, ConfigError
 from medusa_kit.infer.draft import RequestText
 
@@ -74,6 +76,30 @@ def test_what_another_process_wrote_is_kept(tmp_path):
     ended(theirs, [5, 6])
     third = drafter_with(store=str(path))
     assert sorted(answer.tolist() for answer in third.past) == [[1, 2], [3, 4], [5, 6]]
+
+
+def test_answers_of_a_sibling_with_more_rows_stay_and_are_not_drafted_from(tmp_path, capsys):
+    """Padded rows, which a tokenizer does not count. Both ways to index: a few, and all sorted."""
+    path = tmp_path / "answers.npz"
+    sibling = {"format": FORMAT, "version": VERSION, "tokenizer": "40 tokens"}
+    for count in (2, 400):
+        answers = [[7, 8, 40 + i % 3, 9] for i in range(count)] + [[7, 8, 9]]
+        np.savez(path, header=np.array(json.dumps(sibling)), tokens=np.concatenate(answers),
+                 lengths=np.array([len(answer) for answer in answers]))  # fmt: skip
+        drafter = drafter_with(store=str(path), store_tokens=10_000)
+        said = " ".join(capsys.readouterr().err.split())
+        assert "past answers hold tokens from 40 on, which this model lacks" in said
+        tokens = guessed(drafter, [7], 8).tokens
+        assert 9 in tokens
+        assert max(tokens) < 40
+        ended(drafter, [1, 2, 3])
+        with np.load(path) as stored:
+            assert {40, 3} <= set(stored["tokens"].tolist()), "kept for the sibling"
+        engine = store_engine()
+        plain = engine.generate([7, 8, 39], max_new_tokens=20, drafter="none").token_ids
+        found = engine.generate([7, 8, 39], max_new_tokens=20, **with_store(path)).token_ids
+        assert found == plain
+        path.unlink()
 
 
 def test_another_tokenizers_and_damaged_stores_are_refused_and_left_alone(tmp_path):

@@ -3,6 +3,9 @@
 The file is a .npz of token ids with the identity of their tokenizer. It is rewritten when a request
 ends, after reading what another process has written meanwhile; of two that write at the same moment
 one wins. A file that cannot be read is never overwritten.
+
+Models with one tokenizer may differ in their rows, since many are padded. Answers with tokens that
+a model lacks stay in the file, for those that have them, and it drafts from the others.
 """
 
 import hashlib
@@ -16,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from medusa_kit import console
 from medusa_kit.base.model import BaseModel
 from medusa_kit.drafters.text.suffix_array import SuffixArray
 from medusa_kit.drafters.text.suffix_automaton import SuffixAutomaton
@@ -47,13 +51,19 @@ class PastAnswers:
     """`sorted` and `recent` together index the answers; rows keep the ones they began with.
 
     Old answers that are dropped stay in the index until the next sorting.
-    `lock`: to be held while the index is read or changed.
+    `vocab_size`: the tokens of the model that is drafted for. `lock`: to be held while the index
+    is read or changed.
     """
 
     def __init__(
-        self, path: str | pathlib.Path, tokenizer: str, most_tokens: int, max_match: int
+        self,
+        path: str | pathlib.Path,
+        tokenizer: str,
+        vocab_size: int,
+        most_tokens: int,
+        max_match: int,
     ) -> None:
-        self.path, self.tokenizer = pathlib.Path(path), tokenizer
+        self.path, self.tokenizer, self.vocab_size = pathlib.Path(path), tokenizer, vocab_size
         self.lock = SharedLock()
         self.most_tokens, self.max_match = most_tokens, max_match
         self.num_tokens = 0
@@ -64,7 +74,8 @@ class PastAnswers:
         self._seen: tuple[int, ...] | None = None  # the file when last read or written
 
     def __iter__(self) -> "Iterator[array[int]]":
-        return (array("i", answer) for answer in self._answers)
+        """Those to draft from."""
+        return (array("i", answer) for answer in self._answers if self._has_tokens_of(answer))
 
     def refresh(self) -> None:
         """Read the file if it has changed. Raises CheckpointError for a file that cannot be read
@@ -76,7 +87,9 @@ class PastAnswers:
             self._answers, self.num_tokens, self._seen = {}, 0, stamp
             for answer in [*found, *self._unsaved]:
                 self._remember(answer)
-            self._index([answer for answer in self._answers if answer not in known])
+            new = [answer for answer in self._answers if answer not in known]
+            self._tell_of_others(new)
+            self._index(new)
 
     def add(self, answers: Iterable[Sequence[int]]) -> None:
         """Add answers as the newest; one that is there already becomes the newest again."""
@@ -111,8 +124,21 @@ class PastAnswers:
             self.num_tokens -= self._answers.pop(next(iter(self._answers)))
         return not old
 
+    def _has_tokens_of(self, answer: bytes) -> bool:
+        """Whether the model has all tokens of an answer."""
+        return max(array("i", answer)) < self.vocab_size
+
+    def _tell_of_others(self, answers: Sequence[bytes]) -> None:
+        others = sum(not self._has_tokens_of(answer) for answer in answers)
+        if others:
+            console.note(
+                f"{self.path}: {others} of {len(answers)} past answers hold tokens from "
+                f"{self.vocab_size} on, which this model lacks; it drafts from the others"
+            )
+
     def _index(self, fresh: Sequence[bytes]) -> None:
         """Add a few new answers to the automaton; once there are many, sort all anew."""
+        fresh = [answer for answer in fresh if self._has_tokens_of(answer)]
         waiting = self.recent.num_tokens + sum(map(len, fresh)) // array("i").itemsize
         if waiting > min(MAX_UNSORTED, self.most_tokens // 16):
             self._sort()

@@ -225,10 +225,10 @@ def _past_answers(context: DraftContext, path: Path, options: SuffixOptions) -> 
             f"drafter suffix: store {str(path)!r} is a folder; expected a file",
             hint="name a file in it",
         )
-    most, longest = options.store_tokens, options.max_match
+    most, longest, base = options.store_tokens, options.max_match, context.base
     past = context.remembered(
         ("past answers", path, most, longest),
-        lambda: PastAnswers(path, tokenizer_identity(context.base), most, longest),
+        lambda: PastAnswers(path, tokenizer_identity(base), base.info.vocab_size, most, longest),
     )
     past.refresh()
     return past
