@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,26 @@ def atomic_write(path: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
         else:
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def moved_together(folder: Path, replaced: Collection[str] = ()) -> Iterator[Path]:
+    """Yield a new folder. On success all files in it are moved into `folder`, which is made if
+    missing; on failure none is. Files named in `replaced` go where there is no new one."""
+    folder = link_target(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    staging = folder / f".{uuid.uuid4().hex[:8]}.tmp"
+    staging.mkdir()
+    try:
+        yield staging
+        new = sorted(staging.iterdir())
+        for name in {*replaced} - {path.name for path in new}:
+            (folder / name).unlink(missing_ok=True)
+        for path in new:
+            with atomic_write(folder / path.name) as temporary:
+                shutil.move(path, temporary)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def is_full_disk(error: BaseException) -> bool:

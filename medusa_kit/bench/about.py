@@ -20,7 +20,9 @@ class About(BaseModel):
     prompts: str | None = None  # what they are called
     base: dict[str, Any] = {}
     setup: dict[str, Any] = {}
-    heads: dict[str, str | None] | str | None = None  # SHA-256 of weights, by name
+    # Digests of the heads, by name; of earlier versions the SHA-256 of their file.
+    heads: dict[str, str | None] | str | None = None
+    trees: dict[str, str] = {}  # digests of the trees in use, by the name of the heads
     activations: str = FLOAT32
     lossy: bool = False
     sampling: dict[str, Any] = {}
@@ -32,10 +34,10 @@ class About(BaseModel):
                       "setup": {"medusa_kit": __version__}, **more})  # fmt: skip
 
     @property
-    def digests(self) -> list[str]:
-        """The digests of the heads' weights, as far as known."""
+    def digests(self) -> dict[str, str]:
+        """The digests of heads by name, as far as known."""
         heads = self.heads if isinstance(self.heads, dict) else {"": self.heads}
-        return [digest for digest in heads.values() if digest is not None]
+        return {name: digest for name, digest in heads.items() if digest is not None}
 
     @property
     def sampled(self) -> str:

@@ -12,10 +12,10 @@ from medusa_kit.base.processor import processor_name
 from medusa_kit.bench.about import About
 from medusa_kit.bench.verify_report import LAYER_BY_LAYER, VerifyReport
 from medusa_kit.engine.engine import Engine
-from medusa_kit.files import file_digest, write_json
-from medusa_kit.heads.checkpoint import WEIGHTS_NAME
+from medusa_kit.files import write_json
 from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.tree.plan import TreePlan
 from medusa_kit.version import __version__
 
 
@@ -36,7 +36,9 @@ def bench_about(
         heads_refused=engine.heads_refused,
         attention=engine.attention.report(),
         setup=describe_setup(engine),
+        encoding=engine.base.encoding,
         heads={name: heads_digest(each) for name, each in engines.items()},
+        trees={name: tree_digest(each) for name, each in engines.items() if each.heads},
         **more,
     )
 
@@ -55,7 +57,9 @@ def write_verify(
         "activations": engine.activations,
         "lossy": engine.base.info.lossy,
         "held_to": compared_with,
+        "encoding": engine.base.encoding,
         "heads": heads_digest(engine),
+        "trees": {"": tree_digest(engine)} if engine.heads else {},
         "setup": describe_setup(engine),
     })  # fmt: skip
     parts = {name: replace(report, about=about).to_json() for name, report in reports.items()}
@@ -79,8 +83,10 @@ def describe_setup(engine: Engine) -> dict[str, Any]:
 
 
 def heads_digest(engine: Engine) -> str | None:
-    """SHA-256 of the heads' weights, which identifies them in reports; None: no file."""
-    if engine.heads_source is None:
-        return None
-    path = Path(engine.heads_source) / WEIGHTS_NAME
-    return file_digest(path) if path.is_file() else None
+    """What identifies the heads in reports, as they are in memory: other ones may lie in their
+    folder by now. None: there are none."""
+    return None if engine.heads is None else engine.heads.digest
+
+
+def tree_digest(engine: Engine) -> str:
+    return (engine.plan or TreePlan.of_tree(engine.tree)).digest

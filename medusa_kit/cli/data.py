@@ -154,8 +154,7 @@ def _summary(report: Any, output: Path) -> None:
         console.note(f"the keys {keys} of rows are not used")
     if report.changed:
         console.warn(
-            f"{report.changed} prompts changed since they were answered: they are answered anew, "
-            "and the answers to what they were before are still there"
+            f"{report.changed} prompts changed since they were answered: they are answered anew"
         )
     for row, reason in report.skipped[:5]:
         console.warn(f"row {row} skipped: {reason}")

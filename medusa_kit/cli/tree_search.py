@@ -8,11 +8,12 @@ import typer
 
 from medusa_kit import console
 from medusa_kit.cli import engine_options, options
-from medusa_kit.errors import ConfigError, DataError, TreeError, UsageError
+from medusa_kit.errors import DataError, TreeError, UsageError
 
 OF_ENGINE = ("config", "model", "revision", "dtype", "device", "heads", "force")
 # What an engine file may say too. Its drafter and its tree are of no use here.
 OF_FILE = ("weights", "activations", "cache", "attention", "fixed_shapes", "compiled")
+GATHERED = ".calibration"  # in the heads' folder: answers of a search that is not finished
 STATISTICS_NAME = "statistics.npz"  # that of tuning/results.py, which loads torch
 
 
@@ -69,13 +70,14 @@ def tree_search(
     folder = _output_folder(output, engine)
     with_dynamic = dynamic and given_tree is None and not engine.verifier.chains_only
     dynamic_nodes = max(*tree_sizes, nodes or 2, 2) if with_dynamic else None
-    stats = _statistics(engine, folder, calibration, prompts, answers, limit, max_new_tokens,
-                        batch_size, dynamic_nodes)  # fmt: skip
-    if given_tree is None and not dynamic:
-        stats = replace(stats, entries_PK=None)
-    search = (search_tree(engine, stats, tree_sizes, nodes, batches) if given_tree is None
+    if prompts is not None:
+        calibration = _answers(engine, folder, calibration, max_new_tokens, batch_size)
+    stats = _statistics(engine, folder, calibration, prompts or str(answers), dynamic_nodes)
+    compared = stats if given_tree is not None or dynamic else replace(stats, entries_PK=None)
+    search = (search_tree(engine, compared, tree_sizes, nodes, batches) if given_tree is None
               else judge_tree(engine, stats, given_tree))  # fmt: skip
-    _report(engine, search, folder)
+    _show(engine, search)
+    _write(engine, search, folder, stats, answered=prompts is not None)
 
 
 def _check_together(
@@ -95,16 +97,12 @@ def _check_together(
 
 
 def _engine(loading: engine_options.Loading) -> Any:
+    """The tree beside the heads is not read: it may be of heads that were there before."""
     from medusa_kit.engine.load import load
+    from medusa_kit.tree.candidate_tree import CandidateTree
 
     used = loading.keys() & {"model", *OF_ENGINE, *OF_FILE}
-    engine = load(**{name: loading[name] for name in used})
-    if engine.heads is None:
-        raise ConfigError(
-            f"there are no heads for {loading['model']!r}, so there is no tree to find",
-            hint="train some with `medusa-kit train`, or name their folder with --heads",
-        )
-    return engine
+    return load(**{name: loading[name] for name in used}, tree=CandidateTree.root_only())
 
 
 def _check_writable(heads: str, output: Path | None) -> None:
@@ -183,21 +181,26 @@ def _check_beside(heads: str) -> None:
         _existing(folder / STATISTICS_NAME)
 
 
-def _statistics(
-    engine: Any,
-    folder: Path,
-    calibration: Any,
-    prompts: str | None,
-    answers: Path | None,
-    limit: int | None,
-    max_new_tokens: int,
-    batch_size: int,
-    dynamic_nodes: int | None,
-) -> Any:
-    """The statistics, loaded or measured on answers. `dynamic_nodes`: size of dynamic trees to
-    record, if any."""
+def _answers(engine: Any, folder: Path, rows: Any, max_new_tokens: int, batch_size: int) -> Any:
+    """The model's answers to these prompts and no others. They gather in a hidden folder, where an
+    interrupted search goes on; those of an earlier search serve where they are to the same."""
     from medusa_kit.data.readers import AnswerRow, read_rows
     from medusa_kit.distill.generate import generate_answers
+    from medusa_kit.tuning.results import ANSWERS_NAME
+
+    path, before = folder / GATHERED / ANSWERS_NAME, folder / ANSWERS_NAME
+    generate_answers(
+        engine.base, rows, path, max_new_tokens=max_new_tokens, batch_size=batch_size,
+        earlier=[before] if before.is_file() else [],
+    )  # fmt: skip
+    return [row for row in read_rows(str(path)) if isinstance(row, AnswerRow)]
+
+
+def _statistics(
+    engine: Any, folder: Path, calibration: Any, source: str, dynamic_nodes: int | None
+) -> Any:
+    """The statistics, loaded or measured on answers, whose name is `source`. `dynamic_nodes`: size
+    of dynamic trees to record, if any."""
     from medusa_kit.tree.statistics import RankStatistics
     from medusa_kit.tuning.results import take_statistics
 
@@ -205,15 +208,7 @@ def _statistics(
         return RankStatistics.load(_existing(Path(engine.heads_source or folder) / STATISTICS_NAME))
     if isinstance(calibration, RankStatistics):
         return calibration
-    if prompts is not None:
-        answers = folder / "calibration_answers.jsonl"
-        generate_answers(
-            engine.base, calibration, answers, max_new_tokens=max_new_tokens, batch_size=batch_size
-        )
-        calibration = [
-            row for row in read_rows(str(answers), limit=limit) if isinstance(row, AnswerRow)
-        ]
-    return take_statistics(engine, calibration, folder, prompts or str(answers), dynamic_nodes)
+    return take_statistics(engine, calibration, None, source, dynamic_nodes)
 
 
 def _read_choices(path: Path) -> Any:
@@ -224,9 +219,20 @@ def _read_choices(path: Path) -> Any:
     return load_tree(path)[0]
 
 
-def _report(engine: Any, search: Any, folder: Path) -> None:
+def _write(engine: Any, search: Any, folder: Path, statistics: Any, answered: bool) -> None:
+    """The tree, and all that it was found from, together. `answered`: prompts, in this search."""
+    import shutil
+
+    from medusa_kit.tuning.results import ANSWERS_NAME, write_search
+
+    gathered = folder / GATHERED
+    answers = gathered / ANSWERS_NAME if answered else None
+    write_search(engine, search, folder, statistics, answers)
+    shutil.rmtree(gathered, ignore_errors=True)
+
+
+def _show(engine: Any, search: Any) -> None:
     from medusa_kit.tree.render import describe_tree
-    from medusa_kit.tuning.results import write_search
 
     several = len(search.by_batch) > 1
     rows = [
@@ -251,7 +257,6 @@ def _report(engine: Any, search: Any, folder: Path) -> None:
     if search.decoded.num_nodes == 1:
         none = f"no {what.lower().removesuffix('s')}"
         console.warn(f"{none} gains on this machine: the engine will decode plainly")
-    write_search(engine, search, folder)
 
 
 def _named(row: Any, several: bool) -> str:

@@ -6,6 +6,9 @@ since another file of prompts may give the same id to another prompt. An answer 
 prompt of a run: the one with its id, or else one without an id of its own that asks the same. Rows
 that were made when text was encoded otherwise count where the prompt's tokens are the same
 (earlier_answers.py).
+
+After a run the file holds the answers to its prompts and no others: rows that belong to none of
+them, of another file of prompts or of ones that were edited since, move to FILE.earlier.
 """
 
 import contextlib
@@ -26,9 +29,15 @@ from medusa_kit.data.answer_settings import (
     write_settings,
 )
 from medusa_kit.data.readers import Message
-from medusa_kit.distill.earlier_answers import EarlierAnswers, Prompt, earlier_files, set_aside
+from medusa_kit.distill.earlier_answers import (
+    EarlierAnswers,
+    Prompt,
+    earlier_files,
+    put_aside,
+    set_aside,
+)
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError
-from medusa_kit.files import link_target, parse_json
+from medusa_kit.files import atomic_write, link_target, parse_json
 from medusa_kit.process_lock import process_lock
 
 ASKED = "asked"  # a row's digest of what was asked
@@ -41,9 +50,14 @@ def digest_of(messages: Sequence[Message], chat_template: Any, tools: Any = None
 
 
 @contextlib.contextmanager
-def answer_file(path: Path, settings: dict[str, Any]) -> Iterator["AnswerFile"]:
-    """The file, for one run at a time. Raises ConfigError, naming who, while another writes to it,
-    MedusaKitError where nothing can be written, and what AnswerFile raises."""
+def answer_file(
+    path: Path, settings: dict[str, Any], earlier: Sequence[Path] = ()
+) -> Iterator["AnswerFile"]:
+    """The file, for one run at a time. `earlier`: files whose answers serve too.
+
+    Raises ConfigError, naming who, while another writes to it, MedusaKitError where nothing can be
+    written, and what AnswerFile raises.
+    """
     if Path(path).is_dir():
         raise ConfigError(f"{path} is a folder; expected a file to write answers to")
 
@@ -61,31 +75,35 @@ def answer_file(path: Path, settings: dict[str, Any]) -> Iterator["AnswerFile"]:
             stack.enter_context(process_lock(lock, holder, refusal, lambda: not file.is_file()))
         except OSError as error:
             raise MedusaKitError(f"cannot write to {path}: {error.strerror}") from error
-        yield AnswerFile(path, settings)
+        yield AnswerFile(path, settings, earlier)
 
 
 class AnswerFile:
     """Rows that are there already count as done. A half-written last line is cut off."""
 
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, path: Path, settings: dict[str, Any], earlier: Sequence[Path] = ()) -> None:
         """Raises ConfigError when the file was made with other settings, DataError when broken."""
         self.path = Path(path)
         self._meta = settings_path(self.path)
         self._settings = settings
         self._ids: set[str] = set()
         self._claimed: set[str] = set()  # ids of answers that belong to a prompt of this run
-        self._free: dict[str | tuple[int, ...], list[str]] = {}  # by what was asked, other ids
+        self._kept: set[int] = set()  # their rows, counted from 0
+        # By what was asked, (id, row) of others.
+        self._free: dict[str | tuple[int, ...], list[tuple[str, int]]] = {}
         self.num_rows = 0
+        self._stored: dict[str, Any] | None = None  # settings of the rows that are there
         self._outdated: dict[str, Any] | None = None  # settings, where text was encoded otherwise
         self._earlier = EarlierAnswers()
         if self.path.is_file() and self.path.stat().st_size:
             stored = self._check_settings(settings)
             if stored.get(ENCODING) == settings.get(ENCODING):
+                self._stored = stored
                 self._read(self.path, self._remember)
             else:
                 self._outdated = stored
                 self._read(self.path, self._earlier.add)
-        for path in earlier_files(link_target(self.path)):
+        for path in [*earlier_files(link_target(self.path)), *earlier]:
             if not _differing(settings, read_settings(path) or {}):
                 self._read(path, self._earlier.add)
 
@@ -98,17 +116,20 @@ class AnswerFile:
         Rows of an older version say what was asked by prompt_ids.
         """
         for key in (digest, tuple(prompt_ids)):
-            ids = self._free.get(key, [])
-            if ids and (any_id or identity in ids):
-                index = ids.index(identity) if identity in ids else 0
-                self._claimed.add(ids.pop(index))
+            found = self._free.get(key, [])
+            same = [index for index, (other, _) in enumerate(found) if other == identity]
+            if found and (any_id or same):
+                other, row = found.pop(same[0] if same else 0)
+                self._claimed.add(other)
+                self._kept.add(row)
                 return True
         return False
 
     def keep_earlier(self, prompts: Sequence[Prompt], stop_ids: Collection[int] | None) -> set[str]:
         """Ids of those of the prompts, not answered yet, that an answer serves which was made when
-        text was encoded otherwise. These answers become rows of this file; what else there was in
-        it is set aside."""
+        text was encoded otherwise, or for another run. These answers become rows of this file; what
+        else there was in it is set aside."""
+        self._set_others_aside()
         picked = list(self._earlier.pick(prompts, stop_ids))
         file, then = link_target(self.path), self._outdated
         try:
@@ -128,6 +149,28 @@ class AnswerFile:
                 f"other prompts are answered again. As it was, the file is {aside}"
             )
         return {prompt.id for prompt, _ in picked}
+
+    def _set_others_aside(self) -> None:
+        """Leave only the rows that belong to this run's prompts."""
+        if self._stored is None or len(self._kept) == self.num_rows:
+            return
+        file, lines = link_target(self.path), whole_lines(self.path).splitlines()
+        others = [line for row, line in enumerate(lines) if row not in self._kept]
+        new = [line for line in others if not self._earlier.has(parse_json(line))]
+        try:
+            where = f"in {put_aside(file, new, self._stored)}" if new else "there already"
+            with atomic_write(file) as temporary:
+                kept = (lines[row] + b"\n" for row in sorted(self._kept))
+                temporary.write_bytes(b"".join(kept))
+            if not self._kept:
+                file.unlink()
+                self._meta.unlink(missing_ok=True)
+        except OSError as error:
+            raise MedusaKitError(f"cannot write {self.path}: {error.strerror}") from error
+        self.num_rows = len(self._kept)
+        console.note(
+            f"{self.path} held {len(others)} answers to other prompts than these: they are {where}"
+        )
 
     def has_id(self, identity: str) -> bool:
         return identity in self._ids
@@ -160,7 +203,7 @@ class AnswerFile:
 
     def _remember(self, record: dict[str, Any]) -> None:
         key = record[ASKED] if ASKED in record else tuple(record["prompt_ids"])
-        self._free.setdefault(key, []).append(str(record["id"]))
+        self._free.setdefault(key, []).append((str(record["id"]), self.num_rows))
         self._ids.add(str(record["id"]))
         self.num_rows += 1
 

@@ -1,4 +1,5 @@
-"""Answers that were made when text was encoded otherwise, in FILE.earlier, FILE.earlier-2, ...
+"""Answers that were made when text was encoded otherwise, or to prompts of another run, in
+FILE.earlier, FILE.earlier-2, ...
 
 Each has its settings beside it, as FILE has. An answer is what the model said to the tokens that it
 read, so it serves a prompt that has the same tokens now; the rest stays there, unread.
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from medusa_kit.data.answer_settings import settings_path, write_settings
+from medusa_kit.files import atomic_write
 
 EARLIER = ".earlier"
 NEEDED = ("prompt_ids", "id", "response_ids", "finish_reason")
@@ -36,13 +38,26 @@ def earlier_files(file: Path) -> list[Path]:
 
 def set_aside(file: Path, settings: dict[str, Any]) -> Path:
     """Rename `file` to the first of these names that is free, with its settings beside it."""
-    names = itertools.chain([EARLIER], (f"{EARLIER}-{number}" for number in itertools.count(2)))
-    paths = (file.with_name(file.name + name) for name in names)
-    path = next(path for path in paths if not path.exists())
+    path = _free_name(file)
     write_settings(path, settings)
     file.replace(path)
     settings_path(file).unlink(missing_ok=True)
     return path
+
+
+def put_aside(file: Path, lines: Sequence[bytes], settings: dict[str, Any]) -> Path:
+    """Write some of the file's lines under such a name, with their settings."""
+    path = _free_name(file)
+    write_settings(path, settings)
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(b"".join(line + b"\n" for line in lines))
+    return path
+
+
+def _free_name(file: Path) -> Path:
+    names = itertools.chain([EARLIER], (f"{EARLIER}-{number}" for number in itertools.count(2)))
+    paths = (file.with_name(file.name + name) for name in names)
+    return next(path for path in paths if not path.exists())
 
 
 class EarlierAnswers:
@@ -59,6 +74,11 @@ class EarlierAnswers:
         """Raises KeyError for a row without one of NEEDED."""
         prompt_ids, *_ = (record[name] for name in NEEDED)
         self._rows.setdefault(tuple(prompt_ids), []).append(record)
+
+    def has(self, record: Record) -> bool:
+        """Whether the same answer to the same tokens is among them."""
+        rows = self._rows.get(tuple(record["prompt_ids"]), [])
+        return any(row["response_ids"] == record["response_ids"] for row in rows)
 
     def pick(
         self, prompts: Sequence[Prompt], stop_ids: Collection[int] | None

@@ -75,8 +75,10 @@ def generate_answers(
     sampling: SamplingParams | None = None,
     turns: str = "first",
     on_error: str = "skip",
+    earlier: Sequence[Path] = (),
 ) -> GenerateReport:
-    """Append the model's answers to `out_path`, going on where an earlier run stopped.
+    """Append the model's answers to `out_path`, going on where an earlier run stopped. `earlier`:
+    files of answers that serve too, where they were made in the same way.
 
     Raises ConfigError when the file holds answers made with other settings, for a lossy acceptance
     rule or rounded weights and for a bias on a token the model does not have, DataError for a bad
@@ -99,7 +101,7 @@ def generate_answers(
         "sampling": _sampling_record(sampling),
     }
     room = base.info.context_length - max_new_tokens
-    with answer_file(out_path, settings) as out:
+    with answer_file(out_path, settings, earlier) as out:
         report = GenerateReport()
         vocab_size = base.info.vocab_size
         tasks = _tasks(base.tokenizer, rows, turns, on_error, room, vocab_size, out, report)

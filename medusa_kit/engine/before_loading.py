@@ -22,9 +22,12 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import AUTO, load_dtype, pick_device, requested_dtype
 from medusa_kit.drafters.native.layer_drafts import check_fits, draft_config, is_there
 from medusa_kit.drafters.native.other_kinds import refuse_other_kinds
+from medusa_kit.engine.tree_origin import check_tree
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER, read_heads, says_ours
+from medusa_kit.heads.derived import TREE_NAME
+from medusa_kit.heads.digest import heads_digest
 from medusa_kit.heads.formats.files import local_heads_folder
 from medusa_kit.heads.formats.recognise import read_foreign
 from medusa_kit.infer.attention import choice
@@ -41,7 +44,6 @@ from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 from medusa_kit.tree.plan import Tree, TreePlan, load_plan
 
-TREE_NAME = "tree.json"
 UNTRAINED_HEADS = 4
 # What Python may give in place of text: (types, in words).
 OBJECTS: Mapping[str, tuple[tuple[type, ...], str]] = {
@@ -155,7 +157,8 @@ def check_heads(
     elif heads is not None:
         folder = paired_heads(name) if heads == "auto" else local_heads_folder(heads)
     if folder is not None:
-        numbers = _stored_numbers(folder, None if optional else (name, revision), force)
+        beside = folder / TREE_NAME if given is None else None
+        numbers = _stored_numbers(folder, None if optional else (name, revision), force, beside)
         given = read_tree(None, folder) if given is None else given
     if given is not None and numbers is not None:
         num_heads, columns = numbers
@@ -166,7 +169,7 @@ def check_heads(
 def no_heads_for(name: str) -> ConfigError:
     return ConfigError(
         f"a tree needs heads to fill it, and there are none for {name!r}",
-        hint="name the heads' folder",
+        hint="name the heads' folder, or train some with `medusa-kit train`",
     )
 
 
@@ -200,9 +203,10 @@ def check_bias(name: str, revision: str | None, params: SamplingParams) -> None:
 
 
 def _stored_numbers(
-    folder: Path, base: tuple[str, str | None] | None, force: bool
+    folder: Path, base: tuple[str, str | None] | None, force: bool, beside: Path | None
 ) -> tuple[int, int | None]:
-    """(heads, columns of each) of the heads in `folder`, compared with the config of `base`."""
+    """(heads, columns of each) of the heads in `folder`, compared with the config of `base` and
+    with the tree `beside` them, which may not be there."""
     if not says_ours(folder) and (foreign := read_foreign(folder, quiet=True)) is not None:
         rows = [len(matrix_RD) for matrix_RD in foreign.matrix_list()[:1]]
         expected: dict[str, Any] = {"hidden size": foreign.hidden_size}
@@ -212,7 +216,9 @@ def _stored_numbers(
             expected["vocabulary size"] = columns
         num_heads, about = foreign.num_heads, f"these {foreign.format} heads"
     else:
-        config, _ = read_heads(folder)
+        config, tensors = read_heads(folder)
+        if beside is not None and beside.is_file():
+            check_tree(beside, heads_digest(config, tensors), None, tell=False)
         num_heads, columns = config.num_heads, config.reduced_size or config.vocab_size
         expected = {"hidden size": config.hidden_size, "vocabulary size": config.vocab_size}
         if not force:

@@ -4,14 +4,13 @@ They are used all the same: what is emitted does not depend on them, only how mu
 """
 
 import shlex
-from contextlib import suppress
 from pathlib import Path
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.tokenizer.encoding_digest import DIFFERS, ENCODING, Encodings, compare
-from medusa_kit.files import parse_json
 from medusa_kit.heads.config import HeadsConfig
+from medusa_kit.tree.plan import read_fields
 
 
 def tell_of_encoding(config: HeadsConfig, base: BaseModel, folder: Path, tree: Path | None) -> None:
@@ -20,7 +19,7 @@ def tell_of_encoding(config: HeadsConfig, base: BaseModel, folder: Path, tree: P
     if (now := base.encoding) is None:
         return
     of_heads = compare(config.encoding, now)
-    of_tree = compare(None if tree is None else _encoding_of(tree), now)
+    of_tree = compare(read_fields(tree).get(ENCODING), now)
     calibrated = of_tree not in DIFFERS
     again = f"`{_command(base, folder)}` calibrates them anew"
     if of_heads is Encodings.OTHER:
@@ -39,14 +38,6 @@ def tell_of_encoding(config: HeadsConfig, base: BaseModel, folder: Path, tree: P
             f"{tree} was found on text that was encoded otherwise than {base.info.name} encodes "
             f"it now; {again}"
         )
-
-
-def _encoding_of(tree: Path) -> str | None:
-    with suppress(OSError, ValueError):  # reading the tree tells what is wrong with it
-        raw = parse_json(tree.read_text(encoding="utf-8"))
-        if isinstance(raw, dict) and isinstance(raw.get(ENCODING), str):
-            return str(raw[ENCODING])
-    return None
 
 
 def _command(base: BaseModel, folder: Path) -> str:

@@ -9,15 +9,17 @@ from medusa_kit.base import adapters
 from medusa_kit.base.adapter_layers import AdapterLayers
 from medusa_kit.base.adapters import CONFIG_NAME as ADAPTER_CONFIG
 from medusa_kit.base.faults.out_of_memory import is_out_of_memory
-from medusa_kit.engine.before_loading import TREE_NAME, read_tree
+from medusa_kit.engine.before_loading import read_tree
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_encoding import tell_of_encoding
 from medusa_kit.engine.heads_folder import HeadsLocation
 from medusa_kit.engine.load import with_heads
+from medusa_kit.engine.tree_origin import check_tree
 from medusa_kit.engine.tree_precision import tell_of_precision
 from medusa_kit.errors import CheckpointError, ConfigError, DeviceMemoryError, MedusaKitError
 from medusa_kit.heads import load_heads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
+from medusa_kit.heads.derived import TREE_NAME
 from medusa_kit.infer.adapted_verifier import adapted
 from medusa_kit.settings.drafters import READ_HEADS
 
@@ -29,6 +31,7 @@ def read_heads(engine: Engine, folder: Path, name: str) -> tuple[Engine, int]:
     if inside != folder:
         engine, size = _adapted(engine, folder, name)
     heads = load_heads(inside, engine.base, pickles=False)
+    check_tree(inside / TREE_NAME, heads.digest, engine.base.info.fingerprint)
     result = with_heads(engine, heads, tree=read_tree(None, inside))
     tell_of_encoding(heads.config, engine.base, inside, inside / TREE_NAME)
     tell_of_precision(inside / TREE_NAME, engine.activations)

@@ -15,7 +15,6 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import CHECKPOINT, BaseModel
 from medusa_kit.drafters.memory import Memory
 from medusa_kit.engine.before_loading import (
-    TREE_NAME,
     UNTRAINED_HEADS,
     AnyTree,
     check_loading,
@@ -26,9 +25,11 @@ from medusa_kit.engine.before_loading import (
 )
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_encoding import tell_of_encoding
+from medusa_kit.engine.tree_origin import check_tree
 from medusa_kit.engine.tree_precision import tell_of_precision
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads, load_heads
+from medusa_kit.heads.derived import TREE_NAME
 from medusa_kit.heads.formats.files import local_heads_folder
 from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.cpu.heads import install_native_heads
@@ -226,9 +227,11 @@ def with_heads(
     if heads is not None:
         if isinstance(result.verifier, NativeVerifier):
             install_native_heads(heads, result.verifier.native, folder)
-        result.use_tree(_tree_for(heads, tree, folder))
         beside = folder / TREE_NAME if tree is None and folder is not None else tree
         of_tree = Path(beside) if isinstance(beside, str | Path) else None
+        own_base = None if force else base.info.fingerprint
+        check_tree(of_tree, heads.digest, own_base, named=tree is not None)
+        result.use_tree(_tree_for(heads, tree, folder))
         tell_of_precision(of_tree, result.activations)
         if folder is not None:
             tell_of_encoding(heads.config, base, folder, of_tree)

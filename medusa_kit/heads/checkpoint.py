@@ -35,6 +35,7 @@ from medusa_kit.heads.config import (
     check_mlp_size,
     check_reduced_ids,
 )
+from medusa_kit.heads.digest import heads_digest
 from medusa_kit.heads.formats import kit
 from medusa_kit.heads.formats.recognise import read_foreign
 from medusa_kit.heads.kinds import MedusaHeads
@@ -60,13 +61,18 @@ def save_heads(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        name: (tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor).contiguous()
-        for name, tensor in heads.state_dict().items()
-    }
+    tensors = tensors_to_save(heads, dtype)
     with atomic_write(folder / WEIGHTS_NAME) as temporary:
         save_file(tensors, temporary, metadata={"format": FORMAT})
     write_config(folder, config or heads.config)
+
+
+def tensors_to_save(heads: MedusaHeads, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """The tensors of a file of these heads; `dtype`: of those with a point, by default theirs."""
+    return {
+        name: (tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in heads.state_dict().items()
+    }
 
 
 def write_config(folder: Path, config: HeadsConfig) -> None:
@@ -179,9 +185,7 @@ def load_heads(
         heads = MedusaHeads(config, base, tensors.get("column_ids"))
     _check_tensors(heads.state_dict(), tensors, folder / WEIGHTS_NAME)
     check_fit(folder / WEIGHTS_NAME, tensors, base.dtype)
-    heads.load_state_dict(tensors)
-    heads.requires_grad_(False)
-    return heads.eval()
+    return heads.use(tensors)
 
 
 def read_whole(folder: Path) -> HeadsConfig:
@@ -239,6 +243,14 @@ def read_heads(folder: Path) -> tuple[HeadsConfig, dict[str, Tensor]]:
     if config.kind == "medusa":
         _check_tensors(_medusa_tensors(config, tensors), tensors, path)
     return config, tensors
+
+
+def stored_digest(folder: Path) -> str | None:
+    """The digest of the heads in `folder`; None where there are none of ours that can be read."""
+    try:
+        return heads_digest(read_config(folder), _read_tensors(Path(folder) / WEIGHTS_NAME))
+    except CheckpointError:
+        return None
 
 
 def _medusa_tensors(config: HeadsConfig, found: dict[str, Tensor]) -> dict[str, Tensor]:

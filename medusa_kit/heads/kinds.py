@@ -50,6 +50,7 @@ from medusa_kit.heads.config import (
     check_mlp_size,
     check_reduced_ids,
 )
+from medusa_kit.heads.digest import StoredDigest, heads_digest
 from medusa_kit.heads.guesser import Guesser, Guesses
 from medusa_kit.heads.order import best_columns
 
@@ -83,6 +84,7 @@ class MedusaHeads(nn.Module):
             self.projections.extend(copies)
         self.register_buffer("column_ids", ids_R)
         self.guesser: Guesser | None = None
+        self.stored: StoredDigest | None = None  # of heads that were read from a file
         self._bind_columns()
 
     @classmethod
@@ -158,6 +160,19 @@ class MedusaHeads(nn.Module):
     @property
     def num_heads(self) -> int:
         return self.config.num_heads
+
+    @property
+    def digest(self) -> str:
+        """What tells these heads from others, in files that are made from them."""
+        stored = None if self.stored is None else self.stored.of(self)
+        return stored or heads_digest(self.config, self.state_dict())
+
+    def use(self, tensors: dict[str, Tensor]) -> "MedusaHeads":
+        """Take these numbers, as a file holds them; frozen, and ready to draft."""
+        self.load_state_dict(tensors)
+        self.requires_grad_(False)
+        self.stored = StoredDigest(self, heads_digest(self.config, tensors))
+        return self.eval()
 
     @property
     def num_bytes(self) -> int:

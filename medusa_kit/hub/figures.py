@@ -10,8 +10,8 @@ from medusa_kit import console
 from medusa_kit.bench.about import About
 from medusa_kit.bench.agreement import Agreement
 from medusa_kit.bench.report import BenchReport, Tally
-from medusa_kit.engine.before_loading import TREE_NAME
 from medusa_kit.engine.tree_precision import ACTIVATIONS
+from medusa_kit.heads.derived import TREE_NAME
 from medusa_kit.hub.measured import TOP, Measured
 from medusa_kit.hub.redact_paths import redact_paths
 from medusa_kit.settings.engine import FLOAT32

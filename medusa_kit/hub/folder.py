@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from medusa_kit.engine.before_loading import TREE_NAME
 from medusa_kit.heads.checkpoint import CONFIG_NAME, FORMAT, WEIGHTS_NAME
+from medusa_kit.heads.derived import TREE_NAME
 from medusa_kit.hub.card import CardOptions, render_card
 from medusa_kit.hub.measured import (
     BENCH_NAME,

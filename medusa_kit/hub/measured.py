@@ -17,19 +17,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import CHECKPOINT
+from medusa_kit.base.origin import HEADS, STATISTICS, check_origin
+from medusa_kit.base.origin import compare as compare_origins
 from medusa_kit.bench.about import About
 from medusa_kit.bench.report import BenchReport
 from medusa_kit.bench.verify_report import VerifyReport
-from medusa_kit.engine.before_loading import TREE_NAME
 from medusa_kit.errors import CheckpointError, ConfigError, DataError, first_found, in_one_line
 from medusa_kit.files import file_digest, parse_json
 from medusa_kit.heads.checkpoint import CONFIG_NAME, PAIRED_FOLDER, WEIGHTS_NAME, read_config
 from medusa_kit.heads.config import HeadsConfig
+from medusa_kit.heads.derived import TREE_NAME
+from medusa_kit.heads.digest import heads_digest
 from medusa_kit.hub.redact_paths import is_local
 from medusa_kit.tree.candidate_tree import CandidateTree
-from medusa_kit.tree.plan import TreePlan, load_plan
+from medusa_kit.tree.plan import TreePlan, load_plan, read_fields
 from medusa_kit.tree.replay import ReplayResult, node_shares, replay, replay_dynamic
 from medusa_kit.tree.statistics import RankStatistics
 from medusa_kit.tuning.tree_search import HELD_OUT
@@ -38,6 +43,7 @@ STATISTICS_NAME, PROVENANCE_NAME = "statistics.npz", "provenance.json"
 RUN_NAME = "run.json"
 LOCAL_SOURCES = {"folder", "gguf", "adapter", "memory"}
 BENCH_NAME, VERIFY_NAME = "bench.json", "verify.json"
+CALIBRATE = "calibrate again: `medusa-kit tree-search` with prompts or answers"
 TOP = (1, 5)  # guesses of a head that count as a hit
 Report = TypeVar("Report")
 
@@ -52,6 +58,23 @@ class Replayed:
     num_positions: int  # of all answers
     hits_K: list[list[float]]  # share with the true token among the first 1 and 5 guesses
     values_N: list[float] | None  # share of steps that accept a node; None for trees grown anew
+
+
+@dataclass(frozen=True)
+class Here:
+    """What lies in the folder, which figures must be about. `heads`: their digest; `weights`: that
+    of their file, which reports of earlier versions have."""
+
+    config: HeadsConfig
+    heads: str
+    weights: str
+    plan: TreePlan | None
+
+    @property
+    def trees(self) -> list[str]:
+        """Digests of the tree in use: as it is, or for a base that verifies chains alone."""
+        plan = self.plan or TreePlan.of(CandidateTree.chain(self.config.num_heads))
+        return [plan.digest, plan.as_chains().digest]
 
 
 @dataclass(frozen=True)
@@ -104,9 +127,10 @@ def read_measured(
     name says), ConfigError (one about another base, other heads or rounded weights).
     """
     config = _config(folder)
-    _check_finite(folder / WEIGHTS_NAME)
     digest = file_digest(folder / WEIGHTS_NAME)
-    tree, plan = _tree(folder, config)
+    heads = heads_digest(config, _finite(folder / WEIGHTS_NAME))
+    tree, plan = _tree(folder, config, heads)
+    here = Here(config, heads, digest, plan)
     own = [folder / BENCH_NAME] if (folder / BENCH_NAME).is_file() else []
     named = dict.fromkeys(path.resolve() for path in [*own, *benches])  # each once
     verify = verify or (folder / VERIFY_NAME if (folder / VERIFY_NAME).is_file() else None)
@@ -116,17 +140,15 @@ def read_measured(
         digest,
         tree,
         plan,
-        _replayed(folder, config, plan),
-        [_bench(path, config, digest) for path in named],
-        {} if verify is None else _verify(verify, config, digest),
-        _json(folder / PROVENANCE_NAME) if (folder / PROVENANCE_NAME).is_file() else None,
+        _replayed(folder, here, tree),
+        [_bench(path, here) for path in named],
+        {} if verify is None else _verify(verify, here),
+        _provenance(folder, here),
         _run(folder),
     )
 
 
-def _check_finite(path: Path) -> None:
-    if not path.is_file():
-        return
+def _finite(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -139,6 +161,7 @@ def _check_finite(path: Path) -> None:
             f"{path} is no safetensors file: {in_one_line(error)}", hint="copy the heads again"
         ) from error
     check_numbers(path, tensors)
+    return tensors
 
 
 def _run(folder: Path) -> dict[str, Any] | None:
@@ -192,34 +215,43 @@ def _check_weights(path: Path, weights: Any, lossy: bool = False) -> None:
         )
 
 
-def _check_about(
-    path: Path, about: About, config: HeadsConfig, digest: str, lossy: bool = False
-) -> None:
-    """Raises ConfigError for a report that is not about this base and these heads."""
-    _check_base(path, about.base.get("fingerprint"), config)
+def _check_about(path: Path, about: About, here: Here, lossy: bool = False) -> None:
+    """Raises ConfigError for a report that is not about this base, these heads and their tree."""
+    _check_base(path, about.base.get("fingerprint"), here.config)
     _check_weights(path, about.base.get("weights"), lossy or about.lossy)
-    if about.digests and digest not in about.digests:
+    if about.digests and not {here.heads, here.weights} & set(about.digests.values()):
         raise ConfigError(
             f"{path} was measured with other heads: none has the weights of this folder",
             hint="measure again with these heads, or leave the file out",
         )
+    trees = [about.trees[name] for name, heads in about.digests.items()
+             if heads == here.heads and name in about.trees]  # fmt: skip
+    if trees and not {*here.trees} & {*trees}:
+        raise ConfigError(
+            f"{path} was measured with another tree than the one in this folder",
+            hint="measure again with this tree, or leave the file out",
+        )
 
 
-def _tree(folder: Path, config: HeadsConfig) -> tuple[dict[str, Any] | None, TreePlan | None]:
+def _tree(
+    folder: Path, config: HeadsConfig, heads: str
+) -> tuple[dict[str, Any] | None, TreePlan | None]:
     path = folder / TREE_NAME
     if not path.is_file():
         return None, None
-    plan = load_plan(path)
+    tree, plan = read_fields(path), load_plan(path)
+    again = "find the tree of these heads: `medusa-kit tree-search`"
+    check_origin(path, tree, {HEADS: heads}, again)
     plan.check_fits(config.num_heads, config.reduced_size or config.vocab_size)
-    raw = parse_json(path.read_text())
-    tree = raw if isinstance(raw, dict) else {}
     _check_base(path, tree.get("base_fingerprint"), config)
     _check_weights(path, tree.get("base_weights"))
     return tree, plan
 
 
-def _replayed(folder: Path, config: HeadsConfig, plan: TreePlan | None) -> Replayed | None:
-    path = folder / STATISTICS_NAME
+def _replayed(folder: Path, here: Here, tree: dict[str, Any] | None) -> Replayed | None:
+    """Raises ConfigError for statistics of other heads, or that the tree was not found from: the
+    answers that its search held out are not known then."""
+    path, config, plan = folder / STATISTICS_NAME, here.config, here.plan
     if not path.is_file() or plan is None:
         return None
     statistics = RankStatistics.load(path)
@@ -227,17 +259,22 @@ def _replayed(folder: Path, config: HeadsConfig, plan: TreePlan | None) -> Repla
     if statistics.num_heads != config.num_heads:
         raise ConfigError(
             f"{path} is about {statistics.num_heads} heads; here are {config.num_heads}",
-            hint="calibrate again: `medusa-kit tree-search` with prompts or answers",
+            hint=CALIBRATE,
+        )
+    check_origin(path, statistics.meta, {HEADS: here.heads}, CALIBRATE)
+    if compare_origins(tree or {}, {STATISTICS: statistics.digest}).other:
+        raise ConfigError(
+            f"{folder / TREE_NAME} was found from other statistics than {path}", hint=CALIBRATE
         )
     held_out = statistics
     if statistics.num_answers > 1:
         _, held_out = statistics.split(HELD_OUT, seed=0)  # the search's own
-    tree, values_N = plan.for_batch(1), None
-    if isinstance(tree, CandidateTree):
-        result = replay(tree, held_out)
-        values_N = node_shares(tree, held_out)
+    in_use, values_N = plan.for_batch(1), None
+    if isinstance(in_use, CandidateTree):
+        result = replay(in_use, held_out)
+        values_N = node_shares(in_use, held_out)
     else:
-        result = replay_dynamic(tree.num_nodes, held_out)
+        result = replay_dynamic(in_use.num_nodes, held_out)
     hits_KR = statistics.marginals().cumsum(axis=1)
     hits_K = [[float(row[min(top, len(row)) - 1]) for top in TOP] for row in hits_KR]
     positions = statistics.num_positions
@@ -245,7 +282,20 @@ def _replayed(folder: Path, config: HeadsConfig, plan: TreePlan | None) -> Repla
     return Replayed(result, prompts, held_out.num_answers, positions, hits_K, values_N)
 
 
-def _bench(path: Path, config: HeadsConfig, digest: str) -> BenchReport:
+def _provenance(folder: Path, here: Here) -> dict[str, Any] | None:
+    path = folder / PROVENANCE_NAME
+    if not path.is_file():
+        return None
+    record = _json(path)
+    if compare_origins(record, {HEADS: here.heads}).other:
+        raise ConfigError(
+            f"{path} is about other heads: it came with other weights than those of this folder",
+            hint="copy the whole folder again, or remove the file",
+        )
+    return record
+
+
+def _bench(path: Path, here: Here) -> BenchReport:
     record = _json(path)
     if "endpoint" in record and "base" not in record:
         raise DataError(
@@ -253,11 +303,11 @@ def _bench(path: Path, config: HeadsConfig, digest: str) -> BenchReport:
             hint="measure these alongside it: `medusa-kit bench` without --endpoint-only",
         )
     report = _read(path, BenchReport.from_json, record, "bench", "bench --output FOLDER")
-    _check_about(path, report.about, config, digest, any(result.lossy for result in report.results))
+    _check_about(path, report.about, here, any(result.lossy for result in report.results))
     return report
 
 
-def _verify(path: Path, config: HeadsConfig, digest: str) -> dict[str, VerifyReport]:
+def _verify(path: Path, here: Here) -> dict[str, VerifyReport]:
     """The reports of `verify`, by how tokens were chosen."""
 
     def read(record: dict[str, Any]) -> dict[str, VerifyReport]:
@@ -266,7 +316,7 @@ def _verify(path: Path, config: HeadsConfig, digest: str) -> dict[str, VerifyRep
 
     reports = _read(path, read, _json(path), "verify", "verify --output FILE")
     for report in reports.values():
-        _check_about(path, report.about, config, digest)
+        _check_about(path, report.about, here)
     return reports
 
 

@@ -7,13 +7,17 @@ in use, root excluded, on answers that were held out. A reader that knows none d
 static tree of batch size 1, just as exactly.
 """
 
+import hashlib
+import json
 import pathlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from medusa_kit.errors import TreeError
+from medusa_kit.files import parse_json
 from medusa_kit.tree.candidate_tree import CandidateTree, load_tree, save_tree
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -97,6 +101,12 @@ class TreePlan:
             return cls.of(CandidateTree.root_only(), tree)
         return cls.of(tree)
 
+    @property
+    def digest(self) -> str:
+        """What tells these trees from others, in files that are made with them."""
+        text = json.dumps([planned.as_dict() for planned in self.trees], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
     def as_chains(self) -> "TreePlan":
         """The plan with the likeliest path of each tree, for models that verify chains alone."""
         return TreePlan(tuple(planned.as_chain() for planned in self.trees))
@@ -149,6 +159,16 @@ def load_plan(path: str | pathlib.Path) -> TreePlan:
         return TreePlan((first, *(_planned(fields) for fields in larger)))
     except TreeError as error:
         raise TreeError(f"{path}: {error.message}", hint=error.hint) from error
+
+
+def read_fields(path: pathlib.Path | None) -> dict[str, Any]:
+    """What the file says of its trees; nothing where there is no file, a bare list of paths, or
+    one that cannot be read, as reading the tree tells."""
+    with suppress(OSError, ValueError):
+        raw = parse_json(path.read_text(encoding="utf-8")) if path is not None else None
+        if isinstance(raw, dict):
+            return raw
+    return {}
 
 
 def _planned(fields: Any) -> PlannedTree:

@@ -11,6 +11,7 @@ the true path as far as a head. Dynamic trees are nested, so one number serves a
 Shapes: P positions (rows of all answers), K heads, R ranks, A answers.
 """
 
+import hashlib
 import io
 import json
 import pathlib
@@ -84,6 +85,15 @@ class RankStatistics:
     def lengths(self) -> np.ndarray:
         """int64 [A]: the number of rows, and so of tokens, of each answer."""
         return np.diff(self.starts, append=self.num_positions)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the ranks: what a tree that was found from them says. Nodes of dynamic trees follow
+        from the same answers."""
+        digest = hashlib.sha256(f"{self.ranks_PK.shape} {self.num_ranks}".encode())
+        digest.update(self.ranks_PK.tobytes())
+        digest.update(self.starts.tobytes())
+        return digest.hexdigest()[:32]
 
     @cached_property
     def sorted_rows(self) -> np.ndarray:

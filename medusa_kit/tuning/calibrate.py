@@ -13,6 +13,7 @@ from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
+from medusa_kit.base.origin import ANSWERS, BASE, HEADS, digest_of
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING
 from medusa_kit.data.chat import check_ids
 from medusa_kit.data.readers import AnswerRow
@@ -61,8 +62,10 @@ def calibrate(
     starts = np.cumsum([0] + [len(r) for r in ranks[:-1]])
     meta = {
         "base_model": base.info.name,
-        "base_fingerprint": base.info.fingerprint,
+        BASE: base.info.fingerprint,
         ENCODING: base.encoding,
+        HEADS: heads.digest,
+        ANSWERS: digest_of([[each.prompt_ids, each.response_ids] for each in usable]),
         "num_answers": len(usable),
         **({} if dynamic is None else {"dynamic": dynamic.as_dict()}),
     }

@@ -13,6 +13,7 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
+from medusa_kit.base.origin import BASE, HEADS, STATISTICS, check_origin
 from medusa_kit.base.tokenizer.encoding_digest import DIFFERS, ENCODING, Encodings
 from medusa_kit.base.tokenizer.encoding_digest import compare as compare_encodings
 from medusa_kit.engine.engine import Engine
@@ -77,7 +78,7 @@ class TreeSearch:
     by_batch: list[TreeRow]
     num_positions: int
     decoded: TreeRow
-    encoding: str | None = None  # of the statistics' text
+    origin: Mapping[str, Any] = field(default_factory=dict)  # of the statistics
 
     @property
     def chosen(self) -> TreeRow:
@@ -99,8 +100,8 @@ class TreeSearch:
             "predicted_speed_up": round(self.decoded.speed_up, 4),
             "calibration_positions": self.num_positions,
             "base_model": engine.base.info.name,
-            "base_fingerprint": engine.base.info.fingerprint,
-            ENCODING: self.encoding,
+            BASE: engine.base.info.fingerprint,
+            **self.origin,
             "base_weights": engine.weights,
             ACTIVATIONS: engine.activations,
             "machine": {
@@ -157,8 +158,14 @@ def search_tree(
         fixed = [row for row in timed if row.num_nodes == size] or [fastest]
         by_batch.append(_with_acceptance(_best_of_one_size(engine, fixed, timed), held_out))
     decoded = _decoded(engine, by_batch[0], rows)
-    encoding = statistics.meta.get(ENCODING)
-    return TreeSearch(rows, by_batch, statistics.num_positions, decoded, encoding)
+    return TreeSearch(rows, by_batch, statistics.num_positions, decoded, _origin_of(statistics))
+
+
+def _origin_of(statistics: RankStatistics) -> dict[str, Any]:
+    """What trees say that they were found from. Of older statistics it is not known whose they
+    are, and so of their trees."""
+    said = {name: statistics.meta.get(name) for name in (ENCODING, HEADS)}
+    return {**said, STATISTICS: statistics.digest}
 
 
 def _best_of_one_size(engine: Engine, rows: Sequence[TreeRow], timed: Sequence[TreeRow]) -> TreeRow:
@@ -264,8 +271,8 @@ def judge_tree(engine: Engine, statistics: RankStatistics, tree: CandidateTree) 
     given = TreeRow(tree.num_nodes, tree, float("nan"), length, 0.0, 0.0, "given")
     rows = _timed(engine, [plain, given] if tree.num_nodes > 1 else [plain], 1, statistics)
     chosen = _with_acceptance(rows[-1], statistics)
-    decoded, encoding = _decoded(engine, chosen, rows), statistics.meta.get(ENCODING)
-    return TreeSearch(rows, [chosen], statistics.num_positions, decoded, encoding)
+    decoded, origin = _decoded(engine, chosen, rows), _origin_of(statistics)
+    return TreeSearch(rows, [chosen], statistics.num_positions, decoded, origin)
 
 
 def _check_statistics(engine: Engine, statistics: RankStatistics) -> None:
@@ -289,6 +296,10 @@ def _check_statistics(engine: Engine, statistics: RankStatistics) -> None:
             f"the statistics were taken on another base ({statistics.meta.get('base_model')!r})",
             hint="calibrate again",
         )
+    check_origin(
+        "the file of statistics", statistics.meta, {HEADS: engine.heads.digest},
+        hint="calibrate again, with --prompts or --answers",
+    )  # fmt: skip
     encoding = engine.base.encoding
     encodings = compare_encodings(statistics.meta.get(ENCODING), encoding)
     if encoding is not None and encodings in DIFFERS:

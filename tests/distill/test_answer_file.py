@@ -46,8 +46,8 @@ def test_a_prompt_that_changed_under_its_name_is_answered_anew(
     report = generate_answers(base, edited, out, **options)
     assert (report.written, report.already_there) == (3, 0)
     assert report.changed == 2
-    assert out.read_text().startswith(before)
-    rows = rows_of(out)[2:]
+    assert (tmp_path / "answers.jsonl.earlier").read_text() == before
+    rows = rows_of(out)
     assert sorted(row.id or "" for row in rows) == ["named", "prompts:1", "prompts:3"]
     assert {tuple(row.prompt_ids) for row in rows} == {
         tuple(encode_prompt(base.tokenizer, one.messages)) for one in edited
@@ -136,7 +136,8 @@ def test_prompts_without_ids_are_known_by_what_they_ask(
     new = int(change == "inserted")
     assert (report.written, report.already_there, report.changed) == (new, len(moved) - new, 0)
     rows = rows_of(out)
-    assert len({tuple(row.prompt_ids) for row in rows}) == len({row.id for row in rows}) == 5 + new
+    asked = {tuple(row.prompt_ids) for row in rows}
+    assert len(asked) == len({row.id for row in rows}) == len(moved)
     assert generate_answers(base, moved, out, **options).written == 0
 
 
@@ -175,3 +176,28 @@ def test_a_link_and_its_target_have_the_same_settings(base: BaseModel, tmp_path:
         assert base_that_answered(str(path)) == base.info.fingerprint
     meta.rename(tmp_path / "link.jsonl.meta.json")  # where earlier versions wrote it
     assert generate_answers(base, prompts(4), link, max_new_tokens=TOKENS).written == 1
+
+
+def test_a_file_holds_the_answers_to_the_prompts_of_its_run_alone(
+    base: BaseModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other prompts' answers lie beside it, and none is lost or made twice."""
+    out = tmp_path / "answers.jsonl"
+    some = [prompt(f"some {row}", row) for row in range(1, 5)]
+    others = renamed([prompt(f"other {row}", row) for row in range(1, 4)], "others.jsonl")
+
+    def made(rows: list[Conversation]) -> tuple[int, int]:
+        report = generate_answers(base, rows, out, max_new_tokens=TOKENS)
+        asked = [tuple(encode_prompt(base.tokenizer, row.messages)) for row in rows]
+        assert [tuple(row.prompt_ids) for row in rows_of(out)] == asked
+        return report.written, report.already_there
+
+    assert made(some) == (4, 0)
+    assert made(others) == (3, 0)
+    assert "held 4 answers to other prompts" in " ".join(capsys.readouterr().err.split())
+    assert made(some) == (0, 4)
+    assert made(others) == (0, 3)
+    assert made(others[:2]) == (0, 2)
+    assert made([*others, *some[:1]]) == (0, 4)
+    earlier = [path.name for path in tmp_path.glob("*.earlier*")]
+    assert len(earlier) == 4, earlier  # two files and their settings, however often they change

@@ -154,7 +154,7 @@ def loaded(heads: ForeignHeads, base: BaseModel, folder: Path) -> MedusaHeads:
     check_fit(folder, tensors, base.dtype)
     with Undrawn():
         result = MedusaHeads(config, base, tensors.get("column_ids"))
-    result.load_state_dict(tensors)
+    result.use(tensors)
     named = f"; their config names {heads.base_name!r}" if heads.base_name else ""
     console.note(
         f"heads in format {heads.format} ({heads.describe()}), converted in memory. They carry no "
@@ -168,7 +168,7 @@ def loaded(heads: ForeignHeads, base: BaseModel, folder: Path) -> MedusaHeads:
             "the heads were trained with a LoRA adapter that this base lacks: text stays exact, "
             "acceptance may be lower"
         )
-    return result.requires_grad_(False).eval()
+    return result
 
 
 def from_kit(config: HeadsConfig, tensors: dict[str, Tensor]) -> ForeignHeads:

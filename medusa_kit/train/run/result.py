@@ -12,11 +12,19 @@ from typing import Any
 from medusa_kit.base import adapters
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import VARIANT_KEY, BaseModel
+from medusa_kit.base.origin import HEADS
 from medusa_kit.base.placement import DTYPES
-from medusa_kit.files import atomic_write, write_text
+from medusa_kit.files import atomic_write, parse_json, write_json
 from medusa_kit.heads import MedusaHeads, save_heads
-from medusa_kit.heads.checkpoint import PAIRED_FOLDER, read_config, write_config
+from medusa_kit.heads.checkpoint import (
+    PAIRED_FOLDER,
+    read_config,
+    tensors_to_save,
+    write_config,
+)
 from medusa_kit.heads.config import HeadsConfig
+from medusa_kit.heads.derived import drop_derived
+from medusa_kit.heads.digest import heads_digest
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed
 from medusa_kit.train.engine import TrainingEngine
@@ -87,8 +95,11 @@ def _save_heads(
     """`record`: the provenance, written beside them."""
     save_dtype = recipe.heads.save_dtype or recipe.base.dtype
     heads = heads.with_heads(heads.num_heads + recipe.heads.further_heads)
-    save_heads(heads, folder, DTYPES[save_dtype], replace(config, num_heads=heads.num_heads))
-    write_text(folder / "provenance.json", record)
+    config, dtype = replace(config, num_heads=heads.num_heads), DTYPES[save_dtype]
+    digest = heads_digest(config, tensors_to_save(heads, dtype))
+    drop_derived(folder, digest)
+    save_heads(heads, folder, dtype, config)
+    write_json(folder / "provenance.json", {HEADS: digest, **parse_json(record)})
 
 
 def _save_joint(base: BaseModel, heads: MedusaHeads, recipe: TrainRecipe, record: str) -> None:

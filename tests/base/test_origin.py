@@ -1,0 +1,49 @@
+"""What a file was made from is compared part by part, in one place."""
+
+import pytest
+
+from medusa_kit.base.origin import BASE, HEADS, TREE, check_origin, compare
+from medusa_kit.base.tokenizer.encoding_digest import ENCODING
+from medusa_kit.errors import ConfigError, TreeError
+
+WHOLE, OLD = "2:whole:output", "output"
+NOW = {BASE: WHOLE, HEADS: "1:a", ENCODING: "1:ids:turns"}
+
+
+@pytest.mark.parametrize(
+    ("then", "other", "unknown"),
+    [
+        (NOW, [], []),
+        ({**NOW, HEADS: "1:b"}, [HEADS], []),
+        ({**NOW, BASE: "2:whole:another"}, [BASE], []),
+        ({**NOW, BASE: "2q:packed:output"}, [], []),  # a quantised copy
+        ({**NOW, BASE: OLD}, [], []),  # a fingerprint of version 1
+        ({**NOW, ENCODING: "1:ids:others"}, [], []),  # another template: the same tokens
+        ({**NOW, ENCODING: "1:others:turns"}, [ENCODING], []),
+        ({BASE: WHOLE, HEADS: None}, [], [HEADS, ENCODING]),
+        ({TREE: "x"}, [], [BASE, HEADS, ENCODING]),
+    ],
+)
+def test_parts_are_compared_by_what_they_mean(
+    then: dict[str, str], other: list[str], unknown: list[str]
+) -> None:
+    found = compare(then, NOW)
+    assert (list(found.other), found.unknown) == (other, unknown)
+
+
+def test_what_is_not_known_now_is_not_compared() -> None:
+    assert compare({HEADS: "1:b"}, {HEADS: None, TREE: None}).other == {}
+
+
+def test_a_file_of_others_is_refused_and_one_that_does_not_say_has_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(TreeError, match=r"x.json was made with other heads .*1:b ≠ 1:a") as caught:
+        check_origin("x.json", {HEADS: "1:b"}, {HEADS: "1:a"}, "do it again", TreeError)
+    assert caught.value.hint == "do it again"
+    with pytest.raises(ConfigError, match="another base model and other heads"):
+        check_origin("x.json", {HEADS: "1:b", BASE: "x"}, {BASE: "y", HEADS: "1:a"}, "again")
+    assert capsys.readouterr().err == ""
+    check_origin("x.json", {}, NOW, "again")
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("x.json does not say with which base model and which heads and") == 1

@@ -1,0 +1,99 @@
+"""A tree is found on the prompts that are named, and what a search leaves belongs together."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.debug_model import MODEL
+
+from medusa_kit.base.loading import load_tokenizer
+from medusa_kit.errors import WriteError
+from medusa_kit.tree.statistics import RankStatistics
+
+Run = Callable[..., tuple[int, str, str]]
+OPTIONS = (*MODEL, "-n", "6", "--sizes", "1,2", "--no-dynamic")
+
+
+@pytest.fixture
+def heads(trained: Path, tmp_path: Path) -> Path:
+    """With a tree that was found on other prompts."""
+    return Path(shutil.copytree(trained, tmp_path / "heads"))
+
+
+def written(folder: Path, words: str, count: int = 4) -> Path:
+    path = folder / f"{words}.txt"
+    path.write_text("".join(f"{words} {number}\n" for number in range(count)))
+    return path
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def asked(heads: Path) -> list[str]:
+    tokenizer = load_tokenizer("debug-tiny")
+    rows = (heads / "calibration_answers.jsonl").read_text().splitlines()
+    return [tokenizer.decode(json.loads(row)["prompt_ids"]) for row in rows]
+
+
+def test_each_search_is_on_its_own_prompts(run: Run, heads: Path, tmp_path: Path) -> None:
+    search = ["tree-search", *OPTIONS, "--heads", heads, "--prompts"]
+    for words, limit in (("aa", []), ("bb", []), ("bb", ["--limit", "2"]), ("aa", [])):
+        assert run(*search, written(tmp_path, words), *limit)[0] == 0
+        statistics = RankStatistics.load(heads / "statistics.npz")
+        count = 2 if limit else 4
+        assert (statistics.num_answers, len(asked(heads))) == (count, count)
+        assert all(words in text for text in asked(heads))
+        tree = json.loads((heads / "tree.json").read_text())
+        assert tree["statistics"] == statistics.digest
+        assert tree["heads"] == statistics.meta["heads"] is not None
+    assert not list(heads.glob(".*"))
+    assert not list(heads.glob("*.earlier*"))
+
+
+def test_a_search_that_fails_leaves_what_was_there(
+    run: Run, heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = ["tree-search", *OPTIONS, "--heads", heads, "--prompts"]
+    before = files(heads)
+    code, _, err = run(*search, written(tmp_path, "one", count=1))
+    assert (code, "expected at least 2" in err) == (2, True)
+    assert files(heads) == before
+
+    def fail(*_: object) -> None:
+        raise WriteError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("medusa_kit.tuning.results.save_plan", fail)
+        assert run(*search, written(tmp_path, "more"))[0] == 1
+    assert files(heads) == before
+
+
+def test_answers_that_are_there_are_not_asked_again(run: Run, heads: Path, tmp_path: Path) -> None:
+    search = ["tree-search", *OPTIONS, "--heads", heads, "--prompts"]
+    assert run(*search, written(tmp_path, "aa"))[0] == 0
+    rows = (heads / "calibration_answers.jsonl").read_text().splitlines()
+    assert run(*search, written(tmp_path, "aa", count=6))[0] == 0
+    assert (heads / "calibration_answers.jsonl").read_text().splitlines()[:4] == rows
+
+
+def test_statistics_of_heads_that_were_there_before_are_refused(
+    run: Run, heads: Path, tmp_path: Path
+) -> None:
+    """And the tree beside them does not keep a search with prompts from running."""
+    statistics = RankStatistics.load(heads / "statistics.npz")
+    text = json.loads((heads / "tree.json").read_text())
+    other = {**statistics.meta, "heads": "1:other"}
+    RankStatistics(statistics.ranks_PK, statistics.starts, statistics.num_ranks, other).save(
+        heads / "statistics.npz"
+    )
+    (heads / "tree.json").write_text(json.dumps({**text, "heads": "1:other"}))
+    search = ["tree-search", *OPTIONS, "--heads", heads]
+    code, _, err = run(*search)
+    assert (code, "the file of statistics was made with other heads" in err) == (2, True)
+    code, _, err = run("generate", "Hi", *MODEL, "--heads", heads, "-n", "2")
+    assert (code, "made with other heads" in err) == (2, True)
+    assert run(*search, "--prompts", written(tmp_path, "aa"))[0] == 0
+    assert run("generate", "Hi", *MODEL, "--heads", heads, "-n", "2")[0] == 0
