@@ -18,11 +18,27 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def parse_json(text: str | bytes) -> Any:
-    """As json.loads. All that Python's parser refuses is a JSONDecodeError, deep nesting too."""
+    """As json.loads. All that Python's parser refuses is a JSONDecodeError: deep nesting too, and
+    integers with more digits than Python reads."""
     try:
         return json.loads(text)
     except RecursionError:
         raise json.JSONDecodeError("nested too deeply", "", 0) from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:
+        return _with_long_integers_named(text if isinstance(text, str) else text.decode())
+
+
+def _with_long_integers_named(text: str) -> Any:
+    def integer(digits: str) -> int:
+        try:
+            return int(digits)
+        except ValueError:
+            reason = f"an integer of {len(digits.lstrip('-')):,} digits, too many to be read"
+            raise json.JSONDecodeError(reason, text, text.index(digits)) from None
+
+    return json.loads(text, parse_int=integer)  # slower, so only to tell which integer it is
 
 
 def write_text(path: Path, text: str) -> None:

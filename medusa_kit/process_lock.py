@@ -6,7 +6,6 @@ The lock is the operating system's and dies with its owner.
 import contextlib
 import datetime
 import errno
-import json
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from medusa_kit import console
 from medusa_kit.errors import ConfigError
-from medusa_kit.files import write_json
+from medusa_kit.files import parse_json, write_json
 
 PATIENCE = 1.0  # seconds: a killed process holds its lock until the system has put it away
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -59,7 +58,7 @@ def _here() -> dict[str, object]:
 
 def _there(holder: Path) -> str:
     try:
-        there = json.loads(holder.read_text())
+        there = parse_json(holder.read_text())
         return f": process {there['pid']} on {there['host']}, since {there['since']}"
     except (OSError, ValueError, KeyError, TypeError):  # it has only just begun
         return ""

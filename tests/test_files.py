@@ -3,6 +3,7 @@
 And reading: JSON that is nested too deeply for Python's parser.
 """
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +18,13 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.data.answer_settings import read_settings, settings_path
 from medusa_kit.data.readers import read_rows
 from medusa_kit.errors import MedusaKitError
-from medusa_kit.files import atomic_write
+from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.heads import checkpoint
 from medusa_kit.heads.formats import files as formats
 from medusa_kit.hub import measured
+from medusa_kit.settings.grammar import Grammar
 from medusa_kit.settings.schema import apply_override, read_yaml
+from medusa_kit.tree.candidate_tree import load_tree
 
 
 def test_the_old_file_stands_until_the_new_one_is_whole(tmp_path: Path) -> None:
@@ -196,6 +199,8 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "a recipe": lambda folder: read_yaml(folder / "nested", "recipe"),
     "an override": lambda folder: apply_override({}, f"a={(folder / 'nested').read_text()}"),
     "a generation config": of_a_base,
+    "a tree": lambda folder: load_tree(folder / "nested"),
+    "a schema": lambda folder: Grammar.json_schema((folder / "nested").read_text()),
 }
 
 
@@ -205,6 +210,27 @@ def test_json_nested_too_deeply_is_an_error_of_ours(kind: str, tmp_path: Path) -
     (tmp_path / "nested").write_text("[" * (600 if of_yaml else 200_000))
     with pytest.raises(MedusaKitError):
         READERS[kind](tmp_path)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in READERS if kind != "an override"])
+def test_integers_of_many_digits_are_named(kind: str, tmp_path: Path) -> None:
+    """Python reads at most 4,300, and other values of an override are checked by their option."""
+    if kind == "a recipe":  # of which a key is text then, and no option
+        (tmp_path / "nested").write_text("9" * 5000)
+    else:
+        (tmp_path / "nested").write_text('{"a": "999", "b": -' + "9" * 5000 + "}")
+    with pytest.raises(MedusaKitError) as caught:
+        READERS[kind](tmp_path)
+    assert len(caught.value.message) < 400
+    assert "5,000 digits" in caught.value.message or kind == "a recipe"
+
+
+def test_the_place_of_an_integer_of_many_digits() -> None:
+    for text in (f'["{"9" * 5000}",\n {"8" * 5000}]', f"[1,\n{'8' * 5000}]".encode()):
+        with pytest.raises(json.JSONDecodeError, match="5,000 digits") as caught:
+            parse_json(text)
+        assert caught.value.lineno == 2
+    assert parse_json(f"[{'7' * 4000}]") == [int("7" * 4000)]
 
 
 def test_half_a_generation_config_is_no_missing_one(tmp_path: Path) -> None:

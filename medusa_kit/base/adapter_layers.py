@@ -7,7 +7,6 @@ Shapes: X any leading shape, I in, O out, R rank.
 """
 
 import contextlib
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from medusa_kit.base.adapters import CONFIG_NAME, WEIGHTS_NAME
 from medusa_kit.base.faults.finite import check_numbers
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError
+from medusa_kit.files import parse_json
 
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 
@@ -71,7 +71,7 @@ class AdapterLayers:
 def _scale(path: Path) -> tuple[float, bool]:
     """(alpha, whether it is divided by the rank's square root). Raises CheckpointError."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
         kind, alpha, by_root = config["peft_type"], config["lora_alpha"], config.get("use_rslora")
         changed = [key for key in ("alpha_pattern", "use_dora", "layer_replication")
                    if config.get(key)]  # fmt: skip

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from medusa_kit.errors import ConfigError
+from medusa_kit.files import parse_json
 
 JSON_OBJECT = {"type": "object"}
 
@@ -41,7 +42,7 @@ class Grammar(NamedTuple):
         """JSON that fits a schema: a mapping, or its text."""
         if isinstance(schema, str):
             try:
-                schema = json.loads(schema)
+                schema = parse_json(schema)
             except ValueError as error:
                 raise ConfigError(f"the JSON schema is not JSON: {error}") from None
         if not isinstance(schema, Mapping):

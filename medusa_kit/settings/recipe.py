@@ -252,7 +252,7 @@ class TrainRecipe(Section):
 
     stage: Literal["medusa1", "medusa2"] = "medusa1"
     output_dir: PathText
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     base: BaseSection
     heads: HeadsSection = HeadsSection()
     data: DataSection

@@ -1,4 +1,4 @@
-"""What recipes, engine files and drafter options share: typed sections out of YAML.
+"""What recipes, engine files and drafter options share: typed sections out of YAML (core_yaml.py).
 
 Errors name the nearest existing key for an unknown one, and what was expected for a wrong value.
 """
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel as PydanticModel
@@ -15,7 +15,10 @@ from pydantic import ConfigDict, ValidationError, model_validator
 
 from medusa_kit.errors import ConfigError, did_you_mean, in_one_line, nearest
 from medusa_kit.paths import expanded
+from medusa_kit.settings import core_yaml
 from medusa_kit.settings.drafter_names import REMOVED
+
+MAX_SHOWN = 200  # characters of a wrong value
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class _RemovedError(ValueError):
 
 
 class Section(PydanticModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     removed: ClassVar[Mapping[str, Removed]] = {}
 
     @model_validator(mode="before")
@@ -56,27 +59,33 @@ class Section(PydanticModel):
                 del remaining[name]
         return remaining
 
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers(cls, raw: Any) -> Any:
+        """A number as YAML writes it, where a number is expected; a switch is none, though Python
+        takes it for 0 or 1."""
+        if not isinstance(raw, dict):
+            return raw
+        found = dict(raw)
+        for name, field in cls.model_fields.items():
+            if not _takes_numbers(field.annotation) or name not in raw:
+                continue
+            is_word = isinstance(raw[name], bool) and bool not in _members(field.annotation)
+            found[name] = str(raw[name]).lower() if is_word else core_yaml.number_of(raw[name])
+        return found
 
-class _GivenTwice(yaml.YAMLError):
-    pass
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    """The types that an annotation names, at any depth."""
+    return (kind, *(member for part in get_args(kind) for member in _members(part)))
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """yaml's own keeps the last of several values of a key, without a word."""
-
-    def compose_mapping_node(self, anchor: Any) -> Any:
-        node = super().compose_mapping_node(anchor)
-        lines: dict[str, int] = {}
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                line = key.start_mark.line + 1
-                if key.value in lines:
-                    raise _GivenTwice(
-                        f"the key {key.value!r} is given twice, in lines {lines[key.value]} and "
-                        f"{line}"
-                    )
-                lines[key.value] = line
-        return node
+def _takes_numbers(kind: Any) -> bool:
+    members = _members(kind)
+    containers = (list, dict, tuple, Mapping)
+    return (int in members or float in members) and not any(
+        member is str or get_origin(member) in containers for member in members
+    )
 
 
 def read_yaml(path: Path, expected: str) -> dict[str, Any]:
@@ -85,8 +94,8 @@ def read_yaml(path: Path, expected: str) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"no {expected} at {path}", hint="name a YAML file; see recipes/")
     try:
-        raw = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
-    except _GivenTwice as error:
+        raw = core_yaml.load(path.read_text(encoding="utf-8"))
+    except core_yaml.GivenTwiceError as error:
         raise ConfigError(f"{path}: {error}", hint="keep one of them") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is no YAML: {in_one_line(error)}") from error
@@ -118,7 +127,7 @@ def apply_override(
         if not isinstance(section, dict):
             raise ConfigError(f"{what} {item!r}: {part!r} is a value, not a section")
     try:
-        section[parts[-1]] = yaml.load(text, _UniqueKeys)
+        section[parts[-1]] = core_yaml.load(text)
     except (yaml.YAMLError, RecursionError) as error:
         reason = in_one_line(error)
         raise ConfigError(f"{what} {item!r}: the value is no YAML: {reason}") from error
@@ -148,14 +157,24 @@ def explain(
             expected = message.replace("Input should be", "expected")
             fields = (str(part) for part in item["loc"] if not _names_a_type(part))
             wrong.setdefault(".".join(fields), (item["input"], []))[1].append(expected)
+            if item["type"] == "string_type" and isinstance(item["input"], int | float):
+                hint = hint or "text that YAML reads as something else goes in quotes"
             if item["type"] == "literal_error":
                 words = re.findall(r"'([^']*)'", item["ctx"]["expected"])
                 removed = REMOVED.get(str(item["input"]))
                 hint = hint or removed or did_you_mean(item["input"], words)
     for name, (value, allowed) in wrong.items():
         others = (f" or {each.removeprefix('expected ')}" for each in allowed[1:])
-        problems.append(f"{name} = {value!r}: {allowed[0]}{''.join(others)}")
+        problems.append(f"{name} = {_shown(value)}: {allowed[0]}{''.join(others)}")
     return ConfigError(f"{where}: {'; '.join(problems)}", hint=hint)
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write integers of so many digits
+        return "an integer of too many digits"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}… ({len(text):,} characters)"
 
 
 def _names_a_type(part: str | int) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from medusa_kit.errors import StorageError, TreeError, unreadable
-from medusa_kit.files import write_text
+from medusa_kit.files import parse_json, write_text
 
 Path = tuple[int, ...]
 
@@ -163,7 +163,7 @@ def load_tree(path: str | pathlib.Path) -> tuple[CandidateTree, dict[str, Any]]:
 
 def _read_json(path: pathlib.Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         if unreadable(error) is StorageError:
             raise StorageError(f"{path}: cannot be read: {error.strerror}") from error

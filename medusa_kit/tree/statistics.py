@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from medusa_kit.errors import CheckpointError, TreeError
-from medusa_kit.files import atomic_write
+from medusa_kit.files import atomic_write, parse_json
 
 NOT_AVAILABLE = -1  # the answer ends before that token
 MISSING = 32767  # not among the head's first num_ranks guesses, or not in its projection
@@ -207,7 +207,7 @@ _UNREADABLE = (
 
 def _read_fields(arrays: Any) -> tuple[np.ndarray, np.ndarray, int, dict[str, Any], Any]:
     """The fields of RankStatistics, in order, from an opened .npz file."""
-    header = json.loads(str(arrays["header"]))
+    header = parse_json(str(arrays["header"]))
     version = (header["format"], header["version"])
     if version != (FORMAT, VERSION):
         raise CheckpointError(

@@ -145,6 +145,11 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
     "a part that is null": ({"turns": [{"content": [None]}]}, "a part that is null"),
     "a part with a number": ({"turns": [{"content": [{"text": 5}]}]}, "part is a number"),
     "a text that is a number": ({"text": 5}, "text is a number, expected text"),
+    "long integers in arguments": (
+        {"messages": [TURN, {"role": "assistant", "tool_calls": [
+            {"function": {"name": "f", "arguments": '{"a": ' + "9" * 5000 + "}"}}]}]},
+        "tool_calls holds no call: .*5,000 digits"),
+    "long integers in tools": ({"prompt": "x", "tools": "[" + "9" * 5000 + "]"}, "5,000 digits"),
     "a prompt of parts": ({"prompt": ["x"]}, "a turn lacks 'role'"),
     "a prompt that is a number": ({"prompt": 3}, "prompt is a number, expected text or messages"),
     "ids as text": ({**ANSWER, "response_ids": "1 2"}, "response_ids must be a list of token ids"),

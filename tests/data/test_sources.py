@@ -117,6 +117,14 @@ OTHERS: dict[str, tuple[bytes, str]] = {
     "stray.csv": (b'prompt\n"Why?" she said\n', r"stray\.csv:2: "),
     "twice.csv": (b"prompt,note,prompt\na,b,c\n", "'prompt' more than once"),
     "cut.jsonl": (b'{"prompt": "Why?\n', r"Invalid control character at column 17\n"),
+    "digits.jsonl": (
+        b'{"prompt": "a"}\n{"prompt": "b", "n": ' + b"9" * 5000 + b"}\n",
+        r"digits\.jsonl:2 is not JSON: an integer of 5,000 digits",
+    ),
+    "digits.json": (
+        b'[{"prompt": "a"},\n {"prompt": "b", "n": ' + b"9" * 5000 + b"}]\n",
+        r"digits\.json:2 is not JSON: an integer of 5,000 digits",
+    ),
     "word.jsonl": (b"why?\n", r"Expecting value at column 1\n"),
 }
 

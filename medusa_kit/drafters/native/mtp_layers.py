@@ -6,7 +6,6 @@ own `MtpModel`.
 """
 
 import copy
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.base.stored_tensors import INDEX, WEIGHTS
 from medusa_kit.drafters.memory import Memory
 from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.files import parse_json
 from medusa_kit.locks import building_models
 
 # How configs call the number of these layers; transformers reads the first one only.
@@ -135,7 +135,7 @@ def _folder(base: BaseModel) -> Path | None:
 def _names(folder: Path) -> Iterator[str]:
     """Of the tensors in a folder's safetensors files."""
     if (folder / INDEX).is_file():
-        yield from json.loads((folder / INDEX).read_text())["weight_map"]
+        yield from parse_json((folder / INDEX).read_text())["weight_map"]
     elif (folder / WEIGHTS).is_file():
         from safetensors import safe_open
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from medusa_kit.errors import ConfigError
+from medusa_kit.files import parse_json
 from medusa_kit.serve.calls.tool_calls import CALL, END
 
 Message = dict[str, Any]
@@ -63,7 +64,7 @@ def with_system(
 def _function(field: str, call: Any) -> dict[str, Any]:
     try:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
-        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+        parsed = parse_json(arguments) if isinstance(arguments, str) else arguments
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{field} is no call: {error!r}",

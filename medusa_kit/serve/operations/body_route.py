@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
+from medusa_kit.files import parse_json
 from medusa_kit.serve.operations.bodies import SMALL
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -69,7 +70,7 @@ def _is_json(content_type: str) -> bool:
 def _read(body: bytes, model: type[BaseModel]) -> BaseModel:
     """The model in a body. Raises what FastAPI would."""
     try:
-        return model.model_validate(json.loads(body))
+        return model.model_validate(parse_json(body))
     except json.JSONDecodeError as error:
         why = {"type": "json_invalid", "loc": ("body", error.pos), "ctx": {"error": error.msg}}
         raise RequestValidationError([why]) from None

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.errors import WriteError, in_one_line
-from medusa_kit.files import atomic_write
+from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.train import distributed
 
 ROWS, CRC32 = "rows", "crc32"  # in a shard's header
@@ -104,7 +104,7 @@ def _read_shard(path: Path) -> Shard:
     """Raises one of UNREADABLE."""
     with safe_open(path, framework="pt") as stream:
         header = stream.metadata()
-        rows = [(digest, int(count)) for digest, count in json.loads(header[ROWS])]
+        rows = [(digest, int(count)) for digest, count in parse_json(header[ROWS])]
         tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
     return Shard(header, rows, tensors)
 
