@@ -10,6 +10,7 @@ import typer
 
 from medusa_kit.cli import (
     bench,
+    cache,
     convert,
     data,
     doctor,
@@ -42,6 +43,7 @@ app.command("tree-search", cls=command.Command)(tree_search.tree_search)
 app.command("verify", cls=command.Command)(verify.verify)
 app.command("bench", cls=command.Command)(bench.bench)
 app.command("doctor", cls=command.Command)(doctor.doctor)
+app.command("cache", cls=command.Command)(cache.cache)
 app.command("convert", cls=command.Command)(convert.convert)
 app.command("push", cls=command.Command)(hub.push)
 app.command("pull", cls=command.Command)(hub.pull)

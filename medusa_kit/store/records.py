@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,16 @@ def cache_folder() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "medusa-kit"
 
 
+def extensions_folder() -> Path:
+    """Where torch keeps what it compiles: the folder that it lets users choose, or its own. Torch
+    is not imported for it."""
+    if chosen := os.environ.get("TORCH_EXTENSIONS_DIR"):
+        return Path(chosen)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "torch_extensions"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
+
+
 def short_digest(text: str) -> str:
     """Sixteen digits that stand for a text in the name of a file."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -39,7 +50,7 @@ def place_of(source: str | Path) -> list[str]:
     """[machine, place] of what something was made of: a path, or the name of a model that is none.
     Several machines may share a cache folder and have other files there."""
     path = Path(source).expanduser()
-    return [platform.node(), str(path.resolve() if path.exists() else source)]
+    return [platform.node(), str(path.absolute() if os.path.lexists(path) else source)]
 
 
 def mark_used(path: Path) -> None:
@@ -124,11 +135,12 @@ def content_digest(path: Path) -> str:
     Digests are recorded with the file's path, size and times, so that later starts need not read
     it. Times are coarse, so a file that was written just now may change without a new time.
     """
+    about = path.parent if path.suffix == ".safetensors" else path  # the model, not a shard
     path = path.resolve()
     stamp = _stamp(path)
     if (known := _digests.get(tuple(stamp.values()))) is not None:
         return known
-    record = Record("digests", short_digest(str(path)), stamp)
+    record = Record("digests", short_digest(str(path)), stamp, about)
     digest = str((record.read() or {}).get("sha256") or _new_digest(path, stamp, record))
     if _is_settled(stamp, time.time_ns()):
         _digests[tuple(stamp.values())] = digest

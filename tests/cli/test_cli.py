@@ -20,7 +20,7 @@ from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.version import __version__
 
 COMMANDS = ["train", "tree-search", "generate", "chat", "verify", "bench", "doctor", "convert",
-            "data", "data generate", "data inspect"]  # fmt: skip
+            "cache", "data", "data generate", "data inspect"]  # fmt: skip
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -104,11 +104,12 @@ WRONG_CALLS: dict[str, tuple[list[str], str]] = {
     "verify temperature": (["verify", *MODEL, "--temperature", "-1"], "temperature -1.0"),
     "verify top-k": (["verify", *MODEL, "--temperature", "0", "--top-k", "3"], "no meaning"),
     "two sources": (["tree-search", *MODEL, "--prompts", "a", "--answers", "b"], "give only one"),
-    "no heads to search": (["tree-search", *MODEL, "--heads", "none"], "no heads for 'debug-tiny'"),
+    "no heads to search": (["tree-search", *MODEL, "--heads", "none"], "none for 'debug-tiny'"),
     "no folder": (["tree-search", *MODEL, "--heads", "untrained"], "lie in no folder"),
     "no statistics": (["tree-search", *MODEL, "--heads", "untrained", "--output", "o"],
                       "no statistics at o"),
     "no node": (["tree-search", *MODEL, "--nodes", "0"], "--nodes"),
+    "unknown kind": (["cache", "--clear", "pakced"], "did you mean packed?"),
     "unknown command": (["tain"], "No such command 'tain'"),
     "unknown option": (["generate", "hi", "--modle", "x"], "No such option"),
     "unknown recipe key": (["train", str(ROOT / "recipes/debug.yaml"), "train.epoch=1"], "epochs"),

@@ -36,7 +36,7 @@ PANELS: Mapping[str, Sequence[str]] = {
     MEMORY: ("batch_size", "prefix_cache", "cache", "heads_memory", "layer_by_layer"),
     OUTPUT: (
         "output", "to", "as_json", "verbose", "breakdown", "layout", "private", "license",
-        "data_license", "bench", "verify",
+        "data_license", "bench", "verify", "clear",
     ),
     ADVANCED: (
         "force", "gpu", "minutes", "only", "goes_on", "tolerance", "check", "attention",

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._appdirs import user_cache_dir
 
 from medusa_kit import console
 from medusa_kit.errors import ConfigError, check_count, unknown_value
@@ -27,6 +26,7 @@ from medusa_kit.infer.cpu.levels import (
     suffix_of,
 )
 from medusa_kit.store.builds import make_file_once
+from medusa_kit.store.records import extensions_folder
 
 MAX_ROWS = 256
 WORK_OF_A_THREAD = 2_000_000  # multiplications: some 30 microseconds
@@ -265,18 +265,12 @@ def build(machine_flags: tuple[str, ...]) -> ctypes.CDLL:
         next(path.parent.glob("*.so")).rename(path)
 
     return make_file_once(
-        _extensions_folder() / name / f"{name}.so",
+        extensions_folder() / name / f"{name}.so",
         "sha256",
         "building the C++ kernels once for this processor",
         compile_into,
         lambda path: ctypes.CDLL(str(path)),
     )
-
-
-def _extensions_folder() -> Path:
-    """Where torch keeps what it builds: the folder that it lets users choose, or its own."""
-    chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
-    return Path(chosen) if chosen else Path(user_cache_dir("torch_extensions"))
 
 
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {  # result, arguments
