@@ -7,7 +7,8 @@ base_fingerprint   the base model (fingerprint.py)
 encoding           how text becomes tokens (tokenizer/encoding_digest.py)
 heads              the heads' weights and config (heads/digest.py)
 statistics, tree   the file that it goes with
-answers, prompts   token ids
+answers, prompts_digest    token ids
+base_dtype         in which the base computed hidden states
 
 What a file does not say is unknown: earlier versions wrote fewer of them.
 """
@@ -26,7 +27,7 @@ from medusa_kit.base.tokenizer.encoding_digest import compare as compare_encodin
 from medusa_kit.errors import ConfigError, MedusaKitError
 
 BASE, HEADS, STATISTICS, TREE = "base_fingerprint", "heads", "statistics", "tree"
-ANSWERS, PROMPTS = "answers", "prompts_digest"
+ANSWERS, PROMPTS, BASE_DTYPE = "answers", "prompts_digest", "base_dtype"
 # In words: where it differs, and where it is not known.
 WORDS = {
     BASE: ("another base model", "which base model"),
@@ -34,6 +35,7 @@ WORDS = {
     HEADS: ("other heads", "which heads"),
     STATISTICS: ("other statistics", "which statistics"),
     TREE: ("another tree", "which tree"),
+    BASE_DTYPE: ("another dtype of the base", "which dtype of the base"),
 }
 # Whether two digests that are not equal stand for the same all the same.
 ALIKE: dict[str, Callable[[Any, Any], bool]] = {
@@ -96,4 +98,4 @@ def tell_unknown(what: object, names: Sequence[str]) -> None:
 
 def digest_of(value: Any) -> str:
     """The digest of what JSON can say, as token ids."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:32]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from medusa_kit.base.origin import PROMPTS, digest_of
 from medusa_kit.base.processor import processor_name
 from medusa_kit.bench.about import About
 from medusa_kit.bench.verify_report import LAYER_BY_LAYER, VerifyReport
@@ -20,9 +21,14 @@ from medusa_kit.version import __version__
 
 
 def bench_about(
-    engines: Mapping[str, Engine], prompts: str, sampling: SamplingParams, **more: Any
+    engines: Mapping[str, Engine],
+    prompts: str,
+    sampling: SamplingParams,
+    asked: Any = None,
+    **more: Any,
 ) -> About:
-    """The first engine, and the heads of all."""
+    """The first engine, and the heads of all; `prompts`: what they are called, `asked`: what they
+    say."""
     engine = next(iter(engines.values()))
     return About.of(
         prompts,
@@ -39,20 +45,27 @@ def bench_about(
         encoding=engine.base.encoding,
         heads={name: heads_digest(each) for name, each in engines.items()},
         trees={name: tree_digest(each) for name, each in engines.items() if each.heads},
+        **asked_digest(asked),
         **more,
     )
 
 
 def write_verify(
-    reports: Mapping[str, VerifyReport], engine: Engine, prompts: str, path: Path
+    reports: Mapping[str, VerifyReport],
+    engine: Engine,
+    prompts: str,
+    path: Path,
+    asked: Any = None,
 ) -> None:
-    """The reports by name, the greedy one first; `prompts`: what they are called."""
+    """The reports by name, the greedy one first; `prompts`: what they are called, `asked`: what
+    they say."""
     compared_with = reports["greedy"].reference
     if engine.activations == FLOAT32:
         layers = ", layer by layer" if compared_with == LAYER_BY_LAYER else ""
         compared_with = f"plain transformers with {engine.weights} weights{layers}"
     about = About.model_validate({
         "prompts": prompts,
+        **asked_digest(asked),
         "base": engine.base.info.as_dict(),
         "activations": engine.activations,
         "lossy": engine.base.info.lossy,
@@ -64,6 +77,10 @@ def write_verify(
     })  # fmt: skip
     parts = {name: replace(report, about=about).to_json() for name, report in reports.items()}
     write_json(path, parts)
+
+
+def asked_digest(asked: Any) -> dict[str, str]:
+    return {} if asked is None else {PROMPTS: digest_of(asked)}
 
 
 def describe_setup(engine: Engine) -> dict[str, Any]:

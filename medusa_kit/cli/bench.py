@@ -103,7 +103,8 @@ def bench(
         engines, oracle, prompt_set, max_new_tokens, batch_size, sampling, names, compared, helper,
         breakdown, served,
     )  # fmt: skip
-    _report(report, breakdowns, engines, sampling, source, output, served)
+    asked = [messages for messages, _ in prompt_set]
+    _report(report, breakdowns, engines, sampling, source, asked, output, served)
 
 
 def _measure(
@@ -146,14 +147,14 @@ def _assistant(name: str | None, engine: Any) -> Any:
 
 def _report(
     report: Any, breakdowns: dict[str, Any], engines: dict[str, Any], sampling: Any, prompts: str,
-    output: Path | None, served: bench_endpoint.Served | None,
+    asked: list[Any], output: Path | None, served: bench_endpoint.Served | None,
 ) -> None:  # fmt: skip
     from medusa_kit.bench.machine import bench_about
 
     engine = next(iter(engines.values()))
     more: dict[str, Any] = {} if served is None else {"endpoint": served.record()}
     more["breakdown"] = {name: asdict(breakdown) for name, breakdown in breakdowns.items()}
-    report.about = bench_about(engines, prompts, sampling, **more)
+    report.about = bench_about(engines, prompts, sampling, asked, **more)
     what, where = bench_report.engine_title(engine, report.about.setup)
     bench_report.show(report, breakdowns, what, where, options.quantised_note(engine))
     if output is not None:

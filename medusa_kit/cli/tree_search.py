@@ -14,6 +14,7 @@ OF_ENGINE = ("config", "model", "revision", "dtype", "device", "heads", "force")
 # What an engine file may say too. Its drafter and its tree are of no use here.
 OF_FILE = ("weights", "activations", "cache", "attention", "fixed_shapes", "compiled")
 GATHERED = ".calibration"  # in the heads' folder: answers of a search that is not finished
+MIN_ROWS = 2
 STATISTICS_NAME = "statistics.npz"  # that of tuning/results.py, which loads torch
 
 
@@ -66,10 +67,14 @@ def tree_search(
     tree_sizes, batches = _numbers("sizes", sizes), _numbers("batch sizes", batch_sizes)
     given_tree = _read_choices(choices) if choices is not None else None
     calibration = _calibration_data(heads, prompts, answers, statistics, limit)
+    if given_tree is None and isinstance(calibration, list):
+        _check_number(calibration)
     engine = _engine(loading)
     folder = _output_folder(output, engine)
     with_dynamic = dynamic and given_tree is None and not engine.verifier.chains_only
     dynamic_nodes = max(*tree_sizes, nodes or 2, 2) if with_dynamic else None
+    if answers is not None:
+        _check_answers(answers, engine.base)
     if prompts is not None:
         calibration = _answers(engine, folder, calibration, max_new_tokens, batch_size)
     stats = _statistics(engine, folder, calibration, prompts or str(answers), dynamic_nodes)
@@ -166,6 +171,18 @@ def _calibration_data(
     return rows
 
 
+def _check_number(rows: list[Any]) -> None:
+    from medusa_kit.data.readers import BadRow
+
+    usable = sum(not isinstance(row, BadRow) for row in rows)
+    if usable < MIN_ROWS:
+        raise TreeError(
+            f"there are {usable} prompts or answers to find a tree on; expected at least "
+            f"{MIN_ROWS}, since some are held out",
+            hint="give more, or a larger --limit",
+        )
+
+
 def _existing(path: Path) -> Path:
     if not path.is_file():
         raise UsageError(
@@ -194,6 +211,17 @@ def _answers(engine: Any, folder: Path, rows: Any, max_new_tokens: int, batch_si
         earlier=[before] if before.is_file() else [],
     )  # fmt: skip
     return [row for row in read_rows(str(path)) if isinstance(row, AnswerRow)]
+
+
+def _check_answers(answers: Path, base: Any) -> None:
+    """Raises ConfigError for answers of another base, or to prompts that were encoded otherwise."""
+    from medusa_kit.base.origin import BASE, check_origin
+    from medusa_kit.base.tokenizer.encoding_digest import ENCODING
+    from medusa_kit.data.answer_settings import read_settings
+
+    now = {BASE: base.info.fingerprint, ENCODING: base.encoding}
+    hint = "give prompts with --prompts, and the model answers them"
+    check_origin(answers, read_settings(answers) or {}, now, hint)
 
 
 def _statistics(

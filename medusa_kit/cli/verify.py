@@ -65,7 +65,7 @@ def verify(
         )
     _print(engine, reports)
     if output is not None:
-        write_verify(reports, engine, prompts or OWN_PROMPTS, output)
+        write_verify(reports, engine, prompts or OWN_PROMPTS, output, conversations)
     if any(report.failed for report in reports.values()):
         differs = any(report.bugs for report in reports.values())
         problem = (

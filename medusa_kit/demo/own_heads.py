@@ -185,5 +185,5 @@ def _find_tree(engine: Engine, files: DemoFiles, deadline: Deadline) -> None:
     enough_time = TIMED * step < deadline.remaining("heads")
     sizes, dynamic = (SIZES, max(SIZES)) if enough_time else (FEW, None)
     with_own = with_heads(engine, files.heads, tree=CandidateTree.root_only())
-    statistics = take_statistics(with_own, rows, files.heads, files.held_out.name, dynamic)
-    write_search(with_own, search_tree(with_own, statistics, sizes), files.heads)
+    statistics = take_statistics(with_own, rows, None, files.held_out.name, dynamic)
+    write_search(with_own, search_tree(with_own, statistics, sizes), files.heads, statistics)

@@ -103,7 +103,8 @@ def run_verify(session: Session, judge: Judge) -> dict[str, Any]:
                 judge.engine, judge.oracle, prompts[:count], max_new_tokens=tokens,
                 sampling=sampling,
             )  # fmt: skip
-    write_verify(reports, judge.engine, session.prompts.source, session.heads / "verify.json")
+    write_verify(reports, judge.engine, session.prompts.source, session.heads / "verify.json",
+                 prompts[:count])  # fmt: skip
     return {
         "prompts": count,
         "tokens": sum(report.num_tokens for report in reports.values()),
@@ -139,7 +140,7 @@ def run_bench(session: Session, judge: Judge) -> dict[str, Any]:
         drafters=("medusa", "auto"),
     )  # fmt: skip
     report = bench(methods, prompts[:count], tokens)
-    report.about = bench_about(engines, session.prompts.source, SamplingParams())
+    report.about = bench_about(engines, session.prompts.source, SamplingParams(), prompts[:count])
     report.write(session.base.info.name, session.heads)
     return {"prompts": count, "max_new_tokens": tokens, **_speeds(report)}
 

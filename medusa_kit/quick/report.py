@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from medusa_kit import console
+from medusa_kit.base.origin import HEADS
 from medusa_kit.bench.report import NO_DRAFTER, known_by
 from medusa_kit.files import write_json, write_text
 from medusa_kit.heads.formats.engines import ENGINES, engines_for
@@ -57,6 +58,7 @@ def record_of(session: Session) -> dict[str, Any]:
             "all": folder_bytes(request.output),
         },
         "heads": str(session.heads),
+        "heads_digest": state.recall(HEADS),
         "next": next_commands(session),
     }
 

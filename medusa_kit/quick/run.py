@@ -17,6 +17,7 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.errors import ConfigError, MedusaKitError
+from medusa_kit.heads.checkpoint import stored_digest
 from medusa_kit.quick import plan, report
 from medusa_kit.quick.judging import Judge, run_bench, run_verify
 from medusa_kit.quick.plan import minutes
@@ -58,12 +59,15 @@ def run(session: Session, fresh: bool = False) -> dict[str, Any]:
         "bench": lambda session: run_bench(session, judge),
     }
     state = session.state
-    if not fresh and state.finished:  # the folder may be one that cannot be written to
+    changed = not fresh and state.of_other_heads(stored_digest(session.heads))
+    if (
+        not fresh and state.finished and not changed
+    ):  # the folder may be one that cannot be written to
         state.open(fresh)
         show_plan(session)
         return state.figures("verify")
     with _locked(session.request.output):
-        state.open(fresh)
+        state.open(fresh, changed)
         try:
             show_plan(session)
             for number, name in enumerate(PHASES, start=1):

@@ -51,9 +51,9 @@ def run_search(session: Session) -> dict[str, Any]:
         f"calibrating on {len(answers)} answers, timing trees of {sizes[0]} to {sizes[-1]} nodes"
         + (", dynamic ones too" if dynamic else "")
     )
-    stats = take_statistics(engine, answers, session.heads, session.prompts.source, max_nodes)
+    stats = take_statistics(engine, answers, None, session.prompts.source, max_nodes)
     tree_search = search_tree(engine, stats, sizes)
-    write_search(engine, tree_search, session.heads)
+    write_search(engine, tree_search, session.heads, stats)
     chosen = tree_search.chosen
     return {
         "calibration_answers": len(answers),

@@ -4,13 +4,14 @@ import contextlib
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from medusa_kit import console
+from medusa_kit.base.origin import HEADS, compare, tell_unknown
 from medusa_kit.errors import CheckpointError, ConfigError, MedusaKitError, first_found
 from medusa_kit.files import parse_json, write_json
 from medusa_kit.quick.settings import ANSWERS, FEATURES
@@ -100,8 +101,19 @@ class State:
         phases = self._read()["phases"]
         return all(name in phases and phases[name]["done"] for name in PHASES)
 
-    def open(self, fresh: bool) -> None:
-        """Go on with what is there, or with `fresh` remove it; the clock runs from now. Of a
+    def of_other_heads(self, heads: str | None) -> bool:
+        """Whether the training is done and left other heads than those of digest `heads`, which
+        are there now. A line says so where an earlier version did not write which they were."""
+        record = self._read() if self.path.is_file() else {"phases": {}}
+        if not record["phases"].get("training", {}).get("done"):
+            return False
+        compared = compare(record["notes"], {HEADS: heads or "none"})
+        tell_unknown(self.path, compared.unknown)
+        return bool(compared.other)
+
+    def open(self, fresh: bool, changed: bool = False) -> None:
+        """Go on with what is there, or with `fresh` remove it; the clock runs from now. `changed`:
+        the heads are others than they were, and what was measured of them is measured again. Of a
         finished run nothing is written."""
         if fresh and self.path.is_file():
             self._remove()
@@ -115,6 +127,10 @@ class State:
                 self._add_lost(max(0.0, _last_change(self.folder) - record["running_since"]))
             if self.longer:
                 self._extend(record["settings"]["hours"])
+            elif changed:
+                self._run_anew(PHASES[2:])
+                console.note(f"{self.folder / RUN} holds other heads than this run trained: they "
+                             "are searched, verified and measured anew")  # fmt: skip
         if all(map(self.done, PHASES)):
             self._clock = lambda: 0.0  # it only reports what came of it
             self._began, self.was_finished = 0.0, True
@@ -135,10 +151,14 @@ class State:
             (self.folder / name).unlink(missing_ok=True)
         if "answers" in self._phases:
             self._phases["answers"] = {**self._phases["answers"], "done": False, "figures": {}}
-        for name in PHASES[2:]:  # they run anew, so what they took before does not count
+        self._run_anew(PHASES[2:])
+        console.note("more time than before: more answers, then new heads on all of them")
+
+    def _run_anew(self, phases: Sequence[str]) -> None:
+        """What they took before does not count."""
+        for name in phases:
             self._before -= self._phases.pop(name, {"seconds": 0.0})["seconds"]
         self._before = max(0.0, self._before)
-        console.note("more time than before: more answers, then new heads on all of them")
 
     def _add_lost(self, seconds: float) -> None:
         self._before += seconds

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit import console
+from medusa_kit.base.origin import HEADS
 from medusa_kit.errors import CheckpointError, MedusaKitError
 from medusa_kit.files import parse_json, write_text
+from medusa_kit.heads.checkpoint import stored_digest
 from medusa_kit.infer.backends import check_base
 from medusa_kit.quick import plan, settings
 from medusa_kit.quick.answers import read_answers
@@ -39,6 +41,7 @@ def run_training(session: Session) -> dict[str, Any]:
         record = parse_json(finished.read_text())
         figures = {name: record[key] for name, key in FIGURES.items()}
         read = figures["updates"] * settings.update_positions(session.base)
+        session.state.note(HEADS, stored_digest(session.heads))
         return {**figures, "epochs": round(read / max(figures["positions"], 1), 2)}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(

@@ -59,7 +59,8 @@ def test_a_search_that_fails_leaves_what_was_there(
     search = ["tree-search", *OPTIONS, "--heads", heads, "--prompts"]
     before = files(heads)
     code, _, err = run(*search, written(tmp_path, "one", count=1))
-    assert (code, "expected at least 2" in err) == (2, True)
+    assert (code, "expected at least 2, since some" in err) == (2, True)
+    assert not list(heads.glob(".*"))
     assert files(heads) == before
 
     def fail(*_: object) -> None:
@@ -97,3 +98,23 @@ def test_statistics_of_heads_that_were_there_before_are_refused(
     assert (code, "made with other heads" in err) == (2, True)
     assert run(*search, "--prompts", written(tmp_path, "aa"))[0] == 0
     assert run("generate", "Hi", *MODEL, "--heads", heads, "-n", "2")[0] == 0
+
+
+@pytest.mark.parametrize("part", ["base_fingerprint", "encoding"])
+def test_answers_of_another_base_or_encoding_are_refused(
+    run: Run, heads: Path, tmp_path: Path, part: str
+) -> None:
+    """A file that does not say whose answers it holds has one line."""
+    answers = tmp_path / "answers.jsonl"
+    shutil.copy(heads / "calibration_answers.jsonl", answers)
+    settings = json.loads((heads / "calibration_answers.jsonl.meta.json").read_text())
+    beside = tmp_path / "answers.jsonl.meta.json"
+    beside.write_text(json.dumps({**settings, part: "1:another:one"}))
+    search = ["tree-search", *OPTIONS, "--heads", heads, "--answers", answers]
+    before = files(heads)
+    code, _, err = run(*search)
+    assert (code, "answers.jsonl was made with another" in err) == (2, True)
+    assert files(heads) == before
+    beside.unlink()
+    code, _, err = run(*search)
+    assert (code, err.count("answers.jsonl does not say with which base model")) == (0, 1)

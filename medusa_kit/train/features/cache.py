@@ -29,6 +29,7 @@ from torch import Tensor
 from medusa_kit import console
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import BaseModel
+from medusa_kit.base.origin import BASE_DTYPE, tell_unknown
 from medusa_kit.base.placement import DTYPES
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING
 from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
@@ -180,6 +181,7 @@ def _identity(base: BaseModel, recipe: TrainRecipe, options: FeatureOptions) -> 
         "tokenizer": hashlib.sha256(vocabulary).hexdigest()[:16],
         "hidden_size": base.info.hidden_size,
         "dtype": recipe.train.cache_dtype,
+        BASE_DTYPE: base.info.dtype,
         "likeliest": options.soft_top,
         WHOLE_ROWS: False,
         RUNNERS_UP: options.runners_up,
@@ -194,6 +196,10 @@ def _open(folder: Path, identity: dict[str, Any]) -> None:
         return
     try:
         stored = {WHOLE_ROWS: False, RUNNERS_UP: False, **parse_json(path.read_text())}
+        if stored.get(BASE_DTYPE) is None:
+            tell_unknown(path, [BASE_DTYPE])
+            stored[BASE_DTYPE] = identity[BASE_DTYPE]
+            write_json(path, stored)  # it is opened more than once in a run, and told of once
     except (ValueError, TypeError, OSError) as error:
         raise IncompatibleBaseError(
             f"{path} cannot be read: {error}", hint="remove the folder, or choose another cache_dir"

@@ -342,3 +342,22 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_computed(
         cached_positions(base, prepare(counting_rows(3), 4), recipe, FeatureOptions(100))
     assert "train.features=live" in caught.value.hint
     assert not shards(recipe)
+
+
+def test_hidden_states_that_the_base_computed_in_another_dtype_are_refused(
+    tiny_base, counting_rows, recipe_with_cache, capsys
+):
+    """An index of an earlier version does not say in which."""
+    recipe = recipe_with_cache()
+    train_heads(tiny_base(torch.bfloat16), counting_rows(), recipe)
+    with pytest.raises(IncompatibleBaseError, match=r"base_dtype 'float32' ≠ 'bfloat16'"):
+        train_heads(tiny_base(), counting_rows(), recipe, fresh=True)
+    index = cache_folder(recipe) / "index.json"
+    stored = json.loads(index.read_text())
+    del stored["base_dtype"]
+    index.write_text(json.dumps(stored))
+    capsys.readouterr()
+    train_heads(tiny_base(torch.bfloat16), counting_rows(), recipe, fresh=True)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("does not say with which dtype of the base") == 1
+    assert json.loads(index.read_text())["base_dtype"] == "bfloat16"
