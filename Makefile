@@ -18,7 +18,7 @@ STAMP := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test verified test-precisions test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check measure-gpu test-gpu demo bench bench-llama-cpp bench-serving speed-gate mutants recording clean
+.PHONY: help install check fmt fix test verified test-precisions test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check measure-gpu test-gpu model demo bench bench-llama-cpp bench-serving speed-gate mutants recording clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -209,6 +209,9 @@ measure-gpu: install ## The first measurements on a GPU: COMMAND=1 to 5, OUTPUT=
 
 test-gpu: install ## Only the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu -rs
+
+model: install ## Bring a real model of 1.5B (1.1 GB) here, for `-m qwen2.5-coder-1.5b-instruct`; MODEL=qwen2.5-coder-0.5b-instruct: of 0.5B; MODEL_FILE=a file that you have
+	$(BIN)/python -m benchmarks.fetch_model $(MODEL) $(if $(MODEL_FILE),--file '$(MODEL_FILE)')
 
 demo: install ## The kit's heads against plain decoding and transformers, then heads trained here; at most 15 minutes
 	$(BIN)/python -m medusa_kit.demo demo

@@ -13,6 +13,7 @@ from medusa_kit import console
 from medusa_kit.base import adapters, families
 from medusa_kit.base import gguf as embedded
 from medusa_kit.base.gguf_files.parts import read_headers
+from medusa_kit.base.own_models import own_gguf
 from medusa_kit.base.placement import load_dtype
 from medusa_kit.base.quantization import installing, is_known, method_of
 from medusa_kit.base.remembered.described import own_config, read_config, read_tokenizer
@@ -26,7 +27,7 @@ from medusa_kit.errors import (
 )
 from medusa_kit.files import parse_json
 from medusa_kit.locks import building_models
-from medusa_kit.settings.engine import DEBUG_NAME, EMBEDDED_NAME, OWN_MODELS
+from medusa_kit.settings.engine import DEBUG_NAME, OWN_MODELS
 
 _HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
 GGUF_NUMBERS = {"F32", "F16", "BF16"}  # kinds of tensors that are not quantised
@@ -39,8 +40,8 @@ def resolve(name: str, weights: bool = True) -> tuple[str, str]:
     folder_of = embedded.dequantised_folder if weights else embedded.described_folder
     if name == DEBUG_NAME:
         return "debug", name
-    if name == EMBEDDED_NAME:
-        return "embedded", str(folder_of(embedded.embedded_gguf()))
+    if (own := own_gguf(name)) is not None:
+        return "embedded", str(folder_of(own))
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
         return "gguf", str(folder_of(path))
@@ -73,8 +74,8 @@ def lasting_name(name: str, source: str) -> str:
 
 def gguf_source(name: str) -> Path | None:
     """The GGUF file that a base of this name was dequantised from, if it was."""
-    if name == EMBEDDED_NAME:
-        return embedded.embedded_gguf()
+    if (own := own_gguf(name)) is not None:
+        return own
     path = Path(name).expanduser()
     return path if path.suffix == ".gguf" and path.is_file() else None
 
@@ -86,7 +87,7 @@ def stored_quantised(name: str, revision: str | None = None) -> str | None:
     """
     if name == DEBUG_NAME:
         return None
-    if name == EMBEDDED_NAME:
+    if name in OWN_MODELS:
         return "a quantised GGUF file"
     try:
         if (path := gguf_source(name)) is not None:

@@ -35,7 +35,8 @@ def load_base_model(
     """Load a base model and its tokenizer.
 
     `name`: a Hub id, a local folder (of a model, or of an adapter that Medusa-2 trained), a GGUF
-    file, `smollm2-135m-instruct` (the embedded one) or `debug-tiny` (random weights). `dtype`: auto
+    file, `smollm2-135m-instruct` (the embedded one), what `make model` fetched, by its name, or
+    `debug-tiny` (random weights). `dtype`: auto
     is the checkpoint's own on CUDA and float32 elsewhere (base/placement.py). `device`: auto
     takes CUDA where there is one. `attention`: transformers' name for it; by default SDPA
     where the family has it. `four_bit`: through bitsandbytes, on a GPU. `check`: the model anew,

@@ -52,7 +52,7 @@ class BaseModelInfo:
 
     name: str
     revision: str | None
-    source: str  # hub | folder | gguf | embedded | memory
+    source: str  # hub | folder | gguf | embedded (by a name of the kit's own) | memory
     model_type: str
     hidden_size: int
     vocab_size: int

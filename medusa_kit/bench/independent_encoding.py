@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit.base.adapters import read_info
-from medusa_kit.base.files import resolve
-from medusa_kit.base.gguf import embedded_gguf, gguf_digest
+from medusa_kit.base.files import gguf_source, resolve
+from medusa_kit.base.gguf import gguf_digest
 from medusa_kit.base.model import BaseModel
 from medusa_kit.bench.verify_report import EncodingDifference
 from medusa_kit.data.template import chat_template, encode_text, encodes_text, render_text
@@ -27,9 +27,9 @@ def kept_encodings(base: BaseModel) -> dict[str, list[int]]:
     name = base.info.name
     if base.tokenizer is None or base.info.source not in ("embedded", "gguf"):
         return {}
-    path = embedded_gguf() if base.info.source == "embedded" else Path(name).expanduser()
     kept: dict[str, dict[str, list[int]]] = parse_json(KEPT.read_bytes())
-    return kept.get(gguf_digest(path), {})
+    path = gguf_source(name)
+    return {} if path is None else kept.get(gguf_digest(path), {})
 
 
 def independent_encoding(base: BaseModel) -> Encoding | None:

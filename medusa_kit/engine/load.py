@@ -117,7 +117,7 @@ def load(
     prefix_cache: PrefixCache = "on",
     guesses: Guesses = "paying",
 ) -> Engine:
-    """An engine for the base model `model` (a Hub id, folder, GGUF file or the embedded one).
+    """An engine for the base model `model` (Hub id, folder, GGUF file or a name of the kit's own).
 
     The options are those of medusa_kit.settings.engine.EngineConfig, which describes each, and of
     the command line. Here `heads` may be heads, and None for none of them; `tree` a tree, static

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from medusa_kit import console
+from medusa_kit.base.own_models import FETCHED_MODELS
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.heads.formats.engines import OWN_NAME, engines_for
 from medusa_kit.hub.figures import acceptance, exactness, speed, tree
@@ -18,7 +19,10 @@ from medusa_kit.settings.engine import EMBEDDED_NAME
 from medusa_kit.version import __version__
 
 TAGS = ("medusa", "speculative-decoding", "medusa-kit")
-KNOWN_BASES = {EMBEDDED_NAME: "HuggingFaceTB/SmolLM2-135M-Instruct"}
+KNOWN_BASES = {
+    EMBEDDED_NAME: "HuggingFaceTB/SmolLM2-135M-Instruct",
+    **{name: model.base for name, model in FETCHED_MODELS.items()},
+}
 READS = {
     "medusa": "the hidden state",
     "hydra": "the hidden state and every token of the path before its own",

