@@ -12,6 +12,7 @@ MedusaKitError                 exit 1: a run failed
 ├── IncompatibleBaseError      heads on the wrong base, or a base that trees cannot be verified on
 ├── ContextLengthError         a prompt that does not fit the model's context
 ├── DeviceMemoryError          a request that the device's memory cannot hold
+├── NotFiniteError             numbers that became NaN or infinite: in training, or a model's scores
 ├── WriteError                 a file that cannot be written whole; an OSError too
 ├── QueueFullError             more requests at once than may wait; later there may be room
 └── ClosedError                a request to what has been closed, or belongs to another process
@@ -83,6 +84,10 @@ class ContextLengthError(MedusaKitError):
 
 
 class DeviceMemoryError(MedusaKitError):
+    pass
+
+
+class NotFiniteError(MedusaKitError):
     pass
 
 

@@ -64,7 +64,7 @@ def scored_guesses(
     if draws is None:
         guesses = heads.quickly(numbers, hidden_BD, None, count, temperatures)
         if guesses is not None:
-            return guesses
+            return guesses[0], _log_probabilities(guesses[1])
     logits_KBR = heads(hidden_BD, len(temperatures))
     scale_K11 = to_device(temperatures, logits_KBR.device)[:, None, None]
     ids_KBC, scores_KBC = _scored(heads, logits_KBR, count, scale_K11)
@@ -94,7 +94,7 @@ def scored_guesses_after(
     if draws is None:
         guesses = heads.quickly([k], hidden_XD, path_XJ, count, [temperature])
         if guesses is not None:
-            return guesses[0][0], guesses[1][0]
+            return guesses[0][0], _log_probabilities(guesses[1][0])
     logits_XR = heads.project(heads.transform(hidden_XD, k, path_XJ, walk), k)
     ids_XC, scores_XC = _scored(heads, logits_XR, count, temperature)
     if drawn := _drawn(draws):

@@ -21,6 +21,7 @@ from medusa_kit.infer.decode.accept.sampler import Sampler
 from medusa_kit.infer.decode.node_choice.choice import Chances
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 from medusa_kit.infer.host_tree import HostTree, host_tree
+from medusa_kit.infer.likeliest import likeliest
 from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.transfer import to_device
 
@@ -192,12 +193,13 @@ class StepResult:
         return tokens
 
     def argmax(self, index: int, nodes: Sequence[int]) -> list[int]:
-        """The argmax of the base model's logits after each of these nodes, without processing."""
+        """The argmax of the base model's logits after each of these nodes, without processing, or
+        NO_TOKEN."""
         if self.argmax_BN is not None:
             return [self.argmax_BN[index][node] for node in nodes]
         logits_NV = self.logits[index]
         nodes_M = to_device(nodes, logits_NV.device)
-        return logits_NV[nodes_M].argmax(-1).tolist()
+        return likeliest(logits_NV[nodes_M]).tolist()
 
 
 def root_draft(roots_B: Sequence[int], device: torch.device) -> Draft:

@@ -267,15 +267,21 @@ class TreeCache(Cache):
 
     @no_gradients
     def keep_first(self, row: int, length: int) -> None:
-        """Forget all of a row but its first tokens. The other slots that were written are zeroed:
-        numbers that are hidden are still multiplied by 0, and NaN times 0 is NaN."""
-        self.lengths[row], end = length, self._reached[row]
+        """Forget all of a row but its first tokens."""
+        self.lengths[row] = length
+        self.clear_behind(row)
+
+    @no_gradients
+    def clear_behind(self, row: int) -> None:
+        """Zero the slots of a row that were written behind what is committed: numbers that are
+        hidden are still multiplied by 0, and NaN times 0 is NaN."""
+        start, end = self.lengths[row], self._reached[row]
         if self._block is not None:
-            self._block[:, :, row, :, length:end].zero_()
+            self._block[:, :, row, :, start:end].zero_()
         for pair in self._irregular:
             for tensor in pair:
-                tensor[row, :, length:end].zero_()
-        self._reached[row] = length
+                tensor[row, :, start:end].zero_()
+        self._reached[row] = start
 
     def forget(self, row: int) -> None:
         """Let nothing of a row be committed, whatever is in its slots."""

@@ -7,6 +7,7 @@ Shapes: B batch, N nodes with root, L cache slots in sight (longest row + N), D 
 V vocabulary, R likeliest tokens; M repeats of the mask.
 """
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +16,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from medusa_kit.infer.host_tree import Chain, Described
+from medusa_kit.infer.likeliest import likeliest, likeliest_of
 from medusa_kit.transfer import to_device
 
 T = TypeVar("T")
@@ -232,10 +234,26 @@ class NodeScores:
     argmax_N: Tensor | None = None  # where the forward found them
 
     def argmax(self) -> Tensor:
-        """The token of the highest score after each node [N]."""
+        """The token of the highest score after each node [N], or NO_TOKEN."""
         if self.argmax_N is not None:
             return self.argmax_N
-        return self.logits_NV.argmax(-1) if self.ranked_NR is None else self.ranked_NR[:, 0]
+        return likeliest(self.logits_NV, None if self.ranked_NR is None else self.ranked_NR[:, 0])
+
+    def then_unknown(self, count: int) -> "NodeScores":
+        """These scores, and as many nodes of NaN behind them as make `count`."""
+        hidden_ND, logits_NV, ranked_NR = (
+            None if part is None else _filled_up(part, count, filler)
+            for part, filler in ((self.hidden_ND, math.nan), (self.logits_NV, math.nan),
+                                 (self.ranked_NR, 0))
+        )  # fmt: skip
+        assert hidden_ND is not None
+        assert logits_NV is not None
+        return NodeScores(hidden_ND, logits_NV, ranked_NR)
+
+    def ranked_argmax(self) -> list[int]:
+        """The same by `ranked_NR` in the host's memory, read number by number."""
+        assert self.ranked_NR is not None
+        return likeliest_of(self.logits_NV, self.ranked_NR[:, 0].tolist())
 
     def near_ties(self, tolerance: float) -> Tensor:
         """Whether the likeliest two tokens after a node are closer than that, 0 or 1 [N]."""
@@ -254,6 +272,10 @@ class NodeScores:
         logits, best_N2 = self.logits_NV.numpy(), self.ranked_NR[:, :2].tolist()
         gaps = (logits[n, a].item() - logits[n, b].item() for n, (a, b) in enumerate(best_N2))
         return [int(gap < tolerance) for gap in gaps]
+
+
+def _filled_up(part_NX: Tensor, count: int, filler: float) -> Tensor:
+    return nn.functional.pad(part_NX, (0, 0, 0, count - len(part_NX)), value=filler)
 
 
 class StepHolder:

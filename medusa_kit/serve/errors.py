@@ -19,6 +19,7 @@ from medusa_kit.errors import (
     DeviceMemoryError,
     HubError,
     MedusaKitError,
+    NotFiniteError,
     QueueFullError,
     UnknownModelError,
     UsageError,
@@ -70,6 +71,7 @@ TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (RecursionError, 400, "invalid_request_error", None),
     (HubError, 503, "service_unavailable_error", "hub_unavailable"),
     (DeviceMemoryError, 503, "service_unavailable_error", "out_of_memory"),
+    (NotFiniteError, 500, "server_error", "not_finite"),
 )
 TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
          404: "not_found_error", 413: "invalid_request_error", 429: "rate_limit_error",
@@ -83,6 +85,8 @@ def described(error: BaseException) -> tuple[int, dict[str, Any]]:
         return error.status, body(str(error), kind, error.param, error.code)
     for error_class, status, kind, code in TABLE:
         if isinstance(error, error_class):
+            if status == 500:
+                console.warn(f"a request failed: {error}")
             return status, body(_message_of(error), kind, field_of(error), code)
     console.warn(f"a request failed: {type(error).__name__}: {error}")
     return 500, body("the server failed; see its log", "server_error", None, None)

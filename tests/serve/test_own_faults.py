@@ -119,3 +119,24 @@ def test_a_server_that_lost_its_device_says_so_and_ends(monkeypatch: pytest.Monk
         live.thread.join(30)
         assert not live.thread.is_alive()
         assert "illegal memory access" in live.server.failure
+
+
+def test_a_token_after_which_the_model_gives_no_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    """It ends the request that holds it, also a stream, and the log names the reason."""
+    base = lively_chat_base()
+    base.model.get_input_embeddings().weight.data[40] = float("nan")
+    bad, good = [10, 40, 12], [10, 41, 12]
+    with live_server(build_engine(base)) as live, live.http() as http:
+        asked = {"model": live.model, "max_tokens": 8, "temperature": 0}
+        for more in ({}, {"temperature": 1, "seed": 1}):
+            before = http.post("/v1/completions", json={**asked, **more, "prompt": good})
+            assert before.status_code == 200, before.text
+            answer = http.post("/v1/completions", json={**asked, **more, "prompt": bad})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (500, "not_finite")
+            assert "NaN or infinite" in answer.json()["error"]["message"]
+            after = http.post("/v1/completions", json={**asked, **more, "prompt": good})
+            assert after.json()["choices"] == before.json()["choices"]
+        stream = http.post("/v1/completions", json={**asked, "prompt": bad, "stream": True})
+        assert "not_finite" in stream.text
+        assert "!!" not in stream.text
+    assert "NaN or infinite" in capsys.readouterr().err

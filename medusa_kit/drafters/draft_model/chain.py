@@ -93,13 +93,13 @@ class Chain:
         self.chance *= chances[0]
 
     def _picks(self, logits_V: Tensor) -> tuple[list[int], list[float]]:
-        """(tokens_R, best first, their chances)."""
+        """(tokens_R, best first, their chances); none where its scores are not finite."""
         if self.sampler is None or self.sampler.takes_argmax:
             scores_V = logits_V.float()
         else:
             scores_V = self.sampler.scores(logits_V, self.prefix)
         best_R, tokens_R = scores_V.topk(min(self.width, len(scores_V)))
-        chances_R = (best_R - scores_V.logsumexp(-1)).exp()
-        possible = int((best_R > -math.inf).sum())
-        both = torch.stack([tokens_R.double(), chances_R.double()])[:, :possible].tolist()
+        log_R = best_R - scores_V.logsumexp(-1)  # NaN where any score is, or is infinite
+        possible = int((log_R > -math.inf).sum())
+        both = torch.stack([tokens_R.double(), log_R.exp().double()])[:, :possible].tolist()
         return [int(token) for token in both[0]], both[1]

@@ -22,6 +22,7 @@ from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.trie import Trie, TrieDrafter
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.draft import UNUSED, Draft, State, StepResult
+from medusa_kit.infer.likeliest import NO_TOKEN
 from medusa_kit.settings.drafters import LookaheadOptions
 
 MAX_NODES = 512  # verified in a step; more never pays
@@ -76,14 +77,15 @@ class Window:
             self.ends.append(node)
 
     def advance(self, found: Sequence[int]) -> list[list[int]]:
-        """Append the likeliest token to each column; returns the n-grams that this completes.
+        """Append the likeliest token to each column, or its first where there is NO_TOKEN; returns
+        the n-grams that this completes.
 
         A full column loses its first token and so keeps its place after the new root, whatever the
         number of accepted tokens. Windows shifted by that number and refilled at the right guessed
         worse.
         """
         for column, token in zip(self.columns, found, strict=True):
-            column.append(token)
+            column.append(column[0] if token == NO_TOKEN else token)
         if len(self.columns[0]) < self._size:
             del self.columns[0]
             return []

@@ -18,6 +18,7 @@ from torch import Tensor
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.trie import Trie, TrieDrafter
 from medusa_kit.infer.draft import UNUSED, RequestText, State, StepResult
+from medusa_kit.infer.likeliest import NO_TOKEN
 from medusa_kit.settings.drafters import RecyclingOptions
 
 # How often the table's r-th token was the next one, measured on SmolLM2-135M's answers; the last
@@ -53,7 +54,8 @@ class RecyclingDrafter(TrieDrafter):
             parents = step.draft.topologies[row].parents
             used = [node for node, parent in enumerate(parents) if parent != UNUSED]
             for node in [*used, 0, *step.paths[row]]:  # accepted nodes last, so that they prevail
-                self.table[tokens[node]] = ranks_NR[node]
+                if ranks_NR[node][0] != NO_TOKEN:
+                    self.table[tokens[node]] = ranks_NR[node]
 
     def _grow(self, root: int) -> Trie:
         trie, depths = Trie(root), [0]
@@ -94,7 +96,8 @@ def _ranked(step: StepResult, row: int, count: int) -> Tensor:
 
 
 def likeliest(logits_XV: Tensor, count: int) -> Tensor:
-    """The `count` likeliest tokens, likeliest first: ids_XR.
+    """The `count` likeliest tokens, likeliest first: ids_XR; NO_TOKEN where the highest logit is
+    not finite.
 
     They are in the groups with the largest maxima; searching these takes a quarter of topk's time
     on a CPU.
@@ -109,7 +112,9 @@ def likeliest(logits_XV: Tensor, count: int) -> Tensor:
     inside = (groups[..., None] + members).flatten(-2)
     rest = torch.arange(whole, V, device=device).expand(*inside.shape[:-1], -1)
     ids_XC = torch.cat([inside, rest], dim=-1)
-    return ids_XC.gather(-1, logits_XV.gather(-1, ids_XC).topk(count, dim=-1).indices)
+    best = logits_XV.gather(-1, ids_XC).topk(count, dim=-1)
+    unknown_X1 = ~best.values[..., :1].isfinite()
+    return ids_XC.gather(-1, best.indices).masked_fill(unknown_X1, NO_TOKEN)
 
 
 def _maxima(logits_XMG: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from medusa_kit import console
+from medusa_kit.errors import NotFiniteError
+from medusa_kit.infer.decode.accept.sampler import has_scores
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.decode.group import Group, by_request, drafts_of, without_watched
 from medusa_kit.infer.decode.node_choice.cost import StepCost
@@ -24,12 +26,14 @@ from medusa_kit.infer.decode.schedule import Piece, Schedule
 from medusa_kit.infer.decode.timing import Clock, Laps, StepTiming
 from medusa_kit.infer.details import token_scores
 from medusa_kit.infer.draft import Draft, Drafter, flat_nodes
+from medusa_kit.infer.likeliest import no_scores
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import NodeScores
+from medusa_kit.infer.tree_step import Nodes, NodeScores
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 
 T = TypeVar("T")
+PromptEnd = tuple[Tensor, Tensor]  # hidden_1D and logits_V at the last token
 # More room than before, at least, where requests need more. On a CPU what nothing was written to
 # takes no memory, and growing copies what was.
 GROWTH, CPU_GROWTH = 1.25, 2.0
@@ -172,7 +176,9 @@ class Batch:
         for request in finished:
             if (slot := self._schedule.leave(request)) is not None:
                 text = [*request.prompt_ids, *request.token_ids]
-                cached = text[: self.cache.lengths[slot]]
+                # Others must not go on after keys and values that are no numbers.
+                damaged = isinstance(request.error, NotFiniteError)
+                cached = [] if damaged else text[: self.cache.lengths[slot]]
                 self.prefixes.leave(slot, cached, len(request.prompt_ids))
         for key, group in list(self._groups.items()):
             group.remove_finished()
@@ -202,15 +208,15 @@ class Batch:
                 request = piece.key
                 if piece.is_last and end is not None:
                     with FailAlone(request):
-                        emitted += self._first_token(request, *end)
+                        emitted += self._first_token(request, *self._with_scores(piece, end))
                 if request.error is not None:
                     self.remove_finished()
         return emitted
 
-    def _read(self, pieces: Sequence[Piece[Request]]) -> list[tuple[Tensor, Tensor] | None]:
-        """(hidden_1D, logits_V) at the last token of each piece; None where it failed."""
+    def _read(self, pieces: Sequence[Piece[Request]]) -> list[PromptEnd | None]:
+        """What there is at the last token of each piece; None where it failed."""
 
-        def read(first: int, last: int) -> list[tuple[Tensor, Tensor]]:
+        def read(first: int, last: int) -> list[PromptEnd]:
             some_pieces = pieces[first:last]
             slots = [piece.slot for piece in some_pieces]
             for piece in some_pieces:
@@ -229,6 +235,23 @@ class Batch:
             return list(zip(hidden_BD.split(1), logits_BV, strict=True))
 
         return together_or_alone(read, [piece.key for piece in pieces])
+
+    def _with_scores(self, piece: Piece[Request], end: PromptEnd) -> PromptEnd:
+        """The end of a prompt that was read, from which a token can follow. Where none can and
+        others may be to blame, the prompt is read once more, whole and alone: a text that it went
+        on after, or, where layers round a whole batch together, one that was read beside it.
+        Raises NotFiniteError."""
+        if has_scores(end[1]):
+            return end
+        request, length = piece.key, piece.end
+        if not (request.num_cached or self.verifier.base.info.quantized):
+            raise no_scores(length)
+        request.num_cached, request.prompt_parts = 0, []
+        self.cache.keep_first(piece.slot, 0)
+        (again,) = self._read([Piece(request, piece.slot, 0, length, is_last=True)])
+        if again is None or not has_scores(again[1]):
+            raise request.error or no_scores(length)
+        return again
 
     def _with_room(self, work: Callable[[], T]) -> T:
         """What `work` returns; called once more where memory ran out and more can be had."""
@@ -363,7 +386,24 @@ class Batch:
             watched = self.verifier.watched_size
             return by_request(some_nodes, scores, requests[first:last], ranks, watched)
 
-        return [tree for tree in together_or_alone(score, requests) if tree is not None]
+        trees = together_or_alone(score, requests)
+        for index, (request, tree) in enumerate(zip(requests, trees, strict=True)):
+            if tree is not None and not tree.has_scores(0):
+                trees[index] = None
+                with FailAlone(request):
+                    of_it = nodes.of_trees(index, index + 1)
+                    trees[index] = self._root_alone(of_it, request, slots[index], ranks)
+        return [tree for tree in trees if tree is not None]
+
+    def _root_alone(self, nodes: Nodes, request: Request, slot: int, ranks: int) -> ScoredTree:
+        """The tree of these nodes with scores at its root alone, computed anew: draft tokens may
+        be to blame for NaN at the root, though it does not see them (`clear_behind`)."""
+        self.cache.clear_behind(slot)
+        root = Nodes.chains([[request.root]], self.verifier.base.device)
+        scores = self._with_room(lambda: self.verifier.score(self.cache, root, [slot]))
+        whole, watched = scores.then_unknown(nodes.counts[0]), self.verifier.watched_size
+        (tree,) = by_request(nodes, whole, [request], ranks, watched)
+        return tree
 
     @property
     def _last_position(self) -> int:

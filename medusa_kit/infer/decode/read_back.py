@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from medusa_kit.infer.decode.request import Request
+from medusa_kit.infer.likeliest import NO_TOKEN
 from medusa_kit.infer.tree_step import Nodes, NodeScores
 
 
 @dataclass(frozen=True)
 class ReadBack:
-    """Numbers of all nodes, request after request: their tokens; the argmax after each and near
-    ties, where some request of the step needs them; the likeliest R tokens, where drafters read
-    them.
+    """Numbers of all nodes, request after request: their tokens; the argmax after each, where it is
+    at hand or some request of the step needs it, NO_TOKEN where scores are not finite; near ties
+    likewise; the likeliest R tokens, where drafters read them.
 
     `drawn`: for each request, the tokens after its nodes as they are drawn, where one operation
     draws them all; None where each is chosen when it is reached.
@@ -41,10 +42,10 @@ def read_back(
     if scores.ranked_NR is not None:
         # The C++ kernels' tokens lie in the host's memory, where numbers are read in less time than
         # an operation on few of them takes.
-        argmax = scores.ranked_NR[:, 0].tolist() if takes_argmax else None
-        near_ties = scores.ranked_near_ties(tolerance)
+        argmax, near_ties = scores.ranked_argmax(), scores.ranked_near_ties(tolerance)
         nothing = [None] * len(requests)
-        return ReadBack(nodes.tokens_N.tolist(), argmax, near_ties, scores.ranked_NR, nothing)
+        ranked_NR = _known(scores.ranked_NR, argmax)
+        return ReadBack(nodes.tokens_N.tolist(), argmax, near_ties, ranked_NR, nothing)
     on_host = scores.logits_NV.device.type == "cpu"
     ranked_NR = None
     if ranks and not on_host:
@@ -61,8 +62,17 @@ def read_back(
     tokens, argmax, near_ties, ranked, *drawn = read
     assert tokens is not None
     if ranked is not None and ranked_NR is not None:
-        ranked_NR = torch.tensor(ranked).view(ranked_NR.shape)
+        assert argmax is not None, "read from a device in any case"
+        ranked_NR = _known(torch.tensor(ranked).view(ranked_NR.shape), argmax)
     return ReadBack(tokens, argmax, near_ties, ranked_NR, drawn)
+
+
+def _known(ranked_NR: Tensor, argmax: Sequence[int]) -> Tensor:
+    """ranked_NR with NO_TOKEN after the nodes whose scores are not finite."""
+    if NO_TOKEN not in argmax:
+        return ranked_NR
+    unknown_N1 = torch.tensor(argmax)[:, None] == NO_TOKEN
+    return ranked_NR.masked_fill(unknown_N1, NO_TOKEN)
 
 
 def _read(parts: Sequence[Tensor | None]) -> list[list[int] | None]:

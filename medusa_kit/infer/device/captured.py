@@ -21,6 +21,7 @@ from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.device.cache import FixedCache, Target
 from medusa_kit.infer.device.step import FixedStep
 from medusa_kit.infer.host_tree import WORD, Numbers
+from medusa_kit.infer.likeliest import likeliest
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, TreeStep
 from medusa_kit.infer.verifier import Forward
@@ -108,7 +109,7 @@ class CapturedForward:
     def run(self) -> None:
         """All that is captured. Nothing in it is read on the host."""
         hidden_TD, logits_TV = self.scores(self._forward)
-        self._outputs = hidden_TD, logits_TV, logits_TV.argmax(-1)
+        self._outputs = hidden_TD, logits_TV, likeliest(logits_TV)
 
     def scores(self, forward: Forward) -> tuple[Tensor, Tensor]:
         """(hidden_TD, logits_TV) of the nodes that were sent, by this forward."""

@@ -12,23 +12,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
+def _always(_: int) -> bool:
+    return True
+
+
 def accept(
     tokens: Sequence[int],
     parents: Sequence[int],
     choose: Callable[[int], int],
     max_depth: int,
+    scored: Callable[[int], bool] = _always,
 ) -> tuple[list[int], int]:
     """Walk from the root: (accepted nodes without the root, the token that follows the last one).
 
     `choose(node)` names the token after `node`. It is called once for each node of the path.
     `max_depth`: nodes deeper than this lie past the context's end and cannot be accepted.
+    `scored(node)`: whether a token can be named after it; where not, it is not accepted. Its token
+    is the next root then, which is scored again.
     """
     children = {(parent, tokens[node]): node for node, parent in enumerate(parents) if parent >= 0}
     node, path = 0, list[int]()
     while True:
         token = choose(node)
         child = children.get((node, token))
-        if child is None or len(path) == max_depth:
+        if child is None or len(path) == max_depth or not scored(child):
             return path, token
         path.append(child)
         node = child
@@ -54,12 +61,13 @@ def accept_typical(
     parents: Sequence[int],
     judge: Callable[[int, list[int]], Verdict],
     max_depth: int,
+    scored: Callable[[int], bool] = _always,
 ) -> tuple[list[int], int]:
     """The longest path of passing guesses, the likeliest of several: (its nodes, what follows).
 
     What follows, the next root, is always the base model's likeliest token, as in the paper.
     `judge(node, tokens)` is called once for each passing node that has children, and for the last
-    node of the path.
+    node of the path. `scored`: as in `accept`.
     """
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(parents):
@@ -72,6 +80,8 @@ def accept_typical(
             if guesses := children.get(node):
                 verdicts[node] = judge(node, [tokens[guess] for guess in guesses])
                 for guess, log_prob in verdicts[node].passing(guesses).items():
+                    if not scored(guess):
+                        continue
                     deeper[guess] = level[node] + log_prob
                     paths[guess] = [*paths[node], guess]
         if not deeper:

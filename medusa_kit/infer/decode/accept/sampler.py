@@ -25,6 +25,7 @@ from medusa_kit.infer.decode.accept.grammar import GrammarMask
 from medusa_kit.infer.decode.accept.logits_processing import Settings, logits_processors
 from medusa_kit.infer.decode.accept.one_thread import one_thread
 from medusa_kit.infer.decode.accept.rules import Verdict
+from medusa_kit.infer.likeliest import no_scores
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.transfer import to_device
 
@@ -60,11 +61,21 @@ class Sampler:
 
     @one_thread()
     def choose(self, logits_V: Tensor, prefix: Sequence[int]) -> int:
-        """The token after `prefix`, whose last token gave `logits_V`."""
+        """The token after `prefix`, whose last token gave `logits_V`. Raises NotFiniteError where
+        what processing leaves has no finite score."""
         if self.draws and self._warping is not None and kernels_draw(logits_V.device):
             scores_V = _processed_by(self._before_warpers, logits_V, prefix)
-            return self._warping.draw(scores_V, self.params.seed, len(prefix))
-        return int(self.scores(logits_V, prefix).argmax(-1))
+            token = self._warping.draw(scores_V, self.params.seed, len(prefix))
+            score = scores_V[token].item()
+        else:
+            scores_V = self.scores(logits_V, prefix)
+            best_1 = scores_V.argmax(-1, keepdim=True)
+            pair = torch.cat([best_1.double(), scores_V.gather(0, best_1)])
+            named, score = pair.tolist()  # one transfer
+            token = int(named)
+        if not math.isfinite(score):
+            raise no_scores(len(prefix))
+        return token
 
     def scores(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
         """scores_V whose argmax is the token: processed logits, plus Gumbel noise for an exact
@@ -107,20 +118,32 @@ class Sampler:
 
     @one_thread()
     def judge(self, logits_V: Tensor, prefix: Sequence[int], tokens: Sequence[int]) -> Verdict:
-        """The verdict of typical acceptance: are these draft tokens likely enough?
+        """The verdict of typical acceptance: are these draft tokens likely enough? Raises as
+        `choose`.
 
         The bar is min(epsilon, delta · exp(-entropy)) of the processed distribution (§2.3.1).
         """
         log_V = self._processed(logits_V, prefix).log_softmax(-1)
         entropy = -(log_V.exp() * log_V).nansum()  # 0 · log 0 counts as 0
         guessed_C = log_V[torch.tensor(tokens, dtype=torch.int64, device=log_V.device)]
-        *log_probs, uncertainty = torch.cat([guessed_C, entropy[None]]).tolist()  # one transfer
+        best_1 = log_V.argmax(-1, keepdim=True)
+        numbers = [guessed_C, entropy[None], log_V.gather(0, best_1), best_1.double()]
+        *log_probs, uncertainty, highest, top_token = torch.cat(numbers).tolist()  # one transfer
+        if not math.isfinite(highest):
+            raise no_scores(len(prefix))
         epsilon, delta = self.params.thresholds
         bar = min(math.log(epsilon), math.log(delta) - uncertainty)
-        return Verdict(int(log_V.argmax(-1)), log_probs, bar)
+        return Verdict(int(top_token), log_probs, bar)
 
     def _processed(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
         return _processed_by(self._processors, logits_V, prefix)
+
+
+@one_thread()
+def has_scores(logits_V: Tensor) -> bool:
+    """Whether a token can follow: no logit is NaN, and the highest is finite. The host waits for
+    a device."""
+    return math.isfinite(float(logits_V.max()))
 
 
 def _processed_by(processors: Sequence[Any], logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
