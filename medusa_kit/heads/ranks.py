@@ -63,11 +63,13 @@ def token_ranks(
 
 
 def _ranks(logits_CR: Tensor, columns_C: Tensor, num_ranks: int) -> Tensor:
-    """Ties are broken by column, since columns ascend in token id."""
+    """Ties are broken by column, since columns ascend in token id. A token whose logit is NaN or
+    infinite is a miss, and one beside it is above all others, as in drafting."""
     index_C1 = columns_C.clamp_min(0)[:, None]
     truth_C1 = logits_CR.gather(1, index_C1)
     column_R = torch.arange(logits_CR.shape[1], device=logits_CR.device)
-    above_C = (logits_CR > truth_C1).sum(1)
+    above_C = logits_CR.shape[1] - (logits_CR <= truth_C1).sum(1)  # NaN is not below anything
     tied_C = ((logits_CR == truth_C1) & (column_R < index_C1)).sum(1)
     ranks_C = above_C + tied_C
-    return ranks_C.masked_fill((columns_C < 0) | (ranks_C >= num_ranks), MISSING)
+    missed_C = (columns_C < 0) | (ranks_C >= num_ranks) | ~truth_C1[:, 0].isfinite()
+    return ranks_C.masked_fill(missed_C, MISSING)

@@ -7,9 +7,9 @@ micro-batch's share of the update's mean, so gradients are summed over micro-bat
 
 import contextlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,19 +29,27 @@ from medusa_kit.train.optimizer import make_optimizer, set_learning_rate
 from medusa_kit.train.stages import Medusa1, Medusa2, Terms
 
 Stage = Medusa1 | Medusa2
+Named = Iterator[tuple[str, Tensor]]  # tensors by name
 GO_ON_AS_BEGUN = "finish that run with the version that began it, or add --fresh to start over"
 
 
 class TrainingEngine(Protocol):
-    """`forward` and `backward` for each micro-batch, then one `update`."""
+    """`forward` and `backward` for each micro-batch, then `norm` and one `update`.
+
+    `norm` is that of all processes' gradients, on their device; None where it is known only with
+    the update, which returns it then. Where it is not finite, the run must end.
+    """
 
     module: Stage
 
     def forward(self, batch: Batch, terms: Terms) -> HeadsLoss: ...
     def backward(self, loss: Tensor) -> None: ...
-    def update(self, learning_rate: float) -> None: ...
+    def norm(self) -> Tensor | None: ...
+    def update(self, learning_rate: float) -> float | None: ...
     def save(self, folder: Path) -> None: ...
     def load(self, folder: Path) -> None: ...
+    def trained(self) -> Named: ...  # weights, as far as this process has them
+    def moments(self) -> Named: ...  # what the optimiser keeps of them, likewise
     def whole(
         self, parameters: Sequence[nn.Parameter]
     ) -> contextlib.AbstractContextManager[None]: ...
@@ -82,6 +90,7 @@ class PlainEngine:
         self.grad_clip = recipe.train.grad_clip
         self.optimizer, self._factors = make_optimizer(module, recipe, fused=True)
         self._owns_group = distributed.start(device)
+        self._norm: Tensor | None = None  # of the gradients of the update to come
 
     def forward(self, batch: Batch, terms: Terms) -> HeadsLoss:
         return self.module(batch, terms)
@@ -89,15 +98,32 @@ class PlainEngine:
     def backward(self, loss: Tensor) -> None:
         loss.backward()
 
+    def norm(self) -> Tensor:
+        if distributed.world() > 1:
+            for parameter in self._weights:
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = distributed.summed(gradient)
+        gradients = [p.grad for p in self._weights if p.grad is not None]
+        self._norm = torch.nn.utils.get_total_norm(gradients)
+        return self._norm
+
     def update(self, learning_rate: float) -> None:
         set_learning_rate(self.optimizer, learning_rate, self._factors)
-        trained = [p for p in self.module.parameters() if p.requires_grad]
-        for parameter in trained if distributed.world() > 1 else []:
-            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            parameter.grad = distributed.summed(gradient)
-        torch.nn.utils.clip_grad_norm_(trained, self.grad_clip)
+        norm = self.norm() if self._norm is None else self._norm
+        torch.nn.utils.clip_grads_with_norm_(self._weights, self.grad_clip, norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self._norm = None
+
+    @property
+    def _weights(self) -> list[nn.Parameter]:
+        return [p for p in self.module.parameters() if p.requires_grad]
+
+    def trained(self) -> Named:
+        yield from _trained_state(self.module).items()
+
+    def moments(self) -> Named:
+        yield from _tensors_of(self.optimizer)
 
     def save(self, folder: Path) -> None:
         if distributed.is_main():
@@ -135,6 +161,8 @@ class DeepspeedEngine:
 
     def __init__(self, module: Stage, recipe: TrainRecipe, device: torch.device) -> None:
         self.module = module
+        config = deepspeed_config(recipe)
+        self._shards = bool(recipe.deepspeed.zero_stage) or config["bf16"]["enabled"]
         self._scale = recipe.train.accumulation * distributed.world()
         self._step_due = False
         self._owns_group = not torch.distributed.is_initialized()
@@ -143,7 +171,7 @@ class DeepspeedEngine:
             self._deepspeed = import_deepspeed(device)
             start_process_group(self._deepspeed, device)
             self.engine, self.optimizer, _, _ = self._deepspeed.initialize(
-                model=module, optimizer=optimizer, config=deepspeed_config(recipe)
+                model=module, optimizer=optimizer, config=config
             )
         if recipe.deepspeed.zero_stage == 3:
             # The hooks of the module's forward and backward gather these once a micro-step, since
@@ -162,10 +190,26 @@ class DeepspeedEngine:
         self.engine.backward(loss * self._scale)
         self._step_due = True
 
-    def update(self, learning_rate: float) -> None:
+    def norm(self) -> Tensor | None:
+        """None where DeepSpeed's own optimisers have the gradients."""
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        return None if self._shards else torch.nn.utils.get_total_norm(gradients)
+
+    def update(self, learning_rate: float) -> float | None:
         set_learning_rate(self.optimizer, learning_rate, self._factors)
-        self.engine.step()
+        self.engine.step()  # ZeRO skips one whose norm is not finite
         self._step_due = False
+        norm = self.engine.get_global_grad_norm()
+        return None if norm is None else float(norm)
+
+    def trained(self) -> Named:
+        """Of ZeRO-3 this process's parts."""
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad:
+                yield name, getattr(parameter, "ds_tensor", parameter).detach()
+
+    def moments(self) -> Named:
+        yield from _tensors_of(getattr(self.optimizer, "optimizer", self.optimizer))
 
     def save(self, folder: Path) -> None:
         with quiet():
@@ -224,6 +268,15 @@ def _check_same_dtypes(saved: dict[str, Tensor], trained: dict[str, Tensor], pat
                 f"{trained[name].dtype} now",
                 hint=GO_ON_AS_BEGUN,
             )
+
+
+def _tensors_of(optimizer: Any) -> Named:
+    """What an optimiser keeps of weights."""
+    for one in getattr(optimizer, "all", (optimizer,)):
+        for kept in one.state.values():
+            for name, value in kept.items():
+                if isinstance(value, Tensor):
+                    yield f"the optimiser's {name}", value
 
 
 def _trained_state(module: Stage) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.ranks import token_ranks
 from medusa_kit.train.data import HeadTargets
 from medusa_kit.train.features.features import Positions
+from medusa_kit.train.finite import heads_among
 from medusa_kit.train.loss.loss import LossOptions, heads_loss
 from medusa_kit.tree.search import best_trees
 from medusa_kit.tree.statistics import RankStatistics
@@ -34,6 +35,12 @@ class HeadScores:
     # With the best tree of 16 nodes, searched on each half of the held-out rows and replayed on the
     # other; None where there are too few rows.
     acceptance_length: float | None = None
+
+    @property
+    def without_loss(self) -> list[str]:
+        """Heads that have targets, and a loss that is NaN or infinite."""
+        pairs = zip(self.loss, self.top1, strict=True)
+        return heads_among([0.0 if math.isnan(top1) else loss for loss, top1 in pairs])
 
     def as_dict(self) -> dict[str, object]:
         """For JSON, which has no NaN."""

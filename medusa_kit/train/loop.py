@@ -19,10 +19,10 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.base.faults.out_of_memory import is_out_of_memory
-from medusa_kit.errors import CheckpointError, MedusaKitError, in_one_line
+from medusa_kit.errors import CheckpointError, MedusaKitError, NotFiniteError, in_one_line
 from medusa_kit.heads.checkpoint import read_whole
 from medusa_kit.settings.recipe import TrainRecipe
-from medusa_kit.train import distributed
+from medusa_kit.train import distributed, finite
 from medusa_kit.train.batching import Feed, Update
 from medusa_kit.train.engine import TrainingEngine
 from medusa_kit.train.evaluate import HeadScores
@@ -34,6 +34,12 @@ from medusa_kit.train.run.schedule import heads_weight, learning_rate
 from medusa_kit.train.run.tracking import RUN_ID, Tracking
 from medusa_kit.transfer import together_on_host
 
+KEPT = "Heads and checkpoints that were written before are kept"
+LOWER = "lower train.learning_rate and add --fresh to start over"
+OF_BASE = (
+    "weights of the base are damaged, or base.dtype is too narrow for these rows: copy the base "
+    "again, or use a wider dtype"
+)
 Score = Callable[[], HeadScores]
 # (updates done, updates planned) -> updates to do in all; asked before the first and after each.
 Pace = Callable[[int, int], int]
@@ -66,6 +72,7 @@ class TrainingLoop:
         self.max_updates = feed.updates_per_epoch * recipe.train.epochs
         self.num_updates = self.max_updates
         self.step = 0
+        self._checked: int | None = None  # the update whose weights are known to be finite
         self.best: float | None = None  # simulated acceptance length of the kept weights
         # Plain numbers: tensors kept between blocks of logits would fragment the heap.
         self.recent: list[dict[str, Any]] = []
@@ -88,12 +95,24 @@ class TrainingLoop:
             return
         self.engine.load(checkpoint.folder)
         self.average.load(checkpoint.folder)
+        self._check_loaded(checkpoint.folder)
         load_random_state(checkpoint.folder / _random_name())
         self.step, self.best = checkpoint.progress["step"], checkpoint.progress["best"]
         self.num_updates = checkpoint.progress.get("num_updates", self.num_updates)
         self.began -= checkpoint.progress["seconds"]
         self.folder.forget_metrics_since(checkpoint)
         console.note(f"continuing from update {self.step} of {self.num_updates}")
+
+    def _check_loaded(self, folder: Path) -> None:
+        """Raises CheckpointError, in all processes, for a checkpoint with NaN or infinite numbers,
+        which versions that did not look have written."""
+        tensors = (*self.engine.trained(), *self.engine.moments(), *self.average.kept())
+        if names := finite.damaged(tensors, self.engine.module.heads.base.device):
+            raise CheckpointError(
+                f"the checkpoint in {folder} holds NaN or infinite numbers: "
+                f"{finite.in_words(names)}; expected finite numbers",
+                hint="add --fresh to start over, with a lower train.learning_rate",
+            )
 
     def check_kept(self, heads: Path) -> None:
         """Forgets the best score where the heads that were kept for it cannot be read any more."""
@@ -147,17 +166,32 @@ class TrainingLoop:
         bar.expect(self.num_updates)
 
     def _update(self, update: Update) -> None:
-        """Raises MedusaKitError, before any weight changes, when the loss is not finite; also where
-        memory is full."""
+        """Raises NotFiniteError, before any weight changes, when the loss or its gradients are not
+        finite; MedusaKitError where memory is full."""
         with self._explaining_full_memory(keep=True):
-            total = HeadsLoss(*together_on_host(*self._gradients(update)))
+            total, norm = self._losses_and_norm(update)
         if not math.isfinite(float(total.loss)):
-            self._not_finite(update, float(total.loss))
+            self._not_finite(update, total)
+        self._check_norm(norm)
         with self._explaining_full_memory(keep=False):
-            self.engine.update(learning_rate(self.recipe.train, self.step, self.num_updates))
+            rate = learning_rate(self.recipe.train, self.step, self.num_updates)
+            with self._explaining_overflow(rate):
+                self._check_norm(self.engine.update(rate))
             self.average.add(self.step)
         self.recent.append({name: part.tolist() for name, part in total._asdict().items()})
         self.step += 1
+
+    def _losses_and_norm(self, update: Update) -> tuple[HeadsLoss, float | None]:
+        """The losses' sums and the norm of the gradients, in one transfer."""
+        losses, norm = self._gradients(update), self.engine.norm()
+        if norm is None:
+            return HeadsLoss(*together_on_host(*losses)), None
+        *parts, on_host = together_on_host(*losses, norm)
+        return HeadsLoss(*parts), float(on_host)
+
+    def _check_norm(self, norm: float | None) -> None:
+        if norm is not None and not math.isfinite(norm):
+            raise self._stopped(f"the norm of the gradients is {norm} {self._at(self.step + 1)}")
 
     def _gradients(self, update: Update) -> HeadsLoss:
         """Add up the gradients of all micro-batches in the weights; returns the losses' sums."""
@@ -200,7 +234,35 @@ class TrainingLoop:
                 "and as much more train.accumulation (the losses stay the same)",
             ) from None
 
-    def _not_finite(self, update: Update, loss: float) -> None:
+    @contextlib.contextmanager
+    def _explaining_overflow(self, rate: float) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if "without overflow" not in str(error):  # as torch says that a number is too large
+                raise
+            what = f"a step of the learning rate {rate:g} is too large for a number"
+            raise self._stopped(f"{what} {self._at(self.step + 1)}") from error
+
+    def _at(self, step: int) -> str:
+        return f"at update {step} of {self.num_updates}"
+
+    def _stopped(self, what: str, hint: str | None = None) -> NotFiniteError:
+        return NotFiniteError(f"{what}; expected finite numbers. {KEPT}", hint=hint or LOWER)
+
+    def _check_weights(self) -> None:
+        """Raises NotFiniteError, in all processes, where trained weights are not finite: they are
+        not judged and not written."""
+        if self._checked == self.step:
+            return
+        device = self.engine.module.heads.base.device
+        if names := finite.damaged(self.engine.trained(), device):
+            when = f"after update {self.step} of {self.num_updates}"
+            what = "weights are NaN or infinite"
+            raise self._stopped(f"{what} {when}: {finite.in_words(names)}")
+        self._checked = self.step
+
+    def _not_finite(self, update: Update, total: HeadsLoss) -> None:
         path = self.folder.path / "bad_update.pt"
         if distributed.is_main():
             with self.folder.explain_disk():
@@ -208,10 +270,17 @@ class TrainingLoop:
                             "input_ids_BT": None if b.rows is None else b.rows.input_ids_BT}
                            for b in update.batches]  # fmt: skip
                 torch.save({"step": self.step + 1, "batches": batches}, path)
-        raise MedusaKitError(
-            f"the loss is {loss} at update {self.step + 1} of {self.num_updates}; its batches are "
-            f"in {path}",
-            hint="lower train.learning_rate; the checkpoint, if any, was written before",
+        why, hint = "", None
+        device = self.engine.module.heads.base.device
+        if names := finite.damaged(self.engine.trained(), device):
+            why = f", and so are weights: {finite.in_words(names)}"
+        elif finite.damaged(_hidden_of(update), device):
+            why, hint = ", since hidden states of the base are NaN or infinite", OF_BASE
+        whose = finite.whose(total, self.recipe.stage == "medusa2")
+        raise self._stopped(
+            f"the loss is {float(total.loss)} {self._at(self.step + 1)} ({whose}){why}; "
+            f"its batches are in {path}",
+            hint,
         )
 
     def _after_update(self) -> str | None:
@@ -247,11 +316,15 @@ class TrainingLoop:
 
     def judge(self, keep: bool = True) -> HeadScores:
         """Score on the held-out rows, and with `keep` the weights if they are the best so far."""
+        self._check_weights()
         with self._explaining_full_memory(keep=False), self.average.in_place():
             return self._judge(keep)
 
     def _judge(self, keep: bool) -> HeadScores:
         scores = self._score()
+        if names := scores.without_loss:
+            what = f"the held-out loss of {', '.join(names)} is no finite number"
+            raise self._stopped(f"{what} after update {self.step} of {self.num_updates}")
         top1 = " ".join(console.number(share, ".3f") for share in scores.top1)
         length = scores.acceptance_length
         length_note = "" if length is None else f", acceptance length {length:.3f} with 16 nodes"
@@ -265,6 +338,8 @@ class TrainingLoop:
         return scores
 
     def _is_best(self, length: float | None) -> bool:
+        if length is not None and math.isnan(length):
+            return False
         return length is None or self.best is None or length >= self.best
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -272,6 +347,8 @@ class TrainingLoop:
         self.tracking.log(line)
 
     def save(self) -> None:
+        self._check_weights()
+
         def write(folder: Path) -> None:
             self.engine.save(folder)
             self.average.save(folder)
@@ -292,6 +369,12 @@ class TrainingLoop:
             "run the same command again to continue"
         )
         raise KeyboardInterrupt
+
+
+def _hidden_of(update: Update) -> Iterator[tuple[str, torch.Tensor]]:
+    for batch in update.batches:
+        if batch.hidden_PD is not None:
+            yield "hidden states", batch.hidden_PD
 
 
 def _random_name() -> str:

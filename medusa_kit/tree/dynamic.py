@@ -129,6 +129,7 @@ def best_first(
 
     def ask(node: int, path: list[int], cost: float) -> None:
         guesses = guesses_after(path) if len(path) <= depth else ()
+        guesses = [one for one in guesses if one[1] > -math.inf]  # nor NaN
         paths.append(path)
         children.append(guesses)
         if guesses:
@@ -138,7 +139,7 @@ def best_first(
     ask(0, [root], 0.0)
     while heap and len(tokens) < num_nodes:
         cost, at, parent, rank, above = heapq.heappop(heap)
-        if -cost < least or cost == math.inf:
+        if -cost < least:
             break
         token = children[parent][rank][0]
         tokens.append(token)

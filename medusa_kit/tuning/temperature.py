@@ -44,11 +44,13 @@ def fit_temperatures(
 
 
 def _losses(logits_CR: Tensor, columns_C: Tensor) -> Tensor:
-    """Sum of the losses at each temperature, [G], float64 on the CPU."""
+    """Sum of the losses at each temperature, [G], float64 on the CPU. Positions whose logits are no
+    numbers are left out of all."""
     logits_CR = logits_CR.float()
     true_C = logits_CR.gather(1, columns_C[:, None])[:, 0]
-    losses = [((logits_CR / t).logsumexp(1) - true_C / t).double().sum() for t in TRIED_G.tolist()]
-    return torch.stack(losses).cpu()
+    losses = [((logits_CR / t).logsumexp(1) - true_C / t).double() for t in TRIED_G.tolist()]
+    losses_GC = torch.stack(losses)
+    return losses_GC.where(losses_GC.isfinite().all(0), 0.0).sum(1).cpu()
 
 
 def _minimum(losses_G: Tensor) -> float:

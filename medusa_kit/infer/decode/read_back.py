@@ -42,10 +42,9 @@ def read_back(
     if scores.ranked_NR is not None:
         # The C++ kernels' tokens lie in the host's memory, where numbers are read in less time than
         # an operation on few of them takes.
-        argmax, near_ties = scores.ranked_argmax(), scores.ranked_near_ties(tolerance)
-        nothing = [None] * len(requests)
-        ranked_NR = _known(scores.ranked_NR, argmax)
-        return ReadBack(nodes.tokens_N.tolist(), argmax, near_ties, ranked_NR, nothing)
+        by_rank, near_ties = scores.ranked_argmax(), scores.ranked_near_ties(tolerance)
+        known_NR, nothing = _known(scores.ranked_NR, by_rank), [None] * len(requests)
+        return ReadBack(nodes.tokens_N.tolist(), by_rank, near_ties, known_NR, nothing)
     on_host = scores.logits_NV.device.type == "cpu"
     ranked_NR = None
     if ranks and not on_host:

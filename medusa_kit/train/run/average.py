@@ -56,6 +56,10 @@ class MovingAverage:
         for name, weight in self._trained.items():
             weight.copy_(weights[name])
 
+    def kept(self) -> Iterator[tuple[str, Tensor]]:
+        """The averages by name."""
+        yield from self._kept.items()
+
     def save(self, folder: Path) -> None:
         if self._kept and distributed.is_main():
             torch.save(self._kept, folder / NAME)

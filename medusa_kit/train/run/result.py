@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit.base import adapters
+from medusa_kit.base.faults.finite import damage_in
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import VARIANT_KEY, BaseModel
 from medusa_kit.base.origin import HEADS
 from medusa_kit.base.placement import DTYPES
+from medusa_kit.errors import NotFiniteError
 from medusa_kit.files import atomic_write, parse_json, write_json
 from medusa_kit.heads import MedusaHeads, save_heads
 from medusa_kit.heads.checkpoint import (
@@ -92,11 +94,17 @@ def _save_heads(
     config: HeadsConfig,
     record: str,
 ) -> None:
-    """`record`: the provenance, written beside them."""
-    save_dtype = recipe.heads.save_dtype or recipe.base.dtype
+    """`record`: the provenance, written beside them. Raises NotFiniteError, before anything is
+    written, for weights that would be no finite numbers in the file."""
+    dtype = DTYPES[recipe.heads.save_dtype or recipe.base.dtype]
     heads = heads.with_heads(heads.num_heads + recipe.heads.further_heads)
-    config, dtype = replace(config, num_heads=heads.num_heads), DTYPES[save_dtype]
-    digest = heads_digest(config, tensors_to_save(heads, dtype))
+    config, tensors = replace(config, num_heads=heads.num_heads), tensors_to_save(heads, dtype)
+    if (found := damage_in(tensors.items())) is not None:
+        raise NotFiniteError(
+            f"heads cannot be written to {folder}: {found}",
+            hint="their numbers are too large for that dtype: set heads.save_dtype to a wider one",
+        )
+    digest = heads_digest(config, tensors)
     drop_derived(folder, digest)
     save_heads(heads, folder, dtype, config)
     write_json(folder / "provenance.json", {HEADS: digest, **parse_json(record)})

@@ -20,6 +20,7 @@ from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import CheckpointError, NotFiniteError
+from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.details import OutputOptions
@@ -105,6 +106,11 @@ def engine(runner: str, request: pytest.FixtureRequest) -> Iterator[Engine]:
         engine_on.cache_clear()
 
 
+def heads_of(engine: Engine) -> MedusaHeads:
+    assert engine.heads is not None
+    return engine.heads
+
+
 class Guesses(Drafter):
     """Guesses what is right, beside and behind a token."""
 
@@ -160,7 +166,7 @@ def test_a_prompt_with_the_token(runner: str, rule: str, engine: Engine) -> None
     rows = requests_of(engine, prompts, RULES[rule])
     for row in rows:
         row.output_options = OutputOptions(2)
-    drafter = draft_with(engine.heads, BUSHY) if rule != "typical" else None
+    drafter = draft_with(heads_of(engine), BUSHY) if rule != "typical" else None
     served(engine, rows, drafter or build_drafter("none", DraftContext(engine.verifier)))
     assert isinstance(rows[1].error, NotFiniteError)
     assert "NaN or infinite" in str(rows[1].error)
@@ -215,7 +221,7 @@ def test_nobody_goes_on_after_its_text(runner: str, engine: Engine) -> None:
     """Neither after a request has failed nor while it is being read."""
     bad, shared = unused(runner), [*PROMPTS[1], *PROMPTS[1]]
     good = [*shared, 7]
-    drafter = draft_with(engine.heads, BUSHY)
+    drafter = draft_with(heads_of(engine), BUSHY)
     for slots in (1, 3):
         prompts = [[*shared, bad, 9], good, [*shared, bad, 11], good]
         rows = requests_of(engine, prompts, GREEDY)
