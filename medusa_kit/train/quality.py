@@ -27,7 +27,10 @@ class Readings:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(float(self.surprise_P.double().mean()))
+        try:
+            return math.exp(float(self.surprise_P.double().mean()))
+        except OverflowError:
+            return math.inf
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,10 @@ class Quality:
     same_token: float  # share of positions with the same greedy token as the original
     same_answer: float  # share of rows in which that holds at every position
 
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
+    def as_dict(self) -> dict[str, float | None]:
+        """For JSON, which has neither NaN nor infinity."""
+        found = asdict(self)
+        return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 """The check at load: lets through what is right, refuses what is wrong, and says how wrong."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +207,12 @@ def test_what_rounding_alone_does_in_16_bits_is_no_fault(
 def test_rounding_excuses_nothing_in_32_bits() -> None:
     with pytest.raises(IncompatibleBaseError, match=r"off by .* \(allowed 1e-03\)"):
         self_check(coarse_base(torch.float32))
+
+
+def test_nan_with_the_real_windows_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a finite number `max` keeps that."""
+    found = iter([(1e-6, 1e-6), (math.nan, math.nan)])
+    monkeypatch.setattr("medusa_kit.infer.self_check._measure", lambda *_: next(found))
+    base = wrap_model(tiny_model("mistral-sliding", sliding_window=64))
+    with pytest.raises(IncompatibleBaseError, match="NaN or infinite"):
+        check_trees(Verifier(base))

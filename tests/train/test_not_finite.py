@@ -26,6 +26,7 @@ from medusa_kit.heads.ranks import MISSING, _ranks
 from medusa_kit.train import loop
 from medusa_kit.train.evaluate import evaluate
 from medusa_kit.train.features.features import Positions
+from medusa_kit.train.quality import Readings, compare
 from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.trainer import train_heads
 from medusa_kit.tree.dynamic import best_first
@@ -268,3 +269,9 @@ def test_paths_without_a_chance_are_not_in_a_dynamic_tree():
     tokens, _, scores = best_first(1, lambda path: [(7, NAN), (8, -1.0), (9, -INF)], 2, 9)
     assert tokens == [1, 8, 8]
     assert scores == [0, -1, -2]
+
+
+def test_a_perplexity_beyond_all_numbers():
+    reading = Readings(torch.full((3,), 1e4), torch.zeros(3), np.array([0]))
+    assert reading.perplexity == INF
+    assert compare(reading, reading).as_dict()["perplexity_after"] is None
