@@ -22,6 +22,7 @@ TIERS = [
         "errors",
         "console",
         "ctrl_c",
+        "equal_rows",
         "files",
         "garbage",
         "locks",

@@ -8,12 +8,12 @@ Shapes: T tokens of one example, P positions used, K heads, J = K + 1 tokens ahe
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from medusa_kit.data.chat import EncodedExample
+from medusa_kit.equal_rows import contents, groups_of, held_out
 from medusa_kit.errors import DataError
 
 
@@ -76,18 +76,23 @@ def on_all_tokens(items: Sequence[HeadTargets]) -> list[HeadTargets]:
 
 
 def split(
-    items: Sequence[HeadTargets], eval_fraction: float, seed: int, together: bool = True
+    items: Sequence[HeadTargets],
+    eval_fraction: float,
+    seed: int,
+    together: bool = True,
+    alike: bool = True,
 ) -> tuple[list[HeadTargets], list[HeadTargets]]:
     """(training, held out), split by whole examples, the same for the same seed.
 
-    Rows of the same tokens stay on one side; with `together` false each goes its own way, as before
-    that was so. Without such rows both give the same split.
+    Equal rows stay on one side, and rows with a prompt or an answer in common (equal_rows.py). With
+    `alike` false the latter may part, and with `together` false equal ones too, as in earlier
+    versions. Without such rows all give the same split.
 
     Raises DataError when there are not enough examples for one on each side.
     """
-    groups: dict[Any, list[int]] = {}
-    for index, item in enumerate(items):
-        groups.setdefault(tuple(item.input_ids) if together else index, []).append(index)
+    rows = [tuple(item.input_ids) if together else index for index, item in enumerate(items)]
+    parts = [_parts(item) for item in items] if together and alike else None
+    groups = groups_of(rows, parts)
     if len(groups) < 2:
         same = ", all of them the same" if len(items) > 1 else ""
         raise DataError(
@@ -97,22 +102,30 @@ def split(
             "`medusa-kit data inspect` shows what is trained on",
         )
     num_held_out = min(max(round(len(items) * eval_fraction), 1), len(items) - 1)
-    chosen = _chosen(list(groups.values()), num_held_out, seed)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(groups), generator=generator).tolist()
+    chosen = held_out(groups, order, num_held_out)
     training = [item for index, item in enumerate(items) if index not in chosen]
     return training, [items[index] for index in sorted(chosen)]
 
 
-def _chosen(groups: Sequence[list[int]], max_members: int, seed: int) -> set[int]:
-    """The members of random groups, at most `max_members`; where no group is that small, of one of
-    the smallest."""
-    generator = torch.Generator().manual_seed(seed)
-    order = [groups[index] for index in torch.randperm(len(groups), generator=generator).tolist()]
-    chosen: set[int] = set()
-    for group in order:
-        if len(chosen) + len(group) <= max_members:
-            chosen.update(group)
-    smallest = min(len(group) for group in groups)
-    return chosen or set(next(group for group in order if len(group) == smallest))
+def _parts(item: HeadTargets) -> list[tuple[str, int]]:
+    """What other rows may have too: the first prompt, and all that the assistant wrote."""
+    first = int(item.positions_P[0]) + 1
+    prompt, answer = contents(item.input_ids[:first], item.ahead_PJ[:, 0].tolist())
+    return [("prompt", prompt), ("answer", answer)]
+
+
+def stretch_contents(items: Sequence[HeadTargets]) -> np.ndarray:
+    """int64 [A, 2]: `contents` of each stretch of the assistant's tokens, whose prompt is its
+    row's."""
+    found = []
+    for item in items:
+        prompt = item.input_ids[: int(item.positions_P[0]) + 1]
+        gaps = np.flatnonzero(np.diff(item.positions_P) > 1) + 1
+        for answer in np.split(item.ahead_PJ[:, 0], gaps):
+            found.append(contents(prompt, answer.tolist()))
+    return np.array(found, dtype=np.int64).reshape(-1, 2)
 
 
 def most_frequent_ids(

@@ -52,11 +52,16 @@ class HeadScores:
 
 @torch.no_grad()
 def evaluate(
-    heads: MedusaHeads, store: Positions, chunk: int, starts: np.ndarray | None = None
+    heads: MedusaHeads,
+    store: Positions,
+    chunk: int,
+    starts: np.ndarray | None = None,
+    contents_A2: np.ndarray | None = None,
 ) -> HeadScores:
     """Loss, top-1, top-5 and simulated acceptance; NaN where a head has no target.
 
-    `starts`: where each stretch of the assistant's text begins among the positions (answer_starts).
+    `starts`: where each stretch of the assistant's text begins among the positions (answer_starts);
+    `contents_A2`: what each says (stretch_contents).
     """
     hidden_PD, ahead_PJ = store.hidden_PD, store.ahead_PJ
     options = LossOptions(decay=1.0, chunk=chunk)
@@ -68,14 +73,21 @@ def evaluate(
     losses[count_K.to(losses.device) == 0] = math.nan
     top1_K = (known_PK & (ranks_PK < 1)).sum(0) / count_K
     top5_K = (known_PK & (ranks_PK < TOP)).sum(0) / count_K
-    length = None if starts is None else simulated_acceptance(ranks_PK.numpy(), starts, num_ranks)
+    length = None
+    if starts is not None:
+        length = simulated_acceptance(ranks_PK.numpy(), starts, num_ranks, contents_A2)
     return HeadScores(losses.tolist(), top1_K.tolist(), top5_K.tolist(), length)
 
 
-def simulated_acceptance(ranks_PK: np.ndarray, starts: np.ndarray, num_ranks: int) -> float | None:
+def simulated_acceptance(
+    ranks_PK: np.ndarray,
+    starts: np.ndarray,
+    num_ranks: int,
+    contents_A2: np.ndarray | None = None,
+) -> float | None:
     """Acceptance length by replay on rows that the tree was not searched on."""
     try:
-        statistics = RankStatistics(ranks_PK, starts, num_ranks)
+        statistics = RankStatistics(ranks_PK, starts, num_ranks, contents_A2=contents_A2)
         one, other = statistics.split(0.5, 0)
         lengths = [
             best_trees(fit, [NUM_NODES], judge, rounds=0)[NUM_NODES].replayed_length

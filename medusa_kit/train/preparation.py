@@ -33,7 +33,13 @@ from medusa_kit.train.batching import (
     StoredFeed,
     StoredPositions,
 )
-from medusa_kit.train.data import HeadTargets, coverage, most_frequent_ids, on_all_tokens
+from medusa_kit.train.data import (
+    HeadTargets,
+    coverage,
+    most_frequent_ids,
+    on_all_tokens,
+    stretch_contents,
+)
 from medusa_kit.train.engine import Stage, TrainingEngine
 from medusa_kit.train.evaluate import HeadScores, answer_starts, evaluate
 from medusa_kit.train.features.cache import cached_positions, open_cache
@@ -69,7 +75,7 @@ class Run:
         """A function that scores the heads on the held-out rows, the same in every process. Without
         an engine all weights are whole."""
         heads, base = self.module.heads, self.module.heads.base
-        starts = answer_starts(self.held_out)
+        starts, contents_A2 = answer_starts(self.held_out), stretch_contents(self.held_out)
 
         def score() -> HeadScores:
             self.module.eval()
@@ -79,7 +85,7 @@ class Run:
             # Gather after the base has run, since its forward releases what it gathered.
             needed = [*self.module.parameters_read_outside(), *heads.parameters()]
             with contextlib.nullcontext() if engine is None else engine.whole(needed):
-                scores = evaluate(heads, store, self.chunk, starts)
+                scores = evaluate(heads, store, self.chunk, starts, contents_A2)
             self.module.train()
             return scores
 

@@ -266,14 +266,18 @@ def _train_heads(
 def _split(
     items: Sequence[HeadTargets], recipe: TrainRecipe, checkpoint: Checkpoint | None
 ) -> tuple[list[HeadTargets], list[HeadTargets]]:
-    """(training, held out) as the run began: earlier versions had equal rows on both sides."""
+    """(training, held out) as the run began: earlier versions had rows with the same answer, or
+    equal rows, on both sides."""
     options = (items, recipe.data.eval_fraction, recipe.seed)
     parts = split(*options)
     saved = None if checkpoint is None else checkpoint.progress.get(identity.DATA)
     if saved in (None, identity.rows_digest(parts[0])):
         return parts
-    earlier = split(*options, together=False)
-    return earlier if saved == identity.rows_digest(earlier[0]) else parts
+    for which in ({"alike": False}, {"together": False}):
+        earlier = split(*options, **which)
+        if saved == identity.rows_digest(earlier[0]):
+            return earlier
+    return parts
 
 
 def _summary(

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from medusa_kit.equal_rows import groups_of, held_out
 from medusa_kit.errors import CheckpointError, TreeError
 from medusa_kit.files import atomic_write, parse_json
 
@@ -48,6 +49,8 @@ class RankStatistics:
     entries_PK  int16, the fewest nodes, root included, with which a dynamic tree holds the true
                 tokens of heads 0 to k; MISSING where no tree grown does; None: not recorded.
                 meta["dynamic"] says how those trees were grown
+    contents_A2 int64, digests of each answer's prompt and text (equal_rows.py), by which a split
+                keeps equal answers together; None: not recorded, each is one of its own
 
     Raises CheckpointError when these contradict each other.
     """
@@ -57,6 +60,7 @@ class RankStatistics:
     num_ranks: int
     meta: dict[str, Any] = field(default_factory=dict)
     entries_PK: np.ndarray | None = None
+    contents_A2: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         ranks_PK, starts = np.asarray(self.ranks_PK), np.asarray(self.starts)
@@ -69,6 +73,10 @@ class RankStatistics:
             entries_PK = np.asarray(self.entries_PK)
             _check_entries(entries_PK, ranks_PK)
             object.__setattr__(self, "entries_PK", entries_PK.astype(np.int16))
+        if self.contents_A2 is not None and self.contents_A2.shape != (self.num_answers, 2):
+            raise CheckpointError(
+                f"contents have shape {self.contents_A2.shape}, expected {(self.num_answers, 2)}"
+            )
 
     @property
     def num_positions(self) -> int:
@@ -118,20 +126,30 @@ class RankStatistics:
     def split(self, fraction: float, seed: int) -> tuple["RankStatistics", "RankStatistics"]:
         """(fit, held_out) by whole answers; `fraction` of the answers, at least one, are held out.
 
-        The same seed gives the same split. Answers keep their order. Raises TreeError for fewer
-        than two answers or a fraction outside (0, 1).
+        The same seed gives the same split. Answers keep their order; equal ones stay on one side.
+        Raises TreeError for fewer than two answers that differ or a fraction outside (0, 1).
         """
         if not 0.0 < fraction < 1.0:
             raise TreeError(f"held-out fraction {fraction}, expected a number between 0 and 1")
-        if self.num_answers < 2:
+        groups = self._groups()
+        if len(groups) < 2:
+            same = ", all of them the same," if self.num_answers > 1 else ""
             raise TreeError(
-                f"statistics of {self.num_answers} answers cannot be split, expected at least 2",
+                f"statistics of {self.num_answers} answers{same} cannot be split, expected at "
+                "least 2 that differ",
                 hint="calibrate on more answers",
             )
         num_held_out = min(max(round(fraction * self.num_answers), 1), self.num_answers - 1)
-        shuffled_A = np.random.default_rng(seed).permutation(self.num_answers)
-        held_out, fit = np.sort(shuffled_A[:num_held_out]), np.sort(shuffled_A[num_held_out:])
-        return self._answers(fit), self._answers(held_out)
+        order = np.random.default_rng(seed).permutation(len(groups)).tolist()
+        chosen = held_out(groups, order, num_held_out)
+        fit = [answer for answer in range(self.num_answers) if answer not in chosen]
+        return self._answers(np.array(fit)), self._answers(np.array(sorted(chosen)))
+
+    def _groups(self) -> list[list[int]]:
+        if self.contents_A2 is None:
+            return groups_of(range(self.num_answers))
+        rows = [(prompt, text) for prompt, text in self.contents_A2.tolist()]
+        return groups_of(rows, [[("prompt", prompt), ("answer", text)] for prompt, text in rows])
 
     def _answers(self, answers: np.ndarray) -> "RankStatistics":
         """The statistics of these answers alone, in the order given."""
@@ -141,7 +159,11 @@ class RankStatistics:
         rows_P = np.arange(lengths_A.sum()) + np.repeat(first_A - (ends_A - lengths_A), lengths_A)
         entries_PK = None if self.entries_PK is None else self.entries_PK[rows_P]
         starts = ends_A - lengths_A
-        return replace(self, ranks_PK=self.ranks_PK[rows_P], starts=starts, entries_PK=entries_PK)
+        contents_A2 = None if self.contents_A2 is None else self.contents_A2[answers]
+        return replace(
+            self, ranks_PK=self.ranks_PK[rows_P], starts=starts, entries_PK=entries_PK,
+            contents_A2=contents_A2,
+        )  # fmt: skip
 
     @classmethod
     def concat(cls, parts: Sequence["RankStatistics"]) -> "RankStatistics":
@@ -163,8 +185,12 @@ class RankStatistics:
         ranks_PK = np.concatenate([part.ranks_PK for part in parts])
         entries = [part.entries_PK for part in parts if part.entries_PK is not None]
         entries_PK = np.concatenate(entries) if len(entries) == len(parts) else None
-        starts_A = np.concatenate(starts)
-        return replace(first, ranks_PK=ranks_PK, starts=starts_A, entries_PK=entries_PK)
+        contents = [part.contents_A2 for part in parts if part.contents_A2 is not None]
+        contents_A2 = np.concatenate(contents) if len(contents) == len(parts) else None
+        return replace(
+            first, ranks_PK=ranks_PK, starts=np.concatenate(starts), entries_PK=entries_PK,
+            contents_A2=contents_A2,
+        )  # fmt: skip
 
     def save(self, path: str | pathlib.Path) -> None:
         """Write one .npz file, atomically."""
@@ -178,6 +204,8 @@ class RankStatistics:
         arrays = {"ranks_PK": self.ranks_PK, "starts": self.starts, "header": np.array(text)}
         if self.entries_PK is not None:
             arrays["entries_PK"] = self.entries_PK
+        if self.contents_A2 is not None:
+            arrays["contents_A2"] = self.contents_A2
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
         return buffer.getvalue()
@@ -205,7 +233,7 @@ _UNREADABLE = (
 )
 
 
-def _read_fields(arrays: Any) -> tuple[np.ndarray, np.ndarray, int, dict[str, Any], Any]:
+def _read_fields(arrays: Any) -> tuple[np.ndarray, np.ndarray, int, dict[str, Any], Any, Any]:
     """The fields of RankStatistics, in order, from an opened .npz file."""
     header = parse_json(str(arrays["header"]))
     version = (header["format"], header["version"])
@@ -213,9 +241,10 @@ def _read_fields(arrays: Any) -> tuple[np.ndarray, np.ndarray, int, dict[str, An
         raise CheckpointError(
             f"format {version[0]!r} version {version[1]!r}, expected {FORMAT!r} version {VERSION}"
         )
-    entries_PK = arrays["entries_PK"] if "entries_PK" in arrays.files else None
+    further = [arrays[name] if name in arrays.files else None
+               for name in ("entries_PK", "contents_A2")]  # fmt: skip
     meta = dict(header["meta"])
-    return arrays["ranks_PK"], arrays["starts"], header["num_ranks"], meta, entries_PK
+    return arrays["ranks_PK"], arrays["starts"], header["num_ranks"], meta, *further
 
 
 def _check_arrays(ranks_PK: np.ndarray, starts: np.ndarray, num_ranks: Any) -> None:

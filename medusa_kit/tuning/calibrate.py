@@ -19,6 +19,7 @@ from medusa_kit.data.chat import check_ids
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.drafters.heads.copying import SMOOTHING
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
+from medusa_kit.equal_rows import contents
 from medusa_kit.errors import DataError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.ranks import UNAVAILABLE, token_ranks
@@ -72,6 +73,7 @@ def calibrate(
     return RankStatistics(
         np.concatenate(ranks), starts, min(num_ranks, heads.num_columns), meta,
         None if dynamic is None else np.concatenate(entries),
+        np.array([contents(each.prompt_ids, each.response_ids) for each in usable]),
     )  # fmt: skip
 
 

@@ -254,7 +254,7 @@ def test_a_run_begun_with_the_old_split_goes_on_with_it(
         for name in ("straight", "stopped", "new")
     )
 
-    def old_split(items, fraction, seed, together=True):
+    def old_split(items, fraction, seed, together=True, alike=True):
         return split(items, fraction, seed, together=False)
 
     with monkeypatch.context() as patch:

@@ -10,6 +10,7 @@ from medusa_kit.train.data import (
     on_all_tokens,
     prepare,
     split,
+    stretch_contents,
 )
 
 
@@ -104,6 +105,46 @@ def test_rows_that_all_come_twice_are_held_out_in_pairs():
     assert len(training) == 3
     with pytest.raises(DataError, match="all of them the same"):
         split(rows_of(7, 7, 7), 0.1, 0)
+
+
+def conversations(*pairs):
+    """A row for each (prompt, answer), of twelve tokens each."""
+    return prepare([
+        EncodedExample([prompt] * 12 + [answer] * 12, [False] * 12 + [True] * 12, n)
+        for n, (prompt, answer) in enumerate(pairs)
+    ], 2)  # fmt: skip
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.4])
+def test_rows_with_the_same_prompt_or_answer_stay_on_one_side(fraction):
+    pairs = [(n, 100 + n) for n in range(20)] + [(n, 200 + n) for n in range(5)]
+    items = conversations(*pairs, *((300 + n, 100 + n) for n in range(8, 13)))
+    for seed in range(20):
+        training, held_out = split(items, fraction, seed)
+        for place in (0, -1):
+            known = {item.input_ids[place] for item in training}
+            assert not known & {item.input_ids[place] for item in held_out}
+        assert len(training) + len(held_out) == 30
+
+
+def test_rows_of_one_prompt_are_split_by_answer():
+    training, held_out = split(conversations(*((1, 100 + n % 10) for n in range(20))), 0.2, 0)
+    assert len(held_out) == 4
+    assert not {i.input_ids[-1] for i in training} & {i.input_ids[-1] for i in held_out}
+
+
+def test_short_answers_may_be_equal():
+    rows = [EncodedExample([n] * 9 + [100 + n % 2] * 3, [False] * 9 + [True] * 3, n)
+            for n in range(50)]  # fmt: skip
+    assert len(split(prepare(rows, 2), 0.1, 0)[1]) == 5
+
+
+def test_the_stretches_of_a_row_share_its_prompt():
+    mask = [False, *[True] * 9, False, *[True] * 9]
+    (item,) = prepare([EncodedExample([1, *[2] * 9, 3, *[2] * 9], mask, 0)], 2)
+    found = stretch_contents([item, item])
+    assert found.shape == (4, 2)
+    assert len(set(map(tuple, found.tolist()))) == 1
 
 
 def test_rows_that_differ_are_split_as_they_always_were():

@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -209,3 +210,60 @@ def test_entries_travel_with_their_rows(tmp_path):
 def test_impossible_entries_are_refused(entries, message):
     with pytest.raises(CheckpointError, match=message):
         replace(small(), entries_PK=np.array(entries))
+
+
+def with_contents(contents: list[tuple[int, int]]) -> RankStatistics:
+    lengths = [4] * len(contents)
+    ranks_PK = np.concatenate([[[n], [n], [n], [-1]] for n in range(len(contents))])
+    starts = np.cumsum([0, *lengths[:-1]])
+    return RankStatistics(ranks_PK, starts, 64, {}, None, np.array(contents, dtype=np.int64))
+
+
+def sides(statistics: RankStatistics, fraction: float, seed: int) -> list[set[tuple[int, int]]]:
+    parts = statistics.split(fraction, seed)
+    assert sum(part.num_answers for part in parts) == statistics.num_answers
+    return [set(map(tuple, part.contents_A2.tolist())) for part in parts]  # type: ignore
+
+
+@pytest.mark.parametrize("fraction", [0.2, 0.5, 0.8])
+def test_equal_answers_stay_on_one_side(fraction: float) -> None:
+    """Answers twice, a prompt with two answers, an answer to two prompts."""
+    contents = [(n, n) for n in range(12)] + [(n, n) for n in range(6)] + [(7, 70), (80, 8)]
+    for seed in range(20):
+        fit, held_out = sides(with_contents(contents), fraction, seed)
+        for column in range(2):
+            assert not {one[column] for one in fit} & {one[column] for one in held_out}
+
+
+def test_answers_to_one_prompt_are_split_by_answer() -> None:
+    for seed in range(5):
+        fit, held_out = sides(with_contents([(1, n % 5) for n in range(15)]), 0.4, seed)
+        assert len(fit) == 3
+        assert len(held_out) == 2
+        assert not fit & held_out
+
+
+def test_answers_that_are_all_the_same_are_refused() -> None:
+    with pytest.raises(TreeError, match="3 answers, all of them the same, cannot be split"):
+        with_contents([(1, 1)] * 3).split(0.5, 0)
+
+
+def test_answers_that_differ_are_split_as_without_contents() -> None:
+    known = with_contents([(n, n) for n in range(30)])
+    plain = RankStatistics(known.ranks_PK, known.starts, 64)
+    for seed in range(5):
+        for one, other in zip(known.split(0.3, seed), plain.split(0.3, seed), strict=True):
+            assert np.array_equal(one.ranks_PK, other.ranks_PK)
+
+
+def test_contents_are_kept(tmp_path: Path) -> None:
+    statistics = with_contents([(-5, 2**62), (3, 4)])
+    statistics.save(tmp_path / "s.npz")
+    again = RankStatistics.load(tmp_path / "s.npz")
+    assert again.contents_A2 is not None
+    assert again.contents_A2.tolist() == [[-5, 2**62], [3, 4]]
+    joined = RankStatistics.concat([again, statistics])
+    assert joined.contents_A2 is not None
+    assert len(joined.contents_A2) == 4
+    with pytest.raises(CheckpointError, match="contents have shape"):
+        RankStatistics(again.ranks_PK, again.starts, 64, {}, None, np.zeros((3, 2), np.int64))

@@ -1,0 +1,66 @@
+"""Which rows stay together where some are held out, so that heads and trees are not judged on what
+they were made from.
+
+Rows that are equal stay together. So do rows that have a prompt or an answer in common, unless that
+makes one group of most rows, as where all have the same prompt.
+"""
+
+import hashlib
+from collections.abc import Collection, Hashable, Iterable, Sequence
+
+MIN_SAME = 8  # tokens of an answer; shorter ones are equal without being copies
+MAX_SHARE = 0.75  # of the rows, in one group
+
+
+def contents(prompt: Sequence[int], answer: Sequence[int]) -> tuple[int, int]:
+    """Digests of a row's prompt and answer, both of token ids."""
+    own = answer if len(answer) >= MIN_SAME else [*prompt, -1, *answer]
+    return _digest(prompt), _digest(own)
+
+
+def _digest(ids: Iterable[int]) -> int:
+    data = b"".join(token.to_bytes(8, "little", signed=True) for token in ids)
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
+
+
+def groups_of(
+    rows: Sequence[Hashable], parts: Sequence[Collection[Hashable]] | None = None
+) -> list[list[int]]:
+    """The indices of rows, in groups that stay together. `parts`: what rows may have in common."""
+    equal = [[("row", row)] for row in rows]
+    if parts is not None:
+        alike = _joined([[*one, *more] for one, more in zip(equal, parts, strict=True)])
+        if max(map(len, alike), default=0) <= MAX_SHARE * len(rows):
+            return alike
+    return _joined(equal)
+
+
+def _joined(keys: Sequence[Collection[Hashable]]) -> list[list[int]]:
+    """Groups of those that have a key in common, directly or by way of others."""
+    parents, first = list(range(len(keys))), dict[Hashable, int]()
+
+    def root(index: int) -> int:
+        while parents[index] != index:
+            parents[index] = index = parents[parents[index]]
+        return index
+
+    for index, own in enumerate(keys):
+        for key in own:
+            one, other = root(index), root(first.setdefault(key, index))
+            parents[max(one, other)] = min(one, other)
+    groups: dict[int, list[int]] = {}
+    for index in range(len(keys)):
+        groups.setdefault(root(index), []).append(index)
+    return list(groups.values())
+
+
+def held_out(groups: Sequence[list[int]], order: Iterable[int], max_members: int) -> set[int]:
+    """The members of the first groups in this order, at most `max_members`; where no group is that
+    small, of one of the smallest."""
+    ordered = [groups[index] for index in order]
+    chosen: set[int] = set()
+    for group in ordered:
+        if len(chosen) + len(group) <= max_members:
+            chosen.update(group)
+    smallest = min(map(len, groups))
+    return chosen or set(next(group for group in ordered if len(group) == smallest))
