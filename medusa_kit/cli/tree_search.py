@@ -82,7 +82,8 @@ def tree_search(
     search = (search_tree(engine, compared, tree_sizes, nodes, batches) if given_tree is None
               else judge_tree(engine, stats, given_tree))  # fmt: skip
     _show(engine, search)
-    _write(engine, search, folder, stats, answered=prompts is not None)
+    answered = None if prompts is None else _gathered(engine, folder, max_new_tokens)
+    _write(engine, search, folder, stats, answered)
 
 
 def _check_together(
@@ -205,12 +206,21 @@ def _answers(engine: Any, folder: Path, rows: Any, max_new_tokens: int, batch_si
     from medusa_kit.distill.generate import generate_answers
     from medusa_kit.tuning.results import ANSWERS_NAME
 
-    path, before = folder / GATHERED / ANSWERS_NAME, folder / ANSWERS_NAME
+    path, before = _gathered(engine, folder, max_new_tokens), folder / ANSWERS_NAME
     generate_answers(
         engine.base, rows, path, max_new_tokens=max_new_tokens, batch_size=batch_size,
         earlier=[before] if before.is_file() else [],
     )  # fmt: skip
     return [row for row in read_rows(str(path)) if isinstance(row, AnswerRow)]
+
+
+def _gathered(engine: Any, folder: Path, max_new_tokens: int) -> Path:
+    """Where answers gather: apart from those of a search with other settings."""
+    from medusa_kit.base.origin import digest_of
+    from medusa_kit.tuning.results import ANSWERS_NAME
+
+    settings = digest_of([engine.base.info.fingerprint, max_new_tokens])[:8]
+    return folder / GATHERED / settings / ANSWERS_NAME
 
 
 def _check_answers(answers: Path, base: Any) -> None:
@@ -247,16 +257,14 @@ def _read_choices(path: Path) -> Any:
     return load_tree(path)[0]
 
 
-def _write(engine: Any, search: Any, folder: Path, statistics: Any, answered: bool) -> None:
-    """The tree, and all that it was found from, together. `answered`: prompts, in this search."""
+def _write(engine: Any, search: Any, folder: Path, statistics: Any, answers: Path | None) -> None:
+    """The tree, and all that it was found from, together. `answers`: those of this search."""
     import shutil
 
-    from medusa_kit.tuning.results import ANSWERS_NAME, write_search
+    from medusa_kit.tuning.results import write_search
 
-    gathered = folder / GATHERED
-    answers = gathered / ANSWERS_NAME if answered else None
     write_search(engine, search, folder, statistics, answers)
-    shutil.rmtree(gathered, ignore_errors=True)
+    shutil.rmtree(folder / GATHERED, ignore_errors=True)
 
 
 def _show(engine: Any, search: Any) -> None:

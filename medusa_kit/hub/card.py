@@ -122,6 +122,7 @@ def _introduction(measured: Measured, options: CardOptions) -> Iterator[str]:
         ("projection to the vocabulary", projection),
         ("engines that load them", _engines(config)),
         ("weights, SHA-256", f"`{measured.weights_digest}`"),
+        ("heads, digest", f"`{measured.heads_digest}`"),
         ("medusa-kit", f"{config.kit_version} (this card: {__version__})"),
     ]
     yield console.markdown(("", ""), rows)

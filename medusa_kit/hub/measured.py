@@ -21,7 +21,7 @@ from torch import Tensor
 
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import CHECKPOINT
-from medusa_kit.base.origin import HEADS, STATISTICS, check_origin
+from medusa_kit.base.origin import HEADS, STATISTICS, TREE, check_origin, tell_unknown
 from medusa_kit.base.origin import compare as compare_origins
 from medusa_kit.bench.about import About
 from medusa_kit.bench.report import BenchReport
@@ -83,7 +83,8 @@ class Measured:
 
     folder: Path
     config: HeadsConfig
-    weights_digest: str
+    weights_digest: str  # of their file
+    heads_digest: str  # which reports name
     tree: dict[str, Any] | None
     plan: TreePlan | None
     replayed: Replayed | None
@@ -138,6 +139,7 @@ def read_measured(
         folder,
         config,
         digest,
+        heads,
         tree,
         plan,
         _replayed(folder, here, tree),
@@ -215,6 +217,14 @@ def _check_weights(path: Path, weights: Any, lossy: bool = False) -> None:
         )
 
 
+def _tell_of_unknown(path: Path, about: About) -> None:
+    """At most one line, for a report of an earlier version."""
+    if not about.digests:
+        tell_unknown(path, [HEADS])
+    elif not about.trees:
+        tell_unknown(path, [TREE])
+
+
 def _check_about(path: Path, about: About, here: Here, lossy: bool = False) -> None:
     """Raises ConfigError for a report that is not about this base, these heads and their tree."""
     _check_base(path, about.base.get("fingerprint"), here.config)
@@ -287,11 +297,7 @@ def _provenance(folder: Path, here: Here) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     record = _json(path)
-    if compare_origins(record, {HEADS: here.heads}).other:
-        raise ConfigError(
-            f"{path} is about other heads: it came with other weights than those of this folder",
-            hint="copy the whole folder again, or remove the file",
-        )
+    check_origin(path, record, {HEADS: here.heads}, "copy the whole folder again, or remove it")
     return record
 
 
@@ -304,6 +310,7 @@ def _bench(path: Path, here: Here) -> BenchReport:
         )
     report = _read(path, BenchReport.from_json, record, "bench", "bench --output FOLDER")
     _check_about(path, report.about, here, any(result.lossy for result in report.results))
+    _tell_of_unknown(path, report.about)
     return report
 
 
@@ -317,6 +324,7 @@ def _verify(path: Path, here: Here) -> dict[str, VerifyReport]:
     reports = _read(path, read, _json(path), "verify", "verify --output FILE")
     for report in reports.values():
         _check_about(path, report.about, here)
+    _tell_of_unknown(path, reports["greedy"].about)
     return reports
 
 

@@ -70,6 +70,8 @@ def test_a_search_that_fails_leaves_what_was_there(
         patch.setattr("medusa_kit.tuning.results.save_plan", fail)
         assert run(*search, written(tmp_path, "more"))[0] == 1
     assert files(heads) == before
+    assert run(*search, written(tmp_path, "more"), "-n", "5")[0] == 0  # other settings than those
+    assert all("more" in text for text in asked(heads))
 
 
 def test_answers_that_are_there_are_not_asked_again(run: Run, heads: Path, tmp_path: Path) -> None:
