@@ -2,6 +2,7 @@
 and without: what makes no difference would be dropped without a word."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from medusa_kit.errors import DataError
 # Private characters, which neither templates nor rows have, at both ends: two texts then begin
 # and cease to differ where the words do.
 OTHER = "\ue000other\ue001"
+NUMBERED = ("\ue000other", "\ue001")  # around the number of a message
+MANY = 16  # messages from which on they are looked for together
 OTHERS = ("content", "reasoning_content", "tool_calls")  # what a message is located by
 
 
@@ -49,9 +52,12 @@ class Shown(NamedTuple):
 def check_shown(view: Rendered, messages: Sequence[Message], text: str) -> Shown:
     """Raises DataError, naming it, for what the template leaves out of the rendered text."""
     thoughts = _check_extras(view, messages, text)
+    known = _found_at_once(view, messages, text) if len(messages) >= MANY else {}
     spans = list[Span]()
     for index, message in enumerate(messages):
-        if not _words(message) and _text(view, _otherwise(messages, index)) == text:
+        if index in known:
+            spans.append(known[index])
+        elif not _words(message) and _text(view, _otherwise(messages, index)) == text:
             spans.append((spans[-1][1],) * 2 if spans else (0, 0))  # nothing is left out
         else:
             spans.append(message_span(view, messages, index, text))
@@ -60,6 +66,33 @@ def check_shown(view: Rendered, messages: Sequence[Message], text: str) -> Shown
         for message, (start, end) in zip(messages, spans, strict=True)
     )
     return Shown(spans, changed or not all(thoughts))
+
+
+def _found_at_once(view: Rendered, messages: Sequence[Message], text: str) -> dict[int, Span]:
+    """The characters of messages of role and content, by one rendering in which they all say
+    something else: what stands between is the template's own. Empty where the text is not made of
+    that and of what the messages say."""
+    plain = [i for i, message in enumerate(messages) if not any(k in message for k in EXTRA_KEYS)]
+    others = list(messages)
+    for index in plain:
+        others[index] = {**messages[index], "content": f"{NUMBERED[0]}{index}{NUMBERED[1]}"}
+    other = _text(view, others) if view.as_text else None
+    between, *pieces = re.split("{}(\\d+){}".format(*NUMBERED), other or "")
+    if [int(number) for number in pieces[::2]] != plain or not text.startswith(between):
+        return {}
+    spans, start = dict[int, Span](), len(between)
+    for index, between in zip(plain, pieces[1::2], strict=True):
+        said = messages[index]["content"]
+        fitting = [
+            words
+            for words in {said, said.strip(), said.lstrip(), said.rstrip()}
+            if text.startswith(words, start) and text.startswith(between, start + len(words))
+        ]
+        if len(fitting) != 1:
+            return {}
+        spans[index] = (start, start + len(fitting[0]))
+        start = spans[index][1] + len(between)
+    return spans if start == len(text) else {}
 
 
 def message_span(view: Rendered, messages: Sequence[Message], index: int, text: str) -> Span:

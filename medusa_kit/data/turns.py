@@ -10,13 +10,13 @@ stands across the first or last character belongs to the turn.
 import bisect
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from medusa_kit.base.tokenizer.turn_end import end_of_turn, special_ids
 from medusa_kit.data.rendered import Rendered, Span
 from medusa_kit.data.rows import Message
-from medusa_kit.data.shown import check_shown, common_start, message_span, renderable
+from medusa_kit.data.shown import MANY, check_shown, common_start, message_span, renderable
 from medusa_kit.data.template import chat_template
 from medusa_kit.errors import DataError
 
@@ -75,6 +75,9 @@ class _Turns:
         self._end_id = end_of_turn(view.tokenizer)
         self._specials = special_ids(view.tokenizer)
         self._ends = {*self._specials, self._end_id}
+        self._ends_of_words = [end for _, end in self._message_spans]
+        self._assistants = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+        self._known: dict[tuple[bool, str, str], int | None] = {}  # of turns that are alike
         self._open_end: int | None = None  # of the turn just before, where nothing ended it
 
     def _check_marks(self) -> None:
@@ -123,7 +126,36 @@ class _Turns:
         """One past the last token with something of the text before `end`."""
         return bisect.bisect_left(self._spans, end, key=lambda span: span[0])
 
+    def _alike(self, index: int, beside: int, exact: Callable[[int], int]) -> int:
+        """`exact(index)`, a number of characters of the template's own between a turn and the
+        message `beside` it. Where the template writes the same there between the same roles, it is
+        found for the first such turn and the last, and holds for all if these agree."""
+        key = self._between(index, index + beside)
+        if len(self._messages) < MANY or key is None:
+            return exact(index)
+        if key not in self._known:
+            found = exact(index)
+            last = max(i for i in self._assistants if self._between(i, i + beside) == key)
+            self._known[key] = found if exact(last) == found else None
+        known = self._known[key]
+        return exact(index) if known is None else known
+
+    def _between(self, index: int, near: int) -> tuple[bool, str, str] | None:
+        if not 0 <= near < len(self._messages):
+            return None
+        first, second = sorted((index, near))
+        end, start = self._ends_of_words[first], self._message_spans[second][0]
+        return index < near, self._messages[near]["role"], self._text[end:start]
+
     def _turn_start(self, index: int) -> int:
+        if not index or self._messages[index - 1]["role"] == "assistant":
+            return self._found_start(index)
+        ends = self._ends_of_words
+        return ends[index - 1] + self._alike(
+            index, -1, lambda i: self._found_start(i) - ends[i - 1]
+        )
+
+    def _found_start(self, index: int) -> int:
         """The character where the model begins to write: behind what the template asks with. Some
         templates ask with more than they write before finished answers, such as the beginning of a
         thought."""
@@ -169,6 +201,10 @@ class _Turns:
         if mark is not None:
             return max(first, self._end_token(mark))
         limit = self._tail_end(index, end)
+        last = bisect.bisect_right(
+            self._spans, max(limit, end, following), key=lambda span: span[0]
+        )
+        tokens_near = range(after, last)
         for position in tokens_near:
             start, stop = self._spans[position]
             if start >= end and stop <= limit and self.ids[position] in self._ends:
@@ -194,6 +230,10 @@ class _Turns:
         return self._view.tokens(self._header(0))[0]
 
     def _tail_end(self, index: int, end: int) -> int:
+        ends = self._ends_of_words
+        return end + self._alike(index, 1, lambda i: self._found_tail(i, ends[i]) - ends[i])
+
+    def _found_tail(self, index: int, end: int) -> int:
         """Where the text behind a turn ceases to be what it is where the conversation ends there:
         from there on it is that of later turns."""
         if index + 1 == len(self._message_spans):
