@@ -55,6 +55,11 @@ def has_keys(*names: str) -> Ours:
     return ours
 
 
+def beside_ours(name: str, ours: Ours) -> Ours:
+    """Tells files, such as pictures, that lie beside a file of this name that is `ours`."""
+    return lambda path: ours(path.with_name(name))
+
+
 def json_object(path: Path) -> dict[str, Any] | None:
     """What a file holds that is a JSON object; None for all others."""
     try:

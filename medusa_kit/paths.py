@@ -24,11 +24,14 @@ def whole(path: str | PurePath) -> Path:
 def beside(name: str, *folders: Path) -> str:
     """What a name stands for that may be a path: the whole path where it exists, in one of
     `folders` or else in the working folder, and where it begins with `~`; else the name, such as
-    one on the Hub."""
+    one on the Hub. Of FOLDER:SPLIT the folder is looked up."""
     if not name:
         return name
     path = expanded(name)
     found = next((one for one in (*(f / path for f in folders), path) if one.exists()), None)
     if found is not None:
         return str(found.resolve())
+    folder, colon, split = name.partition(":")
+    if colon and (there := beside(folder, *folders)) != folder:
+        return f"{there}:{split}"
     return str(path) if name.startswith("~") else name

@@ -50,6 +50,7 @@ TIERS = [
 SIBLINGS_ALLOWED = {("process_lock", "console"), ("process_lock", "errors"),
                     ("process_lock", "files"), ("console", "errors"), ("files", "errors"),
                     ("outputs", "errors"), ("outputs", "files"), ("paths", "errors"),
+                    ("store", "paths"),
                     ("store", "console"),
                     ("store", "files"), ("__main__", "cli")}  # fmt: skip
 HEAVY = ("torch", "transformers", "numpy", "matplotlib", "fastapi", "starlette", "uvicorn", "httpx",

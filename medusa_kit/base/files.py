@@ -27,6 +27,7 @@ from medusa_kit.errors import (
 )
 from medusa_kit.files import parse_json
 from medusa_kit.locks import building_models
+from medusa_kit.paths import expanded, whole
 from medusa_kit.settings.engine import DEBUG_NAME, OWN_MODELS
 
 _HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -42,7 +43,7 @@ def resolve(name: str, weights: bool = True) -> tuple[str, str]:
         return "debug", name
     if (own := own_gguf(name)) is not None:
         return "embedded", str(folder_of(own))
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.suffix == ".gguf":
         return "gguf", str(folder_of(path))
     if path.is_dir():
@@ -65,18 +66,28 @@ def resolve(name: str, weights: bool = True) -> tuple[str, str]:
     return "hub", name
 
 
+LOCAL = ("folder", "gguf", "adapter")  # sources of bases that lie on this machine
+
+
+def whole_name(name: str, source: str) -> str:
+    """A base's name as it is kept: a path whole, since a relative one means something else from
+    another folder, and one of two parts would pass for a Hub id."""
+    return str(whole(name)) if source in LOCAL else name
+
+
 def lasting_name(name: str, source: str) -> str:
-    """A base's name, for files: a path whole, since one of two parts would pass for a Hub id."""
-    path = Path(name).expanduser()
-    local = source in ("folder", "gguf", "adapter") and path.exists()
-    return str(path.resolve()) if local else name
+    """The same for files, without links. A model in memory was often loaded from a folder."""
+    path = expanded(name)
+    local = source in LOCAL and path.exists()
+    in_memory = source == "memory" and (path / "config.json").is_file()
+    return str(path.resolve()) if local or in_memory else name
 
 
 def gguf_source(name: str) -> Path | None:
     """The GGUF file that a base of this name was dequantised from, if it was."""
     if (own := own_gguf(name)) is not None:
         return own
-    path = Path(name).expanduser()
+    path = expanded(name)
     return path if path.suffix == ".gguf" and path.is_file() else None
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from medusa_kit import console
 from medusa_kit.base.retry_after import LONGEST_WAIT, seconds_to_wait
 from medusa_kit.errors import HubError, MedusaKitError, UsageError
+from medusa_kit.paths import expanded, whole
 
 DESCRIPTIONS = "*.json"  # of heads; fetched first, since they say which weights are needed
 ATTEMPTS = 5
@@ -65,7 +66,7 @@ def heads_folder(name: str | Path, weights: Callable[[Path], Sequence[str]]) -> 
     """
     hub_name = on_hub(name)
     if hub_name is None:
-        return Path(name).expanduser()
+        return whole(name) if expanded(name).exists() else expanded(name)
     from huggingface_hub import snapshot_download
 
     def fetch(patterns: list[str]) -> Path:

@@ -13,6 +13,7 @@ from medusa_kit.base.files import (
     not_found,
     quiet_transformers,
     resolve,
+    whole_name,
 )
 from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.model import VARIANT_KEY, BaseModel
@@ -49,7 +50,7 @@ def load_base_model(
     target_dtype = requested_dtype(dtype, target_device)
     source, model, tokenizer, known = _load(name, target_dtype, revision, attention, four_bit)
     model = model if four_bit else _on_device(model, target_device)
-    base = BaseModel(model, tokenizer, name, source, revision, known, check)
+    base = BaseModel(model, tokenizer, whole_name(name, source), source, revision, known, check)
     if target_dtype == AUTO:
         console.note(
             f"{name} is loaded in {base.info.dtype}, its checkpoint's dtype (auto on CUDA)"

@@ -14,6 +14,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.bench.verify_report import EncodingDifference
 from medusa_kit.data.template import chat_template, encode_text, encodes_text, render_text
 from medusa_kit.files import parse_json
+from medusa_kit.paths import expanded
 
 FILE = "tokenizer.json"
 KEPT = Path(__file__).parents[1] / "assets" / "encodings.json"
@@ -45,11 +46,11 @@ def _tokenizer_file(source: str, name: str, revision: str | None) -> Path | None
     from transformers.utils import cached_file
 
     if source == "adapter":
-        info = read_info(Path(name).expanduser())
+        info = read_info(expanded(name))
         name, revision = info["base_model"], info["revision"]
         source, name = resolve(name, weights=False)
     if source == "folder":
-        path = Path(name).expanduser() / FILE
+        path = expanded(name) / FILE
         return path if path.is_file() else None
     if source == "hub":
         path = cached_file(

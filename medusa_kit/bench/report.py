@@ -15,6 +15,7 @@ from medusa_kit import console
 from medusa_kit.bench.about import About
 from medusa_kit.bench.agreement import Agreement
 from medusa_kit.files import write_json
+from medusa_kit.outputs import beside_ours, check_folder, check_replaced, has_keys
 from medusa_kit.settings.drafters import DRAFTERS
 from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.tuning.charts import draw
@@ -264,19 +265,28 @@ class BenchReport:
                  "about": about}  # fmt: skip
         return TypeAdapter(cls).validate_python(found)
 
+    @staticmethod
+    def check_place(folder: Path) -> None:
+        """Raises ConfigError, before anything is measured, where `write` would replace what is no
+        report."""
+        ours = has_keys("methods")
+        check_folder(folder, "--output")
+        check_replaced(folder, {BENCH: ours, PICTURE: beside_ours(BENCH, ours)}, "--output")
+
     def write(self, name: str, folder: Path) -> None:
         """bench.json, and bench.png where it can be drawn. `name`: of the model, for the chart."""
-        write_json(folder / "bench.json", self.to_json())
-        console.note(f"wrote {folder / 'bench.json'}")
+        write_json(folder / BENCH, self.to_json())
+        console.note(f"wrote {folder / BENCH}")
         rates = {result.name: result.total.tokens_per_second for result in self.ran}
         depths = {result.name: result.total.acceptance_by_depth for result in self.ran}
         draw(
-            folder / "bench.png",
+            folder / PICTURE,
             lambda plots, path: plots.plot_bench(
                 rates, depths, f"{name}, batch {self.batch_size}", path
             ),
         )
 
 
+BENCH, PICTURE = "bench.json", "bench.png"
 OWN = ("num_prompts", "max_new_tokens", "batch_size", "identical_to", "agreement_with_float32",
        "methods")  # fmt: skip

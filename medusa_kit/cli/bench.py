@@ -91,6 +91,8 @@ def bench(
     prompt_set = read_prompt_set(prompts, limit)
     source = prompts or OWN_PROMPTS
     served = None if server is None else server.open(loading["model"], max_new_tokens, sampling)
+    if output is not None:
+        _check_place(output, served is not None and bool(served.loads))
     if served is not None and served.apart:
         return served.measure_apart(prompt_set, source, output, loading)
     named = _named(heads) if heads else {"medusa-kit": loading.get("heads", "auto") or "none"}
@@ -182,6 +184,13 @@ def _check_others(others: list[str], loading: engine_options.Loading) -> None:
             loading["model"], loading.get("revision"), options.heads_argument(folder), None,
             loading["force"], optional,
         )  # fmt: skip
+
+
+def _check_place(output: Path, under_load: bool) -> None:
+    from medusa_kit.bench.load import report as load_report
+    from medusa_kit.bench.report import BenchReport
+
+    (load_report.check_place if under_load else BenchReport.check_place)(output)
 
 
 def _engines(first: Any, named: dict[str, str], force: bool) -> dict[str, Any]:

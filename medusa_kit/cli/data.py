@@ -114,10 +114,12 @@ def _generate_here(
     how: dict[str, Any],
 ) -> Any:  # fmt: skip
     from medusa_kit.data.readers import read_good_and_bad
+    from medusa_kit.distill.answer_file import check_answer_file
     from medusa_kit.distill.generate import generate_answers
     from medusa_kit.engine.before_loading import check_bias
     from medusa_kit.infer.cpu.packed.base import base_for_decoding
 
+    check_answer_file(output)
     check_bias(model, place["revision"], how["sampling"])
     base = base_for_decoding(model, **place)
     return generate_answers(base, read_good_and_bad(source, limit, extras=True), output, **how)
@@ -129,8 +131,10 @@ def _fetch(
 ) -> Any:  # fmt: skip
     from medusa_kit.base.loading import load_tokenizer
     from medusa_kit.data.readers import read_good_and_bad
+    from medusa_kit.distill.answer_file import check_answer_file
     from medusa_kit.distill.generate import fetch_answers
 
+    check_answer_file(output)
     tokenizer = load_tokenizer(*model)
     settings = {"endpoint_model": server.model, "max_new_tokens": server.max_new_tokens}
     return fetch_answers(

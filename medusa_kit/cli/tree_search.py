@@ -9,6 +9,7 @@ import typer
 from medusa_kit import console
 from medusa_kit.cli import engine_options, options
 from medusa_kit.errors import DataError, TreeError, UsageError
+from medusa_kit.paths import expanded
 
 OF_ENGINE = ("config", "model", "revision", "dtype", "device", "heads", "force")
 # What an engine file may say too. Its drafter and its tree are of no use here.
@@ -64,6 +65,7 @@ def tree_search(
     from medusa_kit.tuning.tree_search import judge_tree, search_tree
 
     _check_writable(heads, output)
+    _check_replaced(heads, output)
     tree_sizes, batches = _numbers("sizes", sizes), _numbers("batch sizes", batch_sizes)
     given_tree = _read_choices(choices) if choices is not None else None
     calibration = _calibration_data(heads, prompts, answers, statistics, limit)
@@ -120,6 +122,15 @@ def _check_writable(heads: str, output: Path | None) -> None:
             f"heads {heads!r} lie on the Hub: there is no folder of yours for the results",
             hint=f"name one with --output, or `medusa-kit pull {heads}` first",
         )
+
+
+def _check_replaced(heads: str, output: Path | None) -> None:
+    """Results of earlier searches are replaced, and nothing else."""
+    from medusa_kit.tuning.results import check_results
+
+    beside = expanded(heads)
+    if output is not None or (beside / "config.json").is_file():
+        check_results(output or beside)
 
 
 def _output_folder(output: Path | None, engine: Any) -> Path:
@@ -194,7 +205,7 @@ def _existing(path: Path) -> Path:
 
 def _check_beside(heads: str) -> None:
     """For heads in a folder, missing statistics are reported before a base is loaded."""
-    folder = Path(heads).expanduser()
+    folder = expanded(heads)
     if (folder / "config.json").is_file():
         _existing(folder / STATISTICS_NAME)
 

@@ -8,6 +8,7 @@ import typer
 from medusa_kit import console
 from medusa_kit.cli import engine_options, options
 from medusa_kit.cli.prompts import OWN_PROMPTS, load_both, read_prompts
+from medusa_kit.outputs import check_file, has_keys
 
 
 @engine_options.with_engine(dtype="float32")
@@ -56,6 +57,8 @@ def verify(
     from medusa_kit.settings.sampling import SamplingParams
 
     sampling = SamplingParams(temperature, top_k, top_p, seed)
+    if output is not None:
+        check_file(output, "--output", has_keys("greedy"))
     conversations = read_prompts(prompts, limit)
     engine, oracle = load_both(loading, same_weights=True, layerwise=layer_by_layer)
     reports = {"greedy": run(engine, oracle, conversations, max_new_tokens=max_new_tokens)}

@@ -6,6 +6,7 @@ from typing import Any
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING, Encodings, compare
 from medusa_kit.errors import DataError
 from medusa_kit.files import link_target, parse_json, write_json
+from medusa_kit.paths import expanded
 
 BASE_FINGERPRINT = "base_fingerprint"
 
@@ -55,5 +56,5 @@ def how_encoded(source: str, encoding: str | None) -> Encodings:
 
 
 def _settings_of(source: str) -> dict[str, Any] | None:
-    path = Path(source).expanduser()
+    path = expanded(source)
     return read_settings(path) if path.is_file() else None

@@ -14,6 +14,7 @@ from typing import Any
 from medusa_kit import console
 from medusa_kit.data.text_files import INSTALL, READ, TABLES, Item, read_file
 from medusa_kit.errors import ConfigError, DataError
+from medusa_kit.paths import expanded
 
 OF_JSON_FILES = "datasets.packaged_modules.json.json"  # the module that reads them
 # Of objects in which a null may mean something: what stands in these is shown to the model.
@@ -21,7 +22,7 @@ SHOWN_KEYS = ("tools", "arguments", "parameters")
 
 
 def is_folder(source: str) -> bool:
-    return Path(source.partition(":")[0]).expanduser().is_dir()
+    return expanded(source.partition(":")[0]).is_dir()
 
 
 def read_table(path: Path) -> Iterator[Item]:
@@ -49,7 +50,7 @@ def read_data_set(source: str, limit: int | None, streaming: bool) -> Iterator[I
     name, _, split = source.partition(":")
     options = {"split": split or "train"} | ({"streaming": True} if streaming else {})
     if is_folder(source):
-        folder = str(Path(name).expanduser()) if name.startswith("~") else name
+        folder = str(expanded(name)) if name.startswith("~") else name
         return _loaded(source, folder, None, options)
     parts = name.split("/")
     config = parts.pop() if len(parts) == 3 else None

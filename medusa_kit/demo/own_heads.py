@@ -18,7 +18,7 @@ from medusa_kit.quick.answers import Written, answer, read_answers
 from medusa_kit.quick.prompts import read_prompts
 from medusa_kit.quick.search import plain_step
 from medusa_kit.settings.recipe import TrainRecipe, dump, load_recipe
-from medusa_kit.train.run.folder import METRICS
+from medusa_kit.train.run.own_files import METRICS, write_recipe
 from medusa_kit.train.trainer import train
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tuning.results import take_statistics, write_search
@@ -132,9 +132,9 @@ def recipe_for(engine: Engine, work: Work, files: DemoFiles) -> TrainRecipe:
     and written, so that a run that is resumed trains as it began, wherever its folder lies now."""
     if not files.recipe.is_file():
         write_text(files.recipe, dump(_new_recipe(engine, work, files)))
-    for path in (files.recipe, files.run / "recipe.yaml"):
-        if path.is_file():
-            write_text(path, dump(_moved(load_recipe(path), files)))
+    write_text(files.recipe, dump(_moved(load_recipe(files.recipe), files)))
+    if (own := files.run / "recipe.yaml").is_file():
+        write_recipe(files.run, _moved(load_recipe(own), files))
     return load_recipe(files.recipe)
 
 

@@ -38,6 +38,8 @@ from medusa_kit.distill.earlier_answers import (
 )
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError
 from medusa_kit.files import atomic_write, link_target, parse_json
+from medusa_kit.outputs import check_file
+from medusa_kit.paths import expanded
 from medusa_kit.process_lock import process_lock
 
 ASKED = "asked"  # a row's digest of what was asked
@@ -49,6 +51,28 @@ def digest_of(messages: Sequence[Message], chat_template: Any, tools: Any = None
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def check_answer_file(path: Path) -> None:
+    """Raises ConfigError, before anything is loaded, for a place where no answers can be written,
+    and where they would be added to, or replace, what is no file of answers."""
+    check_file(path, "--output")
+    described = read_settings(path)
+    if path.is_file() and path.stat().st_size and described is None:
+        raise _not_described(path)
+    if described is not None and "max_new_tokens" not in described:
+        raise ConfigError(
+            f"{settings_path(path)} does not say how answers were made, and would be replaced",
+            hint="choose another output file",
+        )
+
+
+def _not_described(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path} exists, but {settings_path(path).name} is missing, so it is unknown how its "
+        "rows were made",
+        hint="choose another output file",
+    )
+
+
 @contextlib.contextmanager
 def answer_file(
     path: Path, settings: dict[str, Any], earlier: Sequence[Path] = ()
@@ -58,7 +82,8 @@ def answer_file(
     Raises ConfigError, naming who, while another writes to it, MedusaKitError where nothing can be
     written, and what AnswerFile raises.
     """
-    if Path(path).is_dir():
+    path = expanded(path)
+    if path.is_dir():
         raise ConfigError(f"{path} is a folder; expected a file to write answers to")
 
     def refusal(who: str) -> ConfigError:
@@ -211,11 +236,7 @@ class AnswerFile:
         """The settings that are there. Raises ConfigError where they are others."""
         stored = read_settings(self.path)
         if stored is None:
-            raise ConfigError(
-                f"{self.path} exists, but {self._meta.name} is missing, so it is unknown how its "
-                "rows were made",
-                hint="choose another output file",
-            )
+            raise _not_described(self.path)
         if differing := _differing(settings, stored):
             raise ConfigError(
                 f"{self.path} holds answers made with other settings (now ≠ then): "

@@ -37,6 +37,7 @@ from medusa_kit.infer.cpu.verifier import refuse_large_trees
 from medusa_kit.infer.decode.accept.generation_settings import check_own_settings
 from medusa_kit.infer.decode.accept.logits_processing import check_bias_ids
 from medusa_kit.infer.device.shapes import check_before_loading as check_compiled
+from medusa_kit.paths import expanded
 from medusa_kit.settings.drafters import check_drafting, drafts_without_heads
 from medusa_kit.settings.engine import EngineConfig, EngineOptions, check_kind
 from medusa_kit.settings.sampling import SamplingParams
@@ -175,7 +176,7 @@ def no_heads_for(name: str) -> ConfigError:
 
 def paired_heads(name: str) -> Path | None:
     """Heads that lie inside their base's own folder."""
-    folder = Path(name).expanduser() / PAIRED_FOLDER
+    folder = expanded(name) / PAIRED_FOLDER
     return folder if (folder / "config.json").is_file() else None
 
 
@@ -185,7 +186,7 @@ def read_tree(tree: AnyTree, folder: Path | None) -> Tree | TreePlan | None:
         return tree
     if isinstance(tree, list):
         return CandidateTree.from_choices(tree)
-    path = Path(tree) if tree is not None else folder / TREE_NAME if folder else None
+    path = expanded(tree) if tree is not None else folder / TREE_NAME if folder else None
     if path is not None and (tree is not None or path.is_file()):
         return load_plan(path)
     return None

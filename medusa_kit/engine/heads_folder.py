@@ -21,6 +21,7 @@ from medusa_kit.errors import (
 )
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.heads.formats.files import CONFIG_NAME, local_heads_folder
+from medusa_kit.paths import whole
 
 MAX_JSON = 16 << 20  # bytes of a file that is read whole as text
 Version = tuple[tuple[str, int, int, int], ...]  # name, size, time and inode of each file
@@ -44,7 +45,7 @@ class HeadsFolder:
     """`root`: the folder whose subfolders hold heads; None: there are those of the Hub alone."""
 
     def __init__(self, root: str | Path | None, hub_ids: Collection[str] = ()) -> None:
-        self.root = None if root is None else Path(root).expanduser().absolute()
+        self.root = None if root is None else whole(root)
         self.hub_ids = tuple(hub_ids)
         for hub_id in self.hub_ids:
             HubName.parse(hub_id)

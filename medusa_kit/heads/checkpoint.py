@@ -40,6 +40,8 @@ from medusa_kit.heads.formats import kit
 from medusa_kit.heads.formats.recognise import read_foreign
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.undrawn import Undrawn
+from medusa_kit.outputs import json_object
+from medusa_kit.paths import expanded
 from medusa_kit.settings.recipe import ROOTED_WHY
 
 CONFIG_NAME = "config.json"
@@ -57,9 +59,16 @@ def save_heads(
 ) -> None:
     """Write heads into `folder` (made if missing; other files in it stay).
 
-    `dtype`: of the stored weights; by default theirs. `config`: by default theirs.
+    `dtype`: of the stored weights; by default theirs. `config`: by default theirs. Raises
+    ConfigError for the folder of a model, whose config would be replaced.
     """
-    folder = Path(folder)
+    folder = expanded(folder)
+    there = json_object(folder / CONFIG_NAME)
+    if there is not None and there.get("format") != FORMAT:
+        raise ConfigError(
+            f"{folder / CONFIG_NAME} is not that of medusa-kit heads, and would be replaced",
+            hint="name another folder",
+        )
     folder.mkdir(parents=True, exist_ok=True)
     tensors = tensors_to_save(heads, dtype)
     with atomic_write(folder / WEIGHTS_NAME) as temporary:
@@ -169,7 +178,7 @@ def load_heads(
     whether checkpoints that are pickles of plain tensors are opened.
     Raises CheckpointError (missing, cut off, wrong tensors), IncompatibleBaseError (wrong base).
     """
-    folder = Path(folder)
+    folder = expanded(folder)
     console.stage("reading the heads")
     if not says_ours(folder) and (foreign := read_foreign(folder, pickles=pickles)) is not None:
         return kit.loaded(foreign, base, folder)

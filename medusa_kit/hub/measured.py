@@ -33,6 +33,7 @@ from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.heads.derived import TREE_NAME
 from medusa_kit.heads.digest import heads_digest
 from medusa_kit.hub.redact_paths import is_local
+from medusa_kit.paths import expanded
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.plan import TreePlan, load_plan, read_fields
 from medusa_kit.tree.replay import ReplayResult, node_shares, replay, replay_dynamic
@@ -108,6 +109,8 @@ class Measured:
         bases = [*(report.about.base for report in reports), (self.run or {}).get("base") or {}]
         sources = {base.get("source") for base in bases}
         recipes = [self.recipe or {}, (self.run or {}).get("recipe") or {}]
+        if any(recipe.get("stage") == "medusa2" for recipe in recipes):
+            return True  # what that run made of its base, in a folder of its own
         recipe_models = {str((recipe.get("base") or {}).get("model", "")) for recipe in recipes}
         folders = (Path(), *self.folder.resolve().parents)
         return (
@@ -127,13 +130,14 @@ def read_measured(
     Raises CheckpointError (no heads in `folder`), TreeError, DataError (a file that is not what its
     name says), ConfigError (one about another base, other heads or rounded weights).
     """
+    folder = expanded(folder)
     config = _config(folder)
     digest = file_digest(folder / WEIGHTS_NAME)
     heads = heads_digest(config, _finite(folder / WEIGHTS_NAME))
     tree, plan = _tree(folder, config, heads)
     here = Here(config, heads, digest, plan)
     own = [folder / BENCH_NAME] if (folder / BENCH_NAME).is_file() else []
-    named = dict.fromkeys(path.resolve() for path in [*own, *benches])  # each once
+    named = dict.fromkeys(expanded(path).resolve() for path in [*own, *benches])  # each once
     verify = verify or (folder / VERIFY_NAME if (folder / VERIFY_NAME).is_file() else None)
     return Measured(
         folder,
@@ -144,7 +148,7 @@ def read_measured(
         plan,
         _replayed(folder, here, tree),
         [_bench(path, here) for path in named],
-        {} if verify is None else _verify(verify, here),
+        {} if verify is None else _verify(expanded(verify), here),
         _provenance(folder, here),
         _run(folder),
     )

@@ -16,6 +16,7 @@ from medusa_kit.base.hub_client import HubName, with_retries
 from medusa_kit.errors import CheckpointError, HubError, UsageError
 from medusa_kit.files import atomic_write, file_digest, link_target, parse_json, write_json
 from medusa_kit.heads.checkpoint import CONFIG_NAME, read_config
+from medusa_kit.paths import expanded
 
 PULLED = ("*.json", "*.safetensors", "*.npz", "*.yaml", "*.md", "*.png")
 RECORD = ".medusa-kit-pull"  # JSON: repository, commit, and the digest of each file
@@ -30,7 +31,7 @@ def pull(name: HubName, destination: Path | None = None, force: bool = False) ->
     without heads of ours), UsageError (a destination that is taken; with `force` one that holds
     anything but what a pull put there).
     """
-    target = destination or Path(name.repository.rpartition("/")[2])
+    target = expanded(destination or name.repository.rpartition("/")[2])
     _check_free(target, force)
     from huggingface_hub import HfApi
 

@@ -19,7 +19,7 @@ def usage(
     config = measured.config
     heads = repository if revision is None else f"{repository}@{revision}"
     name = config.base_model_name
-    own = name in OWN_MODELS or (name.endswith(".gguf") and not is_local(name))
+    own = name in OWN_MODELS or (name.endswith(".gguf") and "/" not in name and not is_local(name))
     model = name if own else base or "BASE"
     at = f', revision="{config.base_model_revision}"' if config.base_model_revision else ""
     yield f"```sh\npip install medusa-kit\nmedusa-kit chat --model {model} --heads {heads}\n```"

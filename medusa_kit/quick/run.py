@@ -41,6 +41,8 @@ def prepared(request: Request, fresh: bool = False) -> Session:
         raise ConfigError(f"hours {request.hours:g} are out of range; expected a number above 0")
     prompts = read_prompts(request.prompts)
     state = State(request.output, request.settings(prompts.digest), request.clock)
+    if fresh:
+        state.check_own()
     if not (fresh and state.path.is_file()):
         state.check()
     return Session(request, prompts, state)

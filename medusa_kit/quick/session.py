@@ -15,6 +15,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine, with_heads
 from medusa_kit.errors import CheckpointError, ConfigError, DataError
 from medusa_kit.infer.cpu.packed.base import base_for_decoding
+from medusa_kit.paths import beside
 from medusa_kit.quick import plan, settings
 from medusa_kit.quick.answers import check_encoding
 from medusa_kit.quick.prompts import Prompts
@@ -41,9 +42,8 @@ class Request:
 
     def settings(self, digest: str) -> dict[str, Any]:
         """The settings that may not change while a run is resumed; `digest`: of the prompts."""
-        path = Path(self.model).expanduser()
         return {
-            "model": str(path.resolve()) if path.exists() else self.model,
+            "model": beside(self.model),
             "prompts": digest,
             "hours": self.hours,
             "for": self.engine,

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from medusa_kit.base.files import lasting_name
 from medusa_kit.base.model import BaseModel
 from medusa_kit.settings.quick import MadeFor
 from medusa_kit.settings.recipe import TrainRecipe
@@ -55,7 +56,7 @@ def recipe_for(
 ) -> TrainRecipe:
     """The recipe for the answers in `folder`, of heads for `engine`; `limit`: rows read, `train`:
     more of that section."""
-    path, paths = Path(base.info.name).expanduser(), paths_in(folder)
+    paths = paths_in(folder)
     data = {**paths["data"], "max_length": MAX_LENGTH,
             "eval_fraction": EVAL_FRACTION, "limit": limit, "train_on": "all"}  # fmt: skip
     size = {"epochs": epochs, "micro_batch_positions": update_positions(base),
@@ -64,7 +65,7 @@ def recipe_for(
         {
             "output_dir": paths["output_dir"],
             "base": {
-                "model": str(path.resolve()) if path.exists() else base.info.name,
+                "model": lasting_name(base.info.name, base.info.source),
                 "dtype": training_dtype(base),
                 "device": base.info.device,
             },

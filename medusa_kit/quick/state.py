@@ -14,7 +14,9 @@ from medusa_kit import console
 from medusa_kit.base.origin import HEADS, compare, tell_unknown
 from medusa_kit.errors import CheckpointError, ConfigError, MedusaKitError, first_found
 from medusa_kit.files import parse_json, write_json
+from medusa_kit.outputs import json_object
 from medusa_kit.quick.settings import ANSWERS, FEATURES
+from medusa_kit.train.run.lock import LOCK
 
 RECORD = "quick.json"
 HELD_OUT, RECIPE, RUN = "held_out.jsonl", "recipe.yaml", "run"
@@ -58,11 +60,26 @@ class State:
     def path(self) -> Path:
         return self.folder / RECORD
 
+    def check_own(self) -> None:
+        """Raises ConfigError where quick.json is none that a run wrote: nothing beside it is
+        removed then."""
+        if not self.path.is_file():
+            return
+        record = json_object(self.path)
+        cut_off = record is None and (self.folder / LOCK).is_file()
+        if not cut_off and not {"settings", "phases"} <= (record or {}).keys():
+            raise ConfigError(
+                f"{self.path} is not that of a run", hint="name another folder with --output"
+            )
+
     def check(self) -> None:
         """Raises ConfigError where the folder holds something else; changes nothing."""
         if not self.path.is_file():
             if self.folder.exists() and not self.folder.is_dir():
-                raise ConfigError(f"{self.folder} is a file; expected a folder for the results")
+                raise ConfigError(
+                    f"{self.folder} is a file; expected a folder for the results",
+                    hint="name another with --output",
+                )
             files = [p.name for p in self.folder.glob("*")] if self.folder.is_dir() else []
             if files := [name for name in files if not name.startswith(".")]:
                 raise ConfigError(
@@ -116,6 +133,7 @@ class State:
         the heads are others than they were, and what was measured of them is measured again. Of a
         finished run nothing is written."""
         if fresh and self.path.is_file():
+            self.check_own()
             self._remove()
         else:
             self.check()

@@ -15,6 +15,7 @@ from medusa_kit.quick.answers import read_answers
 from medusa_kit.quick.plan import minutes
 from medusa_kit.quick.session import Session
 from medusa_kit.settings.recipe import TrainRecipe, dump, load_recipe
+from medusa_kit.train.run.own_files import write_recipe
 from medusa_kit.train.trainer import train
 
 OFF = 0.05  # share by which the number of updates may be wrong before it is changed
@@ -108,7 +109,11 @@ def _follow_move(session: Session) -> None:
         data, train = (getattr(recipe, part).model_copy(update=paths[part])
                        for part in ("data", "train"))  # fmt: skip
         update = {"output_dir": paths["output_dir"], "data": data, "train": train}
-        write_text(path, header + dump(recipe.model_copy(update=update)))
+        moved = recipe.model_copy(update=update)
+        if header:
+            write_text(path, header + dump(moved))
+        else:
+            write_recipe(path.parent, moved)
 
 
 def _header(session: Session) -> str:

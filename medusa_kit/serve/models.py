@@ -17,6 +17,7 @@ from medusa_kit.engine.heads_store import HeadsStatus, HeadsStore
 from medusa_kit.errors import ConfigError, UnknownModelError, did_you_mean, unknown_value
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.infer.decode.accept.default_sampling import with_defaults
+from medusa_kit.paths import expanded
 
 ADAPTER_SOURCES = ("local", "hub")  # LoRAX has more
 OWNER = "medusa-kit"
@@ -41,7 +42,7 @@ def heads_name(source: str) -> str:
 
 def _last_part(path: Path) -> str:
     """The last part of a path; of `.` and `..` the name of the folder that they stand for."""
-    return (path if path.name not in ("", "..") else path.expanduser().resolve()).name
+    return (path if path.name not in ("", "..") else expanded(path).resolve()).name
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.files import atomic_write, file_digest, parse_json
+from medusa_kit.paths import expanded
 
 SETTLED_SECONDS = 2  # no file system's clock is coarser
 CHECKSUM, ABOUT = "checksum", "about"  # of a record: of all else in it; what it was found out of
@@ -26,7 +27,7 @@ _digests: dict[tuple[Any, ...], str] = {}  # by stamp, of files that this proces
 
 def cache_folder() -> Path:
     if own := os.environ.get("MEDUSA_KIT_CACHE"):
-        return Path(own).expanduser()
+        return expanded(own)
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "medusa-kit"
 
@@ -49,7 +50,7 @@ def short_digest(text: str) -> str:
 def place_of(source: str | Path) -> list[str]:
     """[machine, place] of what something was made of: a path, or the name of a model that is none.
     Several machines may share a cache folder and have other files there."""
-    path = Path(source).expanduser()
+    path = expanded(source)
     return [platform.node(), str(path.absolute() if os.path.lexists(path) else source)]
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from medusa_kit.errors import StorageError, TreeError, unreadable
 from medusa_kit.files import parse_json, write_text
+from medusa_kit.paths import expanded
 
 Path = tuple[int, ...]
 
@@ -147,7 +148,7 @@ def save_tree(tree: CandidateTree, path: str | pathlib.Path, extra: dict[str, An
     document = {"format": FORMAT, "version": VERSION, "num_nodes": tree.num_nodes}
     fields = {**document, "choices": tree.to_choices(), **extra}
     lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items()]
-    write_text(pathlib.Path(path), "{\n" + ",\n".join(lines) + "\n}\n")
+    write_text(expanded(path), "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def load_tree(path: str | pathlib.Path) -> tuple[CandidateTree, dict[str, Any]]:
@@ -156,7 +157,7 @@ def load_tree(path: str | pathlib.Path) -> tuple[CandidateTree, dict[str, Any]]:
     Raises TreeError, which names the file and the fault.
     """
     try:
-        return _tree_of_document(_read_json(pathlib.Path(path)))
+        return _tree_of_document(_read_json(expanded(path)))
     except TreeError as error:
         raise TreeError(f"{path}: {error.message}", hint=error.hint) from error
 

@@ -29,6 +29,7 @@ import numpy as np
 from medusa_kit.equal_rows import groups_of, held_out
 from medusa_kit.errors import CheckpointError, TreeError
 from medusa_kit.files import atomic_write, parse_json
+from medusa_kit.paths import expanded
 
 NOT_AVAILABLE = -1  # the answer ends before that token
 MISSING = 32767  # not among the head's first num_ranks guesses, or not in its projection
@@ -194,7 +195,7 @@ class RankStatistics:
 
     def save(self, path: str | pathlib.Path) -> None:
         """Write one .npz file, atomically."""
-        with atomic_write(pathlib.Path(path)) as temporary:
+        with atomic_write(expanded(path)) as temporary:
             temporary.write_bytes(self.as_bytes())
 
     def as_bytes(self) -> bytes:
@@ -214,7 +215,7 @@ class RankStatistics:
     def load(cls, path: str | pathlib.Path) -> "RankStatistics":
         """Read what `save` wrote. Raises CheckpointError when the file is missing or malformed."""
         try:
-            with pathlib.Path(path).open("rb") as file:
+            with expanded(path).open("rb") as file:
                 return cls(*_read_fields(np.load(file, allow_pickle=False)))
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error.message}", hint=error.hint) from error

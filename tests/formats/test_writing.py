@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from support.engine_loaders import LOADERS, REPEATS_A_BLOCK
 from support.foreign_folders import (
     FOLDERS,
@@ -384,6 +384,38 @@ def test_what_lies_there_is_not_overwritten(tmp_path: Path) -> None:
     for inside in (source, source / "deeper", tmp_path):
         with pytest.raises(ConfigError, match="would overwrite"):
             convert(source, inside, "tgi", force=True)
+
+
+@pytest.mark.parametrize("there", ["model", "merged", "config alone", "damaged"])
+def test_a_model_is_not_replaced_by_force(tmp_path: Path, there: str) -> None:
+    """It may have the same names of files as heads have."""
+    source, _ = saved(tmp_path / "ours")
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    weights = {"model.norm.weight": torch.ones(4), "lm_head.weight": torch.ones(8, 4)}
+    if there == "merged":
+        convert(source, tmp_path / "mlc", "mlc")
+        heads = load_file(tmp_path / "mlc/model.safetensors")
+        weights |= {name: tensor for name, tensor in heads.items()}
+    if there == "damaged":
+        (folder / FILE).write_bytes(b"half")
+    elif there != "config alone":
+        save_file(weights, folder / "model.safetensors")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ConfigError, match="holds no heads of its own"):
+        convert(source, folder, "tgi", force=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_heads_are_not_saved_over_a_models_config(tmp_path: Path) -> None:
+    base, _ = saved(tmp_path / "ours")
+    heads = MedusaHeads.for_base(tiny_base("llama"), 1)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ConfigError, match="not that of medusa-kit heads"):
+        save_heads(heads, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "ours"]
+    save_heads(heads, base)  # over heads
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

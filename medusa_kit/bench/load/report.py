@@ -8,10 +8,12 @@ from medusa_kit import console
 from medusa_kit.bench.load.arrivals import Load, Poisson
 from medusa_kit.bench.load.run import LoadRun
 from medusa_kit.files import write_json
+from medusa_kit.outputs import beside_ours, check_folder, check_replaced, has_keys
 from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.tuning.charts import draw
 
 TIMES = ("first_token_seconds", "token_seconds", "piece_seconds", "answer_seconds")
+LOAD, PICTURE = "load.json", "load.png"
 FAILURES_SHOWN = 5
 NONE = "–"
 
@@ -101,10 +103,18 @@ def _precision(run: LoadRun) -> str:
     return f" with {run.plain.activations} activations"
 
 
+def check_place(folder: Path) -> None:
+    """Raises ConfigError, before anything is measured, where `write` would replace what is no
+    report."""
+    ours = has_keys("points")
+    check_folder(folder, "--output")
+    check_replaced(folder, {LOAD: ours, PICTURE: beside_ours(LOAD, ours)}, "--output")
+
+
 def write(run: LoadRun, record: Mapping[str, Any], folder: Path) -> None:
     """load.json, and load.png where matplotlib is there. `record`: what was measured with."""
-    write_json(folder / "load.json", {**record, **run.as_dict()})
-    console.note(f"wrote {folder / 'load.json'}")
+    write_json(folder / LOAD, {**record, **run.as_dict()})
+    console.note(f"wrote {folder / LOAD}")
     points = [point.as_dict() for point in run.points]
     name, what = run.endpoint.model, run.points[0].load.what
     draw_load({name: points}, what, f"{name} under load", folder)
@@ -113,4 +123,4 @@ def write(run: LoadRun, record: Mapping[str, Any], folder: Path) -> None:
 def draw_load(
     servers: Mapping[str, Sequence[Mapping[str, Any]]], what: str, title: str, folder: Path
 ) -> None:
-    draw(folder / "load.png", lambda plots, path: plots.plot_load(servers, what, title, path))
+    draw(folder / PICTURE, lambda plots, path: plots.plot_load(servers, what, title, path))

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import shutil
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -12,6 +13,7 @@ from medusa_kit.cli.parser import panels
 from medusa_kit.cli.parser.foreign import COMMANDS
 from medusa_kit.cli.parser.translate import Names, before_command, translated
 from medusa_kit.errors import UsageError
+from medusa_kit.paths import expanded
 
 HELP = {"help_option_names": ["-h", "--help"]}
 NARROW = 80  # columns; with fewer, panels would cut the names of options
@@ -62,7 +64,15 @@ class Command(_PlainWhereNarrow, TyperCommand):
         if ctx.args and not ctx.resilient_parsing:
             path = ctx.command_path.removeprefix(ctx.find_root().command_path).strip()
             raise UsageError(f"{path} has no place for {ctx.args[0]!r}", hint=ONE_VALUE)
+        ctx.params.update({name: _with_home(value) for name, value in ctx.params.items()})
         return remaining
+
+
+def _with_home(value: Any) -> Any:
+    """A path with `~` written out, which a shell leaves alone in `--output=~/there`."""
+    if isinstance(value, Path):
+        return expanded(value)
+    return [_with_home(one) for one in value] if isinstance(value, list) else value
 
 
 def _with_value(error: typer.BadParameter) -> str:

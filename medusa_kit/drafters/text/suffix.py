@@ -30,6 +30,7 @@ from medusa_kit.drafters.text.suffix_automaton import START, Cursor, SuffixAutom
 from medusa_kit.drafters.trie import Trie, TrieDrafter
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.infer.draft import RequestText, State, unread
+from medusa_kit.paths import whole
 from medusa_kit.settings.drafters import SuffixOptions
 
 # By tokens matched, the last for all above; fitted to answers of SmolLM2-135M by likelihood.
@@ -214,7 +215,7 @@ def build(context: DraftContext, options: SuffixOptions) -> SuffixDrafter:
     """Raises ConfigError or CheckpointError where the store cannot be used."""
     past = None
     if options.store is not None:
-        past = _past_answers(context, Path(options.store).expanduser().absolute(), options)
+        past = _past_answers(context, whole(options.store), options)
     return SuffixDrafter(options, context.device, past)
 
 

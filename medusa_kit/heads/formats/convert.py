@@ -7,7 +7,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from medusa_kit.base.files import resolve
+from medusa_kit.base.files import lasting_name, resolve
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import CheckpointError, ConfigError, did_you_mean
 from medusa_kit.files import atomic_write, write_json
@@ -26,6 +26,7 @@ from medusa_kit.heads.formats.kit import (
 from medusa_kit.heads.formats.neutral import ForeignHeads
 from medusa_kit.heads.formats.recognise import ADAPTER_CONFIG, read_foreign
 from medusa_kit.heads.formats.target import LAYOUTS, Target, Written
+from medusa_kit.paths import expanded
 from medusa_kit.settings.engine import OWN_MODELS
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -107,6 +108,21 @@ def _check_folder(source: Path, folder: Path, force: bool) -> None:
             f"{folder} is not replaced: it holds {others[0]}, which does not belong to heads",
             hint="name another folder",
         )
+    if names and not _holds_heads(folder):
+        raise ConfigError(
+            f"{folder} is not replaced: it holds no heads of its own, such as a whole model",
+            hint="name another folder",
+        )
+
+
+def _holds_heads(folder: Path) -> bool:
+    if checkpoint.says_ours(folder):
+        return True
+    try:
+        heads = read_foreign(folder, quiet=True)
+    except CheckpointError:  # damaged, or of a format that is not known
+        return False
+    return heads is not None and heads.format != "fd-merged"
 
 
 def convert(
@@ -128,7 +144,7 @@ def convert(
     Raises ConfigError (the call, or a base is needed), CheckpointError (unreadable, or the target
     cannot hold these heads), IncompatibleBaseError.
     """
-    source, folder = Path(source), Path(folder)
+    source, folder = expanded(source), expanded(folder)
     check_call(source, folder, to, layout, force)
     heads = _read(source, base, to)
     notes = list(heads.notes)
@@ -136,7 +152,7 @@ def convert(
         check_sizes(heads, base)
         heads = simplified(heads, base)
         notes += [note for note in [scale_note(base)] if note]
-    name = base_name or heads.base_name or (base.info.name if base else None)
+    name = base_name or heads.base_name or (_name_of(base) if base else None)
     loadable_name = base_name or _loadable_name(base, heads)
     if name is not None and _only_kit_loads(name):
         name = loadable_name or name
@@ -189,8 +205,12 @@ def _loadable_name(base: BaseModel | None, heads: ForeignHeads) -> str | None:
         name = heads.base_name or ""
         return None if name == "" or _only_kit_loads(name) else name
     if base.info.source in ("hub", "memory"):
-        return base.info.name
+        return _name_of(base)
     return resolve(base.info.name)[1] if base.info.source in FOLDER_SOURCES else None
+
+
+def _name_of(base: BaseModel) -> str:
+    return lasting_name(base.info.name, base.info.source)
 
 
 def _keep_adapter(source: Path, to: str, heads: ForeignHeads, written: Written) -> None:

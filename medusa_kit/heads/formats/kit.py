@@ -15,6 +15,7 @@ from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.base.faults.finite import check_fit
+from medusa_kit.base.files import lasting_name
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError
 from medusa_kit.heads.config import HeadsConfig
@@ -112,7 +113,7 @@ def to_kit(heads: ForeignHeads, base: BaseModel) -> tuple[HeadsConfig, dict[str,
         hidden_size=info.hidden_size,
         vocab_size=info.vocab_size,
         reduced_size=None if ids_R is None else len(ids_R),
-        base_model_name=info.name,
+        base_model_name=lasting_name(info.name, info.source),
         base_model_revision=info.revision,
         base_model_type=info.model_type,
         base_fingerprint=info.fingerprint,

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from medusa_kit import console
 from medusa_kit.errors import ConfigError
+from medusa_kit.paths import expanded
 from medusa_kit.serve.operations.refusal import refuse
 
 VARIABLE = "MEDUSA_KIT_API_KEYS"
@@ -43,7 +44,7 @@ def load_keys(path: str | None, environ: Mapping[str, str] = os.environ) -> ApiK
     if listed is not None:
         keys += _checked([key.strip() for key in listed.split(",")], VARIABLE)
     if path is not None:
-        keys += _checked([line.strip() for line in _read(Path(path)).splitlines()], path)
+        keys += _checked([line.strip() for line in _read(expanded(path)).splitlines()], path)
     return ApiKeys(list(dict.fromkeys(keys))) if keys else None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from medusa_kit.base import adapters
 from medusa_kit.base.faults.finite import damage_in
+from medusa_kit.base.files import lasting_name
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import VARIANT_KEY, BaseModel
 from medusa_kit.base.origin import HEADS
@@ -77,14 +78,16 @@ def save_merged(recipe: TrainRecipe) -> Path:
         merged.model.save_pretrained(temporary)
         if merged.tokenizer is not None:
             merged.tokenizer.save_pretrained(temporary)
-        _copy_heads(source / PAIRED_FOLDER, temporary / PAIRED_FOLDER, merged)
+        _copy_heads(source / PAIRED_FOLDER, temporary / PAIRED_FOLDER, merged, str(target))
     return target
 
 
-def _copy_heads(source: Path, target: Path, merged: BaseModel) -> None:
-    """Copy the heads with the merged model's fingerprint, which is that of the weights on disk."""
+def _copy_heads(source: Path, target: Path, merged: BaseModel, name: str) -> None:
+    """Copy the heads with the merged model's name, and its fingerprint, which is that of the
+    weights on disk."""
     shutil.copytree(source, target)
-    write_config(target, replace(read_config(target), base_fingerprint=merged.fingerprint()))
+    own = replace(read_config(target), base_model_name=name, base_fingerprint=merged.fingerprint())
+    write_config(target, own)
 
 
 def _save_heads(
@@ -122,9 +125,8 @@ def _save_joint(base: BaseModel, heads: MedusaHeads, recipe: TrainRecipe, record
             base.model.save_pretrained(temporary)
             delattr(config, VARIANT_KEY)
         else:
-            path = Path(info.name).expanduser()
             adapters.save_adapter(base.model, temporary, {
-                "base_model": str(path.resolve()) if path.exists() else info.name,
+                "base_model": lasting_name(info.name, info.source),
                 "revision": info.revision,
                 "base_fingerprint": info.fingerprint,
             })  # fmt: skip

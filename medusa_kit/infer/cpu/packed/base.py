@@ -25,6 +25,7 @@ from medusa_kit.base.files import (
     quiet_transformers,
     read_parts,
     resolve,
+    whole_name,
 )
 from medusa_kit.base.layerwise import LayerwiseModel, layerwise_model
 from medusa_kit.base.loading import load_base_model
@@ -287,8 +288,8 @@ def light_base(
         raise Unsupported("its checkpoint is quantised")
     packed = packed_model(gguf_source(name) or folder, config, weights, check)
     info = BaseModelInfo(
-        name=name, revision=revision, source=source, quantized=False, dtype="float32",
-        device="cpu", **packed.info,
+        name=whole_name(name, source), revision=revision, source=source, quantized=False,
+        dtype="float32", device="cpu", **packed.info,
     )  # fmt: skip
     if tokenizer is None:
         console.note(f"{folder} {NO_TOKENIZER}")
