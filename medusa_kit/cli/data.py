@@ -238,8 +238,9 @@ def _painted(tokenizer: Any, example: Any) -> Any:
     text.append(" and ")
     text.append("⟦trained⟧", style="bold green")
     text.append(" tokens:\n")
-    pairs = zip(example.loss_mask, example.input_ids, strict=True)
-    for trained, run in itertools.groupby(pairs, key=lambda pair: pair[0]):
+    turns = itertools.accumulate(t in example.turn_starts for t in range(len(example.loss_mask)))
+    pairs = zip(zip(example.loss_mask, turns, strict=True), example.input_ids, strict=True)
+    for (trained, _), run in itertools.groupby(pairs, key=lambda pair: pair[0]):
         piece = tokenizer.decode([token for _, token in run], skip_special_tokens=False)
         if trained:
             text.append(f"⟦{piece}⟧", style="bold green")

@@ -20,12 +20,15 @@ MAX_REASONS = 8  # for skipped rows, that are listed
 
 @dataclass(frozen=True)
 class EncodedExample:
-    """`loss_mask[t]`: whether the assistant wrote token t, so that heads learn to predict it."""
+    """`loss_mask[t]`: whether the assistant wrote token t, so that heads learn to predict it.
+    `turn_starts`: tokens that begin a turn right behind another's end, where a template has nothing
+    between two answers in a row."""
 
     input_ids: list[int]
     loss_mask: list[bool]
     row: int
     is_edited: bool = False  # whether the template writes other words than the row has
+    turn_starts: tuple[int, ...] = ()
 
 
 @dataclass
@@ -167,10 +170,10 @@ def encode_conversation(
             hint="train on answers from `medusa-kit data generate`",
         )
     try:
-        ids, mask, is_edited = written(Rendered(tokenizer, tools), messages[: last + 1])
+        found = written(Rendered(tokenizer, tools), messages[: last + 1])
     except DataError as error:
         raise DataError(f"row {row}: {error.message}", hint=error.hint) from error
-    return EncodedExample(ids, mask, row, is_edited)
+    return EncodedExample(found.ids, found.mask, row, found.is_edited, found.turn_starts)
 
 
 def encode_rows(

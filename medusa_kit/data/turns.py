@@ -29,6 +29,7 @@ class Written(NamedTuple):
     ids: list[int]
     mask: list[bool]
     is_edited: bool  # whether the template shows other words than the row's, without thoughts say
+    turn_starts: tuple[int, ...]  # where a turn follows the end of another with nothing between
 
 
 def written(view: Rendered, messages: Sequence[Message]) -> Written:
@@ -37,7 +38,7 @@ def written(view: Rendered, messages: Sequence[Message]) -> Written:
     weights = [m["role"] == "assistant" and m.get("weight", 1) for m in messages]
     messages, text = renderable(view, messages)
     turns = _Turns(view, messages, text)
-    mask, last = [False] * len(turns.ids), 0
+    mask, last, turn_starts = [False] * len(turns.ids), 0, list[int]()
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             turns.close()
@@ -45,12 +46,14 @@ def written(view: Rendered, messages: Sequence[Message]) -> Written:
         spans = turns.find(index)
         if not weights[index]:
             continue
-        for start, end in spans:
+        for number, (start, end) in enumerate(spans):
+            if not number and start and mask[start - 1] and turns.ends_with(start):
+                turn_starts.append(start)
             mask[start:end] = [True] * (end - start)
             last = max(last, end)
     if not any(mask):
         raise _nothing_to_train_on(any(weights), turns.marks is not None)
-    return Written(turns.ids[:last], mask[:last], turns.is_edited)
+    return Written(turns.ids[:last], mask[:last], turns.is_edited, tuple(turn_starts))
 
 
 def _nothing_to_train_on(some_weight: bool, is_marked: bool) -> DataError:
@@ -95,6 +98,10 @@ class _Turns:
     def close(self) -> None:
         """Note that another role speaks, so that no turn continues after it."""
         self._open_end = None
+
+    def ends_with(self, end: int) -> bool:
+        """Whether the token before this one ends a turn."""
+        return self.ids[end - 1] in self._ends
 
     def find(self, index: int) -> list[Span]:
         """The tokens of a turn: none where the template's marks leave it out."""

@@ -34,10 +34,11 @@ def head_targets(example: EncodedExample, num_heads: int) -> HeadTargets:
     """Positions and targets of one example.
 
     Position t is used when the assistant wrote token t + 1 (loss_mask). Head k has a target when it
-    wrote all of tokens t + 2 .. t + 2 + k too: no head looks past the end of a turn.
+    wrote all of tokens t + 2 .. t + 2 + k too, in the same turn: no head looks past its end.
     """
     ids_T = np.asarray(example.input_ids, dtype=np.int32)
     written_T = np.asarray(example.loss_mask, dtype=bool)
+    begins_T = np.isin(np.arange(len(ids_T)), example.turn_starts)
     positions_P = np.flatnonzero(written_T[1:])
     ahead_PJ = np.full((len(positions_P), num_heads + 1), -1, dtype=np.int32)
     ahead_PJ[:, 0] = ids_T[positions_P + 1]
@@ -46,7 +47,7 @@ def head_targets(example: EncodedExample, num_heads: int) -> HeadTargets:
         targets_P = positions_P + 2 + k
         inside_P = targets_P < len(ids_T)
         unbroken_P &= inside_P
-        unbroken_P[inside_P] &= written_T[targets_P[inside_P]]
+        unbroken_P[inside_P] &= (written_T & ~begins_T)[targets_P[inside_P]]
         ahead_PJ[unbroken_P, k + 1] = ids_T[targets_P[unbroken_P]]
     return HeadTargets(example.input_ids, positions_P, ahead_PJ)
 
@@ -116,14 +117,19 @@ def _parts(item: HeadTargets) -> list[tuple[str, int]]:
     return [("prompt", prompt), ("answer", answer)]
 
 
+def stretch_starts(item: HeadTargets) -> np.ndarray:
+    """Where each stretch of the assistant's tokens begins among the positions: behind those where
+    no head has a target."""
+    return np.append(0, np.flatnonzero(item.ahead_PJ[:-1, 1] < 0) + 1)
+
+
 def stretch_contents(items: Sequence[HeadTargets]) -> np.ndarray:
     """int64 [A, 2]: `contents` of each stretch of the assistant's tokens, whose prompt is its
     row's."""
     found = []
     for item in items:
         prompt = item.input_ids[: int(item.positions_P[0]) + 1]
-        gaps = np.flatnonzero(np.diff(item.positions_P) > 1) + 1
-        for answer in np.split(item.ahead_PJ[:, 0], gaps):
+        for answer in np.split(item.ahead_PJ[:, 0], stretch_starts(item)[1:]):
             found.append(contents(prompt, answer.tolist()))
     return np.array(found, dtype=np.int64).reshape(-1, 2)
 

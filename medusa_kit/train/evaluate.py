@@ -13,7 +13,7 @@ import torch
 from medusa_kit.errors import TreeError
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.ranks import token_ranks
-from medusa_kit.train.data import HeadTargets
+from medusa_kit.train.data import HeadTargets, stretch_starts
 from medusa_kit.train.features.features import Positions
 from medusa_kit.train.finite import heads_among
 from medusa_kit.train.loss.loss import LossOptions, heads_loss
@@ -102,7 +102,6 @@ def answer_starts(items: Sequence[HeadTargets]) -> np.ndarray:
     """Where each stretch of the assistant's tokens begins among the trained positions of all."""
     starts, done = [], 0
     for item in items:
-        gaps = np.flatnonzero(np.diff(item.positions_P) > 1) + 1
-        starts += [done, *(done + gaps).tolist()]
+        starts += (done + stretch_starts(item)).tolist()
         done += len(item.positions_P)
     return np.array(starts, dtype=np.int64)

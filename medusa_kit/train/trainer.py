@@ -273,8 +273,8 @@ def _split(
     saved = None if checkpoint is None else checkpoint.progress.get(identity.DATA)
     if saved in (None, identity.rows_digest(parts[0])):
         return parts
-    for which in ({"alike": False}, {"together": False}):
-        earlier = split(*options, **which)
+    for together in (True, False):
+        earlier = split(*options, together=together, alike=False)
         if saved == identity.rows_digest(earlier[0]):
             return earlier
     return parts

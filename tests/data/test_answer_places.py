@@ -8,6 +8,7 @@ from support.text.marked_tokens import marked_tokenizer, trained_runs
 from medusa_kit.data.chat import encode_conversation
 from medusa_kit.data.rendered import Rendered
 from medusa_kit.errors import DataError
+from medusa_kit.train.data import prepare
 
 Messages = list[dict[str, Any]]
 
@@ -140,6 +141,35 @@ def test_tokens_without_offsets_tell_the_same(case: str, monkeypatch: pytest.Mon
     tokenizer = tokenizer_of(template)
     assert not Rendered(tokenizer).as_text
     assert trained_runs(tokenizer, encode_conversation(tokenizer, messages)) == expected
+
+
+NO_HEADER = EACH + "{{ '<U>' if m.role == 'user' }}{{ m.content + '<E>' }}{% endfor %}"
+IN_A_ROW = [*talk("q", "aa", "bb", first="user")[:2], {"role": "assistant", "content": "bb"},
+            {"role": "assistant", "content": "cc"}]  # fmt: skip
+
+
+MARKED_TURNS = (EACH + "{% if m.role == 'user' %}{{ '<U>' + m.content }}{% else %}" + MARK
+                + "{{ m.content + '<E>' }}" + UNMARK + "{% endif %}{% endfor %}")  # fmt: skip
+
+
+@pytest.mark.parametrize("template", [NO_HEADER, MARKED_TURNS])
+def test_answers_in_a_row_with_nothing_between_are_turns_of_their_own(template: str) -> None:
+    tokenizer = marked_tokenizer(template, SPECIALS)
+    example = encode_conversation(tokenizer, IN_A_ROW)
+    assert trained_runs(tokenizer, example) == ["aa<E>bb<E>cc<E>"], "all that they wrote"
+    (item,) = prepare([example], 2)
+    first, *later = [item.ahead_PJ[s : s + 3].tolist() for s in (0, 3, 6)]
+    a, end, b, c = example.input_ids[-9], example.input_ids[-1], *example.input_ids[-6::3][:2]
+    assert [first, *later] == [
+        [[each, each, end], [each, end, -1], [end, -1, -1]] for each in (a, b, c)
+    ]
+    silent = [IN_A_ROW[0], {**IN_A_ROW[1], "weight": 0}, *IN_A_ROW[2:]]
+    assert trained_runs(tokenizer, encode_conversation(tokenizer, silent)) == ["bb<E>cc<E>"]
+
+
+def test_answers_that_are_written_as_one_are_one_turn() -> None:
+    tokenizer = tokenizer_of("merging")
+    assert encode_conversation(tokenizer, IN_A_ROW).turn_starts == ()
 
 
 def test_a_refusal_has_the_true_reason() -> None:

@@ -12,6 +12,7 @@ from medusa_kit.train.data import (
     split,
     stretch_contents,
 )
+from medusa_kit.train.evaluate import answer_starts
 
 
 def brute_force(ids, mask, num_heads):
@@ -67,6 +68,19 @@ def test_no_head_looks_across_a_turn():
         [8, -1, -1],
         [-1, -1, -1],
     ]
+
+
+def test_no_head_looks_into_a_turn_that_follows_with_nothing_between():
+    mask = [False] + [True] * 8
+    (item,) = prepare([EncodedExample(list(range(9)), mask, 1, turn_starts=(4,))], 3)
+    assert item.positions_P.tolist() == list(range(8)), "every token is trained"
+    assert item.ahead_PJ[:, 0].tolist() == list(range(1, 9))
+    assert item.targets_PK.tolist() == [
+        [2, 3, -1], [3, -1, -1], [-1, -1, -1],
+        [5, 6, 7], [6, 7, 8], [7, 8, -1], [8, -1, -1], [-1, -1, -1],
+    ]  # fmt: skip
+    assert answer_starts([item, item]).tolist() == [0, 3, 8, 11]
+    assert len(set(map(tuple, stretch_contents([item]).tolist()))) == 2
 
 
 def test_split_is_by_whole_rows_and_repeats():

@@ -69,12 +69,14 @@ def _end_among(template: "_Template", kind: Collection[int]) -> int | None:
 
 def _always_opened(template: "_Template", kind: Collection[int]) -> list[int]:
     """The token that opens an answer, in a template that opens one whether it is asked to or not:
-    it follows the last turn then."""
+    it follows the last turn then. The end of text opens none: it is behind every turn where nothing
+    stands before answers."""
     asked = template.text([QUESTION], ask=True)
     opened = _part(template.text([QUESTION, ANSWER]), QUESTION, ANSWER).strip()
     if asked != template.text([QUESTION]) or _part(asked, QUESTION).strip() != opened:
         return []
-    return template.tokens(kind, [QUESTION], after=QUESTION)[-1:]
+    opener = template.tokens(kind, [QUESTION], after=QUESTION)[-1:]
+    return [] if opener == [template.end_of_text] else opener
 
 
 def _openers(template: "_Template", kind: Collection[int]) -> list[int]:
@@ -103,6 +105,7 @@ class _Template:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self.end_of_text = getattr(tokenizer, "eos_token_id", None)
         self._texts: dict[tuple[Any, ...], str] = {}
         added = getattr(tokenizer, "added_tokens_decoder", {})
         marks = {i for i, token in added.items() if MARK.fullmatch(str(token))}
