@@ -4,21 +4,21 @@ import gc
 import os
 import sys
 
-from medusa_kit.ctrl_c import ends_at_once
+from medusa_kit import ctrl_c, stdout
 from medusa_kit.garbage import no_search
-
-INTERRUPTED = 130
 
 
 def main() -> None:
     _open_closed_streams()
     try:
-        with ends_at_once(), no_search():
+        with ctrl_c.ends_at_once(), no_search():
             from medusa_kit.cli import main as run
-        run()
+        with ctrl_c.is_not_lost(), stdout.ends_where_it_fails():
+            run()
     except KeyboardInterrupt:
+        ctrl_c.taken()
         sys.stderr.write("interrupted\n")
-        sys.exit(INTERRUPTED)
+        sys.exit(ctrl_c.INTERRUPTED)
     finally:
         # At exit Python would look through all objects for cycles: half a second for torch's.
         gc.freeze()

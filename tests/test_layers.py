@@ -30,6 +30,7 @@ TIERS = [
         "outputs",
         "paths",
         "process_lock",
+        "stdout",
         "store",
         "transfer",
         "version",

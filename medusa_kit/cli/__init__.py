@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from medusa_kit import ctrl_c
 from medusa_kit.cli import (
     bench,
     cache,
@@ -26,8 +27,6 @@ from medusa_kit.cli.parser import command
 from medusa_kit.console import err
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.version import __version__
-
-INTERRUPTED = 130
 
 app = command.app(
     name="medusa-kit",
@@ -65,17 +64,21 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line. Our own errors become a message and an exit code."""
+    """Run the command line. Our own errors become a message and an exit code, and so does Ctrl-C,
+    whatever other error or end a library has made of it."""
     try:
         app()
-    except MedusaKitError as error:
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or ctrl_c.was_typed():
+            ctrl_c.taken()
+            err.print("interrupted", style="yellow")
+            sys.exit(ctrl_c.INTERRUPTED)
+        if not isinstance(error, MedusaKitError):
+            raise
         _print(f"error: {error.message}", "bold red")
         if error.hint:
             _print(f"hint: {error.hint}", "cyan")
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        err.print("interrupted", style="yellow")
-        sys.exit(INTERRUPTED)
 
 
 def _print(line: str, style: str) -> None:

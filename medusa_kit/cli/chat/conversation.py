@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from medusa_kit import console
+from medusa_kit import console, ctrl_c
 from medusa_kit.cli import options
 from medusa_kit.cli.chat import interrupt, view
 from medusa_kit.cli.chat.drawing import drawing
@@ -80,6 +80,7 @@ class Chat:
             try:
                 line = read_line().strip()
             except KeyboardInterrupt:  # at the prompt it clears the line
+                ctrl_c.taken()
                 typer.echo(err=True)
                 continue
             except EOFError:
@@ -114,6 +115,7 @@ class Chat:
                         shown.show(piece, streaming.tokens_per_second)
                         check()
             except KeyboardInterrupt:
+                ctrl_c.taken()
                 shown.finish()
                 streaming.close()  # so that the next turn finds what it has read
                 shown.finish(" …")
@@ -210,6 +212,7 @@ class Chat:
                     for _ in streaming:
                         check()
             except (KeyboardInterrupt, MedusaKitError) as error:
+                ctrl_c.taken()
                 shown.finish()
                 streaming.close()
                 stopped = isinstance(error, KeyboardInterrupt)

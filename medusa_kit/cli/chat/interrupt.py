@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from medusa_kit.ctrl_c import is_usual
 
@@ -20,7 +21,7 @@ def between_steps(has_begun: Callable[[], bool]) -> Iterator[Callable[[], None]]
     def note(number: int, frame: FrameType | None) -> None:
         nonlocal typed
         if typed or not has_begun():
-            raise KeyboardInterrupt
+            usual(number, frame)
         typed = True
 
     def check() -> None:
@@ -30,8 +31,8 @@ def between_steps(has_begun: Callable[[], bool]) -> Iterator[Callable[[], None]]
     if not is_usual():
         yield check
         return
-    signal.signal(signal.SIGINT, note)
+    usual: Any = signal.signal(signal.SIGINT, note)
     try:
         yield check
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, usual)
