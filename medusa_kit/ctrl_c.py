@@ -1,8 +1,8 @@
 """What Ctrl-C does. The program begins with it, so it imports little.
 
 Python raises KeyboardInterrupt wherever the program happens to be: also in code that catches
-everything, in `__del__`, in what C calls back. There it is lost, and the program goes on. `Interrupt`
-notices when it is dropped before it has reached somebody who waits for it, and is raised once more.
+everything, in `__del__`, in what C calls back. There it is lost, and the program goes on.
+`Interrupt` is noticed when it is dropped before it has reached who waits for it, and raised again.
 """
 
 import _thread
@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 INTERRUPTED = 128 + signal.SIGINT  # the exit code, as of shells
 MOST_LOST = 20  # times that one is raised again; what swallows more never lets it through
@@ -24,7 +25,8 @@ class Interrupt(KeyboardInterrupt):
 
     def __init__(self) -> None:
         super().__init__()
-        _state.way = _Way(self, _thread.interrupt_main)  # as if it was typed again
+        again: Any = _thread.interrupt_main  # as if it was typed once more
+        _state.way = _Way(self, again)
         _state.raised += 1
 
 

@@ -103,6 +103,17 @@ class ClosedError(MedusaKitError):
     pass
 
 
+class Live:
+    """A mixin of what threads, a device or memory of C++ belong to: a copy would share them, and
+    what is pickled would lack them."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UsageError(
+            f"this {type(self).__name__} is in use, and can be neither copied nor pickled",
+            hint="pass the object itself to threads; load an engine of its own in each process",
+        )
+
+
 AnyError = TypeVar("AnyError", bound=MedusaKitError)
 # Of torch's messages, as it is built or with TORCH_SHOW_CPP_STACKTRACES.
 STACKS = (
@@ -173,6 +184,17 @@ def first_found(error: Exception) -> str:
         return in_one_line(error)
     first = found()[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+
+
+def half_pair(text: str, of: str = "") -> str | None:
+    """What is wrong with a text that holds half of a surrogate pair, which no UTF-8 has; None where
+    nothing is. Bytes that are no UTF-8 become some on a command line, and JSON may hold them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        number = ord(text[error.start])
+        return f"character {error.start + 1}{of} is U+{number:04X}, half of a surrogate pair"
+    return None
 
 
 def is_finite(value: Any) -> bool:

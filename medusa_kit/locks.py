@@ -2,8 +2,9 @@
 
 import os
 import threading
+from collections.abc import Hashable
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 # The type, not the function: in C, so that a signal cannot come between taking a lock and the
 # `with` that gives it back.
@@ -26,6 +27,24 @@ class SharedLock(_RLock):
 
 
 _locks: WeakSet[SharedLock] = WeakSet()
+
+
+class KeyedLocks:
+    """A lock for each key, there while somebody holds it or waits for it: whoever makes one thing
+    keeps nobody waiting who asks for another."""
+
+    def __init__(self) -> None:
+        self._lock = SharedLock()
+        self._by_key: WeakValueDictionary[Hashable, SharedLock] = WeakValueDictionary()
+
+    def of(self, key: Hashable) -> SharedLock:
+        with self._lock:
+            lock = self._by_key.get(key)
+            if lock is None:
+                lock = self._by_key[key] = SharedLock()
+            return lock
+
+
 _making = SharedLock()
 # Held while transformers builds a model: it exchanges functions of torch's meanwhile, and a second
 # thread that builds one gets tensors without numbers.

@@ -57,5 +57,6 @@ def ends_where_it_fails() -> Iterator[None]:
         yield
     finally:
         sys.stdout.flush()
+        sys.stdout = usual
         if descriptor.failed:  # where a library passed over it
             sys.exit(FAILED)

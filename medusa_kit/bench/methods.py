@@ -16,7 +16,6 @@ from medusa_kit.bench.report import (
     BenchReport,
     Decoding,
 )
-from medusa_kit.drafters.memory import Memory
 from medusa_kit.drafters.native.mtp_layers import layers_or_error
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ContextLengthError
@@ -100,7 +99,7 @@ def engine_method(
     see the same prompts.
     """
     scheduler = Scheduler(engine.verifier, steps=engine.scheduler.steps)
-    engine = replace(engine, memory=Memory(), scheduler=scheduler)
+    engine = replace(engine, memory=engine.memory.without_texts(), scheduler=scheduler)
 
     def run(batch: Batch) -> Answers:
         # As in transformers, no row of a batch may go on where the longest one cannot.

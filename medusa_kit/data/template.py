@@ -13,7 +13,7 @@ from medusa_kit.base.tokenizer.bounded_rendering import bounded
 from medusa_kit.base.tokenizer.content_parts import as_taken
 from medusa_kit.base.tokenizer.turn_end import end_of_turn
 from medusa_kit.data.rows import Message, kind_of, text_of
-from medusa_kit.errors import DataError
+from medusa_kit.errors import DataError, half_pair
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 NOW = re.compile(r"""strftime_now\(\s*(?:"([^"\\]*)"|'([^'\\]*)')\s*\)""")
@@ -177,14 +177,8 @@ def check_characters(messages: Sequence[Mapping[str, Any]]) -> None:
     described = [message for message in messages if isinstance(message, Mapping)]
     texts = [text for message in described for text in message.values() if isinstance(text, str)]
     for text in texts:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"character {error.start + 1} of a message is U+{ord(text[error.start]):04X}, half "
-                "of a surrogate pair; expected text",
-                hint="decode bytes with errors='replace'",
-            ) from error
+        if wrong := half_pair(text, " of a message"):
+            raise DataError(f"{wrong}; expected text", hint="decode bytes with errors='replace'")
 
 
 @contextmanager

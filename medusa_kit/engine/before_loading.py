@@ -20,6 +20,9 @@ from medusa_kit.base.files import (
 )
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import AUTO, load_dtype, pick_device, requested_dtype
+from medusa_kit.drafters.draft_model.loading import of_draft_model
+from medusa_kit.drafters.native.damaged import A_MODEL
+from medusa_kit.drafters.native.damaged import check_weights as check_weights_are_whole
 from medusa_kit.drafters.native.layer_drafts import check_fits, draft_config, is_there
 from medusa_kit.drafters.native.other_kinds import refuse_other_kinds
 from medusa_kit.engine.tree_origin import check_tree
@@ -101,9 +104,8 @@ def _check_draft_models(options: EngineOptions) -> None:
         try:
             check_readable(name)
         except CheckpointError as error:
-            raise CheckpointError(
-                f"draft model {name!r}: {error.message}", hint=error.hint
-            ) from error
+            raise of_draft_model(name, error) from error
+        check_weights_are_whole(name, A_MODEL)
 
 
 def _check_draft(draft: Any, base: str, revision: str | None) -> None:

@@ -8,7 +8,7 @@ from medusa_kit.data.readers import Message
 from medusa_kit.engine.result import GenerationResult
 from medusa_kit.engine.streaming import Streaming
 from medusa_kit.engine.turns import Answered, Prompt, next_prompt
-from medusa_kit.errors import ConfigError
+from medusa_kit.errors import ConfigError, Live
 
 
 class Answering(Protocol):
@@ -27,7 +27,7 @@ class Answering(Protocol):
     def stream(self) -> Callable[..., Streaming]: ...
 
 
-class Conversation:
+class Conversation(Live):
     """Messages and answers in turn. One thread at a time may use it; build with
     `Engine.conversation`.
 
@@ -37,6 +37,11 @@ class Conversation:
     def __init__(self, engine: Answering, system: str | None = None) -> None:
         self._engine = engine
         self._messages: list[Message] = []
+        if not isinstance(system, str | None):
+            raise ConfigError(
+                f"system {system!r} is of type {type(system).__name__}; expected a string or None",
+                hint="the system message is text",
+            )
         if system:
             self._messages.append({"role": "system", "content": system})
         self._last: Answered | None = None

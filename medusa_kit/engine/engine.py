@@ -3,8 +3,7 @@
 Shapes: B batch, N nodes with root.
 """
 
-import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -15,12 +14,14 @@ from medusa_kit.data.chat import encode_prompt
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.memory import Memory
 from medusa_kit.drafters.mixed.auto import chosen
+from medusa_kit.drafters.mixed.from_files import read_files
 from medusa_kit.drafters.native.layer_drafts import draft_config, layers_read
 from medusa_kit.engine.conversation import Conversation
+from medusa_kit.engine.given import Prompt, check_prompt, prompt_list, stop_strings
 from medusa_kit.engine.result import GenerationResult, GenerationStats
 from medusa_kit.engine.shared_batch import MAX_PAUSE, SharedBatch, check_options
 from medusa_kit.engine.streaming import Streaming
-from medusa_kit.errors import ConfigError, check_count
+from medusa_kit.errors import ConfigError, Live, check_count
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cpu.activations import activations_of
@@ -40,11 +41,9 @@ from medusa_kit.tree.plan import PlannedTree, Tree, TreePlan, fitted
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
-Prompt = str | list[dict[str, str]] | list[int]
-
 
 @dataclass
-class Engine:
+class Engine(Live):
     """Generates text exactly as the base model would, faster. Build with `medusa_kit.load`.
 
     Only acceptance="typical", weights="int8" and cache="float16" leave the base model's
@@ -137,10 +136,10 @@ class Engine:
         greedy unless given.
         Raises ConfigError, ContextLengthError.
         """
-        prompts, single = _prompt_list(prompt)
+        prompts, single = prompt_list(prompt)
         check_count("batch_size", batch_size)
         params = SamplingParams.of(sampling)
-        stops = _stop_strings(stop)
+        stops = stop_strings(stop)
         requests = [self._make_request(each, params, max_new_tokens, stops) for each in prompts]
         batch_size = min(batch_size, len(requests))
         built = self.drafter_for(drafter, drafter_options, batch_size, params)
@@ -206,13 +205,8 @@ class Engine:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, through the chat template where there is one. Raises ConfigError
         for an id that the model has no row for, DataError where the template refuses."""
-        if not isinstance(prompt, Sequence):
-            raise ConfigError(
-                f"prompt {reprlib.repr(prompt)} is of type {type(prompt).__name__}; expected "
-                "messages, a string or token ids",
-                hint="a single message goes into a list: [{'role': 'user', 'content': …}]",
-            )
-        if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], Integral)):
+        check_prompt(prompt)
+        if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], Integral)):
             return as_token_ids(prompt, self.base.info.vocab_size)
         if self.base.tokenizer is None:
             raise ConfigError(
@@ -239,8 +233,8 @@ class Engine:
         self, call: str, prompt: Any, max_new_tokens: int, stop: Any, sampling: "SamplingOptions"
     ) -> tuple[Request, tuple[str, ...], SamplingParams]:
         """(request, stop strings, sampling) of a call that takes a single prompt."""
-        stops, params = _stop_strings(stop), SamplingParams.of(sampling)
-        prompts, single = _prompt_list(prompt)
+        stops, params = stop_strings(stop), SamplingParams.of(sampling)
+        prompts, single = prompt_list(prompt)
         if not single:
             raise ConfigError(
                 f"{call} was given {len(prompts)} prompts; expected one",
@@ -277,6 +271,11 @@ class Engine:
         )
         return [f"{NODES}{nodes:.2f} verified a step{beside}; {steps.cost.describe(rows)}"]
 
+    def read_drafters_files(self) -> None:
+        """Read what the engine's drafters need from files, so that no request waits for it. Raises
+        CheckpointError, IncompatibleBaseError, ConfigError for what cannot be used."""
+        read_files(self._draft_context(1, None), *self._own_drafter())
+
     def drafter_for(
         self,
         name: str | None,
@@ -286,9 +285,14 @@ class Engine:
     ) -> Drafter:
         """A drafter by name, ready for a batch; the engine's own where none is named. Raises
         ConfigError for one that is unknown or has nothing to draft with."""
+        context = self._draft_context(batch_size, sampling)
+        name, options = self._drafter_and_options(name, options)
+        return chosen(name, context, options)
+
+    def _draft_context(self, batch_size: int, sampling: SamplingParams | None) -> DraftContext:
         # Where guesses are verified as they pay, the largest tree is cut to fit.
         planned = self._planned_for(1 if self.pays else batch_size)
-        context = DraftContext(
+        return DraftContext(
             self.verifier,
             self.heads,
             tree=planned.tree if self.heads is not None else None,
@@ -300,8 +304,6 @@ class Engine:
             memory=self.memory,
             heads_refused=self.heads_refused,
         )
-        name, options = self._drafter_and_options(name, options)
-        return chosen(name, context, options)
 
     def _drafter_and_options(
         self, name: str | None, options: Mapping[str, Any] | None
@@ -364,33 +366,3 @@ class Engine:
         return GenerationResult(
             text, list(request.token_ids), request.finish_reason or "cancelled", stats
         )
-
-
-def _prompt_list(prompt: Any) -> tuple[list[Prompt], bool]:
-    """(prompts, whether a single one was given). Messages, a text or ids are one prompt, a list of
-    these is several."""
-    if hasattr(prompt, "tolist"):  # a tensor of ids
-        prompt = prompt.tolist()
-    if isinstance(prompt, str) or not isinstance(prompt, Sequence):
-        return [prompt], True
-    items = list(prompt)
-    if not items:
-        raise ConfigError("there is no prompt", hint="give messages, a string or token ids")
-    if isinstance(items[0], dict | Integral):
-        return [items], True
-    return items, False
-
-
-def _stop_strings(stop: Any) -> tuple[str, ...]:
-    is_list = isinstance(stop, Iterable) and not isinstance(stop, str)
-    stops = tuple(stop) if is_list else () if stop is None else (stop,)
-    for text in stops:
-        if not isinstance(text, str):
-            raise ConfigError(
-                f"stop {text!r} is of type {type(text).__name__}; expected a string or a list of "
-                "strings",
-                hint="stop strings are text: stop=['sky']",
-            )
-    if "" in stops:
-        raise ConfigError("a stop string is empty", hint="leave it out")
-    return stops

@@ -26,6 +26,7 @@ from medusa_kit.errors import (
     CheckpointError,
     ClosedError,
     DeviceMemoryError,
+    Live,
     MedusaKitError,
     QueueFullError,
 )
@@ -50,7 +51,7 @@ class LoadedHeads:
     holders: set[int] = field(default_factory=set)
 
 
-class HeadsLease:
+class HeadsLease(Live):
     """Heads in use: they are not dropped before this has been closed. Use it in `with`."""
 
     def __init__(self, loaded: LoadedHeads) -> None:
@@ -101,7 +102,7 @@ class HeadsStatus:
     in_use: bool = False
 
 
-class HeadsStore:
+class HeadsStore(Live):
     """Every method may be called in any thread.
 
     `folder`: its subfolders hold heads, named by their own names; None: there are none.

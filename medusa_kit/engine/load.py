@@ -13,7 +13,6 @@ from medusa_kit import console
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import CHECKPOINT, BaseModel
-from medusa_kit.drafters.memory import Memory
 from medusa_kit.engine.before_loading import (
     UNTRAINED_HEADS,
     AnyTree,
@@ -152,6 +151,7 @@ def _load(config: EngineConfig) -> Engine:
     check_own_values(base)
     engine = build_engine(base, config)
     engine.usual_drafter = "auto"
+    engine.read_drafters_files()
     return engine
 
 
@@ -222,7 +222,7 @@ def with_heads(
         plan=None,
         heads_source=str(folder) if heads is not None and folder else None,
         heads_refused=refused,
-        memory=Memory(),
+        memory=engine.memory.for_other_heads(),
     )
     if heads is not None:
         if isinstance(result.verifier, NativeVerifier):

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary, finalize
 from medusa_kit.base.model import BaseModel
 from medusa_kit.engine.result import GenerationResult
 from medusa_kit.engine.streaming import Streaming
-from medusa_kit.errors import ConfigError, check_count
+from medusa_kit.errors import ConfigError, Live, check_count
 from medusa_kit.infer.adapted_verifier import AdaptedVerifier
 from medusa_kit.infer.decode.detokenize import TextStream
 from medusa_kit.infer.decode.request import Emitted, Request
@@ -23,7 +23,7 @@ from medusa_kit.infer.decode.threaded.submission import Emission, OnTokens, Subm
 from medusa_kit.infer.details import NOTHING, OutputOptions
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.verifier import Verifier
-from medusa_kit.locks import SharedLock
+from medusa_kit.locks import KeyedLocks
 from medusa_kit.settings.drafters import READ_HEADS
 from medusa_kit.settings.drafters import drafter_options as checked_options
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
@@ -81,7 +81,7 @@ class Heads(Protocol):
     def close(self) -> None: ...
 
 
-class Answer:
+class Answer(Live):
     """An answer under way: wait for its `result`, or read its `stream`. Dropping it cancels it,
     unless it has `on_tokens`."""
 
@@ -136,7 +136,7 @@ class Answer:
             self.cancel()
 
 
-class SharedBatch:
+class SharedBatch(Live):
     """Made by `Engine.shared_batch`. Every method may be called in any thread. One that is dropped
     ends when its answers have."""
 
@@ -145,7 +145,7 @@ class SharedBatch:
         self._thread = SchedulerThread(scheduler, most_waiting)
         finalize(self, self._thread.drop).atexit = False
         self._drafters: WeakValueDictionary[tuple[int, str, str], Any] = WeakValueDictionary()
-        self._building = SharedLock()
+        self._building = KeyedLocks()
 
     def submit(
         self,
@@ -170,6 +170,11 @@ class SharedBatch:
         Raises what `Engine.stream` does, QueueFullError where too many wait, ClosedError after
         `close`.
         """
+        if on_tokens is not None and not callable(on_tokens):
+            raise ConfigError(
+                f"on_tokens {on_tokens!r} cannot be called; expected a function",
+                hint="it is called with the tokens of each step",
+            )
         engine = self._requests if heads is None else self._engine_of(heads)
         name, options = engine._drafter_and_options(drafter, drafter_options)
         if not (isinstance(engine.verifier, AdaptedVerifier) or name in READ_HEADS):
@@ -227,6 +232,11 @@ class SharedBatch:
         self.close(drain=error is None)
 
     def _engine_of(self, heads: Heads) -> Requests:
+        if not hasattr(heads, "engine"):
+            raise ConfigError(
+                f"heads {heads!r} are of type {type(heads).__name__}; expected heads in use",
+                hint="take them from a HeadsStore: heads=store.get(NAME)",
+            )
         verifier = heads.engine.verifier
         plain = verifier.plain if isinstance(verifier, AdaptedVerifier) else verifier
         if plain is not self._requests.verifier:
@@ -243,7 +253,7 @@ class SharedBatch:
         heads."""
         requests, number = (self._requests, 0) if heads is None else (heads.engine, heads.number)
         key = number, name, checked_options(name, options).model_dump_json()
-        with self._building:
+        with self._building.of(key):  # requests with other drafters go on meanwhile
             drafter: Drafter | None = self._drafters.get(key)
             if drafter is None:
                 drafter = requests.drafter_for(name, options, self._max_rows, ANY_SAMPLING)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from weakref import WeakSet
 
 from medusa_kit.engine.result import GenerationResult
+from medusa_kit.errors import Live
 from medusa_kit.infer.decode.detokenize import TextStream
 from medusa_kit.infer.decode.request import Emitted, Request
 from medusa_kit.infer.details import VerifiedTree
@@ -36,7 +37,7 @@ class Piece(str):
         return (self.spans,)
 
 
-class Streaming:
+class Streaming(Live):
     """An iterator over the pieces of an answer's text as they come; it can be read once.
 
     It may be dropped or closed early (`close()`), from another thread too. `result` then holds the

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medusa_kit.errors import Live
 from medusa_kit.heads.draws import RowDraws
 from medusa_kit.infer.decode.accept.sampler import Sampler
 from medusa_kit.infer.decode.node_choice.choice import Chances
@@ -240,7 +241,7 @@ def flat_nodes(drafts: Sequence[Draft]) -> Nodes:
     )
 
 
-class Drafter(ABC):
+class Drafter(ABC, Live):
     """What proposes draft tokens, at each step for all requests that it drafts for.
 
     One that keeps nothing between steps has `name`, `num_nodes` and `propose` alone. What it keeps
@@ -270,14 +271,14 @@ class Drafter(ABC):
         raise NotImplementedError
 
     # What follows is empty: one that keeps nothing between steps has nothing to do.
-    def begin(self, request: RequestText) -> None:  # noqa: B027
+    def begin(self, request: RequestText) -> None:
         """A request begins: its text is the prompt, its root the first token of the answer."""
 
-    def observe(self, step: StepResult) -> None:  # noqa: B027
+    def observe(self, step: StepResult) -> None:
         """Learn what became of the draft, which may be another drafter's. Text and root of
         `step.requests` are still those that it was made from."""
 
-    def finish(self, requests: Sequence[RequestText]) -> None:  # noqa: B027
+    def finish(self, requests: Sequence[RequestText]) -> None:
         """These requests have ended, or were cancelled before they began."""
 
     def describe(self) -> str:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from medusa_kit.errors import ConfigError
+from medusa_kit.errors import ConfigError, half_pair
 from medusa_kit.files import parse_json
 
 JSON_OBJECT = {"type": "object"}
@@ -85,9 +85,6 @@ def _text(kind: str, value: Any) -> str:
         raise ConfigError(
             f"{kind} {value!r} is of type {type(value).__name__}; expected a text, not an empty one"
         )
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        message = f"the {kind} has half of a surrogate pair, which no text can have"
-        raise ConfigError(message) from None
+    if half_pair(value):
+        raise ConfigError(f"the {kind} has half of a surrogate pair, which no text can have")
     return value

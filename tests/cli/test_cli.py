@@ -394,3 +394,13 @@ def test_data_generate_skips_rows_of_a_bad_shape(run: Run, tmp_path: Path) -> No
     out.unlink()
     code, _, err = run(*arguments, "--on-error", "fail")
     assert (code, out.exists(), "prompts.jsonl:2: content is" in err) == (1, False, True), err
+
+
+@pytest.mark.parametrize("option", ["--stop", "--choice", "--regex", "--system", "--heads", None])
+def test_bytes_that_are_no_text_are_one_error(run: Run, option: str | None) -> None:
+    """Python has halves of surrogate pairs for them."""
+    words = ["hi", option, "a\udcff"] if option else ["a\udcff"]
+    code, out, err = run("generate", *words, "-m", "debug-tiny")
+    assert (code, out) == (2, "")
+    assert err.splitlines()[0].startswith("error: the argument 'a\\udcff'")
+    assert len(err.splitlines()) == 2

@@ -15,6 +15,7 @@ from support.tiny_models import CONTEXT, tiny_base
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.factory import DraftContext, build_drafter
+from medusa_kit.drafters.memory import Memory
 from medusa_kit.drafters.text.recycling import RANK_CHANCES, likeliest
 from medusa_kit.drafters.text.suffix_array import SuffixArray
 from medusa_kit.drafters.text.suffix_automaton import START, SuffixAutomaton
@@ -32,7 +33,7 @@ TEXTS = st.lists(st.lists(TOKENS, max_size=12), min_size=1, max_size=3)
 
 def drafter_for(name, **options):
     """Without a model: these need none."""
-    context = SimpleNamespace(device=CPU, verifier=None, remembered=lambda key, make: make())
+    context = SimpleNamespace(device=CPU, verifier=None, memory=Memory())
     return build_drafter(name, context, options)
 
 

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from medusa_kit.cli.parser import panels
 from medusa_kit.cli.parser.foreign import COMMANDS
 from medusa_kit.cli.parser.translate import Names, before_command, translated
-from medusa_kit.errors import UsageError
+from medusa_kit.errors import UsageError, half_pair
 from medusa_kit.paths import expanded
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -75,6 +75,18 @@ def _with_home(value: Any) -> Any:
     return [_with_home(one) for one in value] if isinstance(value, list) else value
 
 
+def _refuse_bytes(args: list[str]) -> None:
+    """Raises UsageError for an argument that is no text: no model reads such, and a path with it
+    could not be written down in any of our files."""
+    for before, word in zip(["", *args], args, strict=False):
+        if half_pair(word):
+            option = f" of {before}" if before.startswith("-") and not word.startswith("-") else ""
+            raise UsageError(
+                f"the argument {word!r}{option} has bytes that are no UTF-8; expected text",
+                hint="write it in UTF-8; rename a file of such a name",
+            )
+
+
 def _with_value(error: typer.BadParameter) -> str:
     """The message with the value, which Typer leaves out where pydantic found it wrong."""
     problems: list[Any] = getattr(error.__cause__, "errors", list)()
@@ -94,6 +106,7 @@ class Group(_PlainWhereNarrow, TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
+            _refuse_bytes(args)
             args = self._read(ctx, args)
         return super().parse_args(ctx, args)
 

@@ -232,12 +232,12 @@ def build(
     what load_base_model raises."""
     if isinstance(name := context.draft_model, str):
         read = partial(layer_drafts.draft_config, name)
-        config = context.remembered(("config of a draft", name), read)
+        config = context.memory.loaded.remembered(("config of a draft", name), read)
         if config is not None:
             return layer_drafts.build(context, name, config, options)
     verifier = draft_verifier(context)
     text_will_do = options.width == 1
-    vocabulary = context.remembered(
+    vocabulary = context.memory.loaded.remembered(
         ("draft vocabulary", id(verifier), options.tokenizer, text_will_do),
         lambda: shared_vocabulary(options.tokenizer, context.base, verifier.base, text_will_do),
     )

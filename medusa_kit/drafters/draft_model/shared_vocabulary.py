@@ -94,12 +94,15 @@ def shared_vocabulary(
     sizes = base.info.vocab_size, draft.info.vocab_size
     names = f"{base.info.name!r} and {draft.info.name!r}"
     if base.tokenizer is None or draft.tokenizer is None:
-        if mode in ("auto", "same") and sizes[0] == sizes[1]:
+        # A folder that lacks one has lost it, or never had it: nobody knows what its ids mean.
+        lost = base.tokenizer is not None and draft.info.source != "memory"
+        if sizes[0] == sizes[1] and (mode == "same" or (mode == "auto" and not lost)):
             return Vocabulary("same", *sizes)
         raise ConfigError(
             f"tokens of {names} cannot be mapped: their vocabularies have {sizes[0]} and "
             f"{sizes[1]} tokens, and one has no tokenizer (tokenizer = {mode!r})",
-            hint="give both models with their tokenizers",
+            hint="give both models with their tokenizers"
+            + ("; tokenizer: same takes the ids as they are" if sizes[0] == sizes[1] else ""),
         )
     overlap = measure_overlap(base.tokenizer, draft.tokenizer, *sizes)
     if not overlap.share:

@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 
 from medusa_kit.drafters.factory import DraftContext, build_drafter
-from medusa_kit.drafters.memory import Memory
 from medusa_kit.drafters.native.layer_drafts import draft_config, kind
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.errors import ConfigError
@@ -98,6 +97,6 @@ def build_inside(context: DraftContext, verifier: Verifier, staged: StagedOption
         paying=False,
         draft_model=staged.draft_model,
         sampling=SamplingParams(),
-        memory=context.remembered(("staged", id(verifier)), Memory),
+        memory=context.memory.of_draft_model(id(verifier)),
     )
     return Inside(verifier.base.device, lambda: build_drafter(staged.drafter, own, staged.options))

@@ -8,6 +8,7 @@ from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.mixed.under_grammar import under_grammar
 from medusa_kit.drafters.native.mtp_layers import layers_or_error, num_layers
 from medusa_kit.drafters.trie import Trie, TrieDrafter, weighed
+from medusa_kit.errors import CheckpointError
 from medusa_kit.infer.draft import State, StepResult
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -81,6 +82,8 @@ def usual_sources(
         _, error = layers_or_error(context.base, context.memory)
         if error is None:
             names.append("mtp")
+        elif isinstance(error, CheckpointError):  # the base's own files are damaged
+            raise error.with_traceback(None)
         else:
             reasons.append(error.message)
     return names, reasons

@@ -1,6 +1,6 @@
 """Drafts that read layers, damaged: one error for each fault, of the config and of the weights.
 
-`kind`, as messages call it: `other_kinds.DFLASH` or `EAGLE_3`.
+`kind`, as messages call it: `other_kinds.DFLASH` or `EAGLE_3`; of any other draft model, `A_MODEL`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,6 +12,7 @@ from medusa_kit.base.faults import finite
 from medusa_kit.base.files import resolve
 from medusa_kit.errors import CheckpointError, ConfigError
 
+A_MODEL = "a model of its own"
 SAFETENSORS = ".safetensors"
 WEIGHTS = (SAFETENSORS, ".bin")
 MAX_LAYERS = 1024  # more than any draft has, and few enough to list
@@ -93,10 +94,28 @@ def check_weights(name: str, kind: str, suffixes: Sequence[str] = WEIGHTS) -> No
                 pass
 
 
+def check_stored_numbers(name: str, kind: str) -> None:
+    """The same of the safetensors files of a draft's folder, one tensor after the other."""
+    from safetensors import safe_open
+
+    source, folder = resolve(name, weights=False)
+    if source != "folder":
+        return
+    for path in sorted(Path(folder).glob(f"*{SAFETENSORS}")):
+        with loading(name, kind), safe_open(path, "pt") as file:
+            found = finite.damage_in((key, file.get_tensor(key)) for key in file.keys())  # noqa: SIM118
+        if found is not None:
+            raise _no_numbers(name, kind, f"{path.name}: {found}")
+
+
 def check_numbers(name: str, kind: str, model: Any) -> None:
     """Raises CheckpointError where a weight of a draft is NaN or infinite."""
     if (found := finite.damage_in(model.named_parameters())) is not None:
-        raise CheckpointError(
-            f"draft model {name!r}, {kind}: {found}",
-            hint="copy it again; if the base is read in a narrow dtype, read it in a wider one",
-        )
+        raise _no_numbers(name, kind, found)
+
+
+def _no_numbers(name: str, kind: str, found: str) -> CheckpointError:
+    return CheckpointError(
+        f"draft model {name!r}, {kind}: {found}",
+        hint="copy it again; if the base is read in a narrow dtype, read it in a wider one",
+    )

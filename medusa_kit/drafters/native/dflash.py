@@ -126,5 +126,5 @@ def build(
     """Raises ConfigError for options that a DFlash draft has no use for, and as `load_dflash`."""
     check_options(name, DFLASH, options)
     key = ("DFlash draft", name)
-    model = context.remembered(key, lambda: load_dflash(name, config, context.base))
+    model = context.memory.loaded.remembered(key, lambda: load_dflash(name, config, context.base))
     return DFlashDrafter(context.verifier, model, name, options.num_nodes)

@@ -299,6 +299,8 @@ def build(
     """Raises ConfigError for options that an EAGLE-3 draft has no use for, and as `load_eagle`."""
     check_options(name, EAGLE_3, options)
     key = ("EAGLE-3 draft", name)
-    model = context.remembered(key, lambda: load_eagle(name, config, context.verifier))
+    model = context.memory.loaded.remembered(
+        key, lambda: load_eagle(name, config, context.verifier)
+    )
     num_tokens = min(config.num_tokens, options.num_nodes - 1)
     return EagleDrafter(context.verifier, model, name, num_tokens)

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from medusa_kit.base.faults.finite import damage_in
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.stored_tensors import INDEX, WEIGHTS
 from medusa_kit.drafters.memory import Memory
-from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.errors import CheckpointError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.files import parse_json
 from medusa_kit.locks import building_models
 
@@ -47,22 +48,24 @@ def why_none(base: BaseModel) -> str | None:
     return None
 
 
-def layers_or_error(base: BaseModel, memory: Memory) -> tuple[Any, IncompatibleBaseError | None]:
+def layers_or_error(base: BaseModel, memory: Memory) -> tuple[Any, MedusaKitError | None]:
     """(layers, None), or (None, why there are none), found out once for each `memory`."""
 
-    def seek() -> tuple[Any, IncompatibleBaseError | None]:
+    def seek() -> tuple[Any, MedusaKitError | None]:
         try:
             return load_layers(base), None
-        except IncompatibleBaseError as error:  # a new one holds no frames of the attempt
-            return None, IncompatibleBaseError(error.message, hint=error.hint)
+        except (IncompatibleBaseError, CheckpointError) as error:
+            # A new one holds no frames of the attempt.
+            return None, type(error)(error.message, hint=error.hint)
 
-    return memory.remembered("MTP layers", seek)
+    return memory.loaded.remembered("MTP layers", seek)
 
 
 def load_layers(base: BaseModel) -> Any:
     """transformers' MtpModel of this base, on its device and in its dtype, sharing its embeddings.
 
-    Raises IncompatibleBaseError, with what is missing.
+    Raises IncompatibleBaseError, with what is missing; CheckpointError for weights that are no
+    numbers.
     """
     if (why := why_none(base)) is not None:
         raise IncompatibleBaseError(why, hint=HINT)
@@ -85,6 +88,11 @@ def load_layers(base: BaseModel) -> Any:
             raise IncompatibleBaseError(
                 f"the MTP layers of {base.info.name!r} cannot be loaded: {error}", hint=HINT
             ) from error
+    if (found := damage_in(layers.layers.named_parameters())) is not None:
+        raise CheckpointError(
+            f"the MTP layers of {base.info.name!r} are damaged: {found}",
+            hint="copy the checkpoint again, or draft without them: --drafter suffix, for example",
+        )
     layers.tie_with_main_model(base.model)
     return layers.eval().requires_grad_(False)
 

@@ -16,6 +16,7 @@ import zipfile
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -72,6 +73,8 @@ class PastAnswers:
         self._answers: dict[bytes, int] = {}  # ids -> number of tokens, oldest first
         self._unsaved: list[bytes] = []
         self._seen: tuple[int, ...] | None = None  # the file when last read or written
+        self._begun, self._told = False, ""  # whether it was read; what was said of it since
+        self._damaged: tuple[int, ...] | None = None  # the file when it could not be read
 
     def __iter__(self) -> "Iterator[array[int]]":
         """Those to draft from."""
@@ -90,6 +93,24 @@ class PastAnswers:
             new = [answer for answer in self._answers if answer not in known]
             self._tell_of_others(new)
             self._index(new)
+
+    def follow(self) -> None:
+        """`refresh`, which raises the first time alone: a file that is damaged later is told once,
+        and left alone. Requests go on with what was read before."""
+        with self.lock:
+            try:
+                if self._begun and self._damaged is not None and self._damaged == _stamp(self.path):
+                    return
+                self.refresh()
+                self._begun, self._damaged, self._told = True, None, ""
+            except CheckpointError as error:
+                if not self._begun:
+                    raise
+                with suppress(CheckpointError):
+                    self._damaged = _stamp(self.path)
+                if self._told != error.message:
+                    self._told = error.message
+                    console.warn(f"{error.message}; what was read before is still used")
 
     def add(self, answers: Iterable[Sequence[int]]) -> None:
         """Add answers as the newest; one that is there already becomes the newest again."""
@@ -158,9 +179,10 @@ def _stamp(path: pathlib.Path) -> tuple[int, ...] | None:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
         raise CheckpointError(
-            f"{path}: the store of past answers cannot be read ({error})", hint="use another file"
+            f"{str(path)!r}: the store of past answers cannot be read ({error})",
+            hint="use another file",
         ) from error
     return status.st_ino, status.st_size, status.st_mtime_ns
 

@@ -130,5 +130,5 @@ def _chance(rank: int) -> float:
 
 
 def build(context: DraftContext, options: RecyclingOptions) -> RecyclingDrafter:
-    table = context.remembered(("recycling", options.width), Table)
+    table = context.memory.learned.remembered(("recycling", options.width), Table)
     return RecyclingDrafter(options, table, context.device)

@@ -208,7 +208,8 @@ class SuffixDrafter(TrieDrafter):
         try:
             self.past.save()
         except (MedusaKitError, OSError) as error:
-            self._failures.append(f"past answers were not saved: {error}")
+            note = f"past answers were not saved: {error}"
+            self._failures = [*(one for one in self._failures if one != note), note]
 
 
 def build(context: DraftContext, options: SuffixOptions) -> SuffixDrafter:
@@ -227,9 +228,9 @@ def _past_answers(context: DraftContext, path: Path, options: SuffixOptions) -> 
             hint="name a file in it",
         )
     most, longest, base = options.store_tokens, options.max_match, context.base
-    past = context.remembered(
+    past = context.memory.learned.remembered(
         ("past answers", path, most, longest),
         lambda: PastAnswers(path, tokenizer_identity(base), base.info.vocab_size, most, longest),
     )
-    past.refresh()
+    past.follow()
     return past

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medusa_kit.errors import Live
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.draws import RowsDraws
 from medusa_kit.heads.guesser import GrownTrees, Guesses, Least, Texts
@@ -28,7 +29,7 @@ from medusa_kit.infer.cpu.packed.packing import PackedMatrix
 from medusa_kit.infer.cpu.recurrent import PackedRecurrent
 
 
-class NativeHeads:
+class NativeHeads(Live):
     """A `Guesser` for frozen heads, with packed copies of their weights."""
 
     def __init__(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit import console
-from medusa_kit.errors import NotFiniteError
+from medusa_kit.errors import Live, NotFiniteError
 from medusa_kit.infer.decode.accept.sampler import has_scores
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.decode.group import Group, by_request, drafts_of, without_watched
@@ -39,7 +39,7 @@ PromptEnd = tuple[Tensor, Tensor]  # hidden_1D and logits_V at the last token
 GROWTH, CPU_GROWTH = 1.25, 2.0
 
 
-class Batch:
+class Batch(Live):
     """Requests that are decoded together, at most `max_rows` of them. One thread owns it.
 
     A request that fails leaves (`Request.error` says why), alone, or with the others of its drafter

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.base.tokenizer.ids import check_stop_ids, check_token_ids
-from medusa_kit.errors import ConfigError, ContextLengthError, check_count
+from medusa_kit.errors import ConfigError, ContextLengthError, Live, check_count
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.decode.accept.grammar import grammar_mask
 from medusa_kit.infer.decode.accept.sampler import Sampler
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False, kw_only=True)
-class Request(RequestText):
+class Request(RequestText, Live):
     """One request while it is decoded: its prompt and options, what it emitted, how steps went.
 
     `seconds`: from when it was given a slot until its last token; `first_seconds`: its first.

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from medusa_kit.errors import Live
 from medusa_kit.infer.cpu.mkl_linear import forget_packs
 from medusa_kit.infer.decode.batch import Batch
 from medusa_kit.infer.decode.node_choice.cost import LearnedSteps
@@ -49,7 +50,7 @@ class BatchStats:
     cached_tokens: int = 0  # in them
 
 
-class Scheduler:
+class Scheduler(Live):
     """The requests of one base model.
 
     `verifier`: for requests that name none. `max_rows`: requests of each batch that `step` decodes

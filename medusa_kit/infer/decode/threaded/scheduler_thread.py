@@ -20,7 +20,7 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.base.faults.out_of_memory import is_out_of_memory
-from medusa_kit.errors import ClosedError, ConfigError, QueueFullError
+from medusa_kit.errors import ClosedError, ConfigError, Live, QueueFullError
 from medusa_kit.infer.decode.request import Emitted, FailAlone, Request
 from medusa_kit.infer.decode.scheduler import BatchStats, Scheduler
 from medusa_kit.infer.decode.threaded.submission import OnTokens, Submission, check_process
@@ -38,7 +38,7 @@ class _Message(NamedTuple):
     error: Exception | None = None
 
 
-class SchedulerThread:
+class SchedulerThread(Live):
     """Starts a thread that owns `scheduler` from now on; at most `most_waiting` requests wait for a
     slot.
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
-from medusa_kit.errors import ClosedError, ConfigError
+from medusa_kit.errors import ClosedError, ConfigError, Live
 from medusa_kit.infer.decode.request import Request
 from medusa_kit.infer.details import TokenScore, VerifiedTree
 from medusa_kit.infer.draft import Drafter
@@ -37,7 +37,7 @@ class Thread(Protocol):
     def cancel(self, submission: "Submission") -> None: ...
 
 
-class Submission:
+class Submission(Live):
     """Iterate over it for what each step emits, in any thread; each emission is read once. The end
     raises what the request failed of."""
 
