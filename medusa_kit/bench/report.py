@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter
 from medusa_kit import console
 from medusa_kit.bench.about import About
 from medusa_kit.bench.agreement import Agreement
-from medusa_kit.files import write_json
+from medusa_kit.files import moved_together, write_json
 from medusa_kit.outputs import beside_ours, check_folder, check_replaced, has_keys
 from medusa_kit.settings.drafters import DRAFTERS
 from medusa_kit.settings.engine import FLOAT32
@@ -274,17 +274,19 @@ class BenchReport:
         check_replaced(folder, {BENCH: ours, PICTURE: beside_ours(BENCH, ours)}, "--output")
 
     def write(self, name: str, folder: Path) -> None:
-        """bench.json, and bench.png where it can be drawn. `name`: of the model, for the chart."""
-        write_json(folder / BENCH, self.to_json())
-        console.note(f"wrote {folder / BENCH}")
+        """Write bench.json, and bench.png where it can be drawn, both or neither. `name`: of the
+        model, for the chart."""
         rates = {result.name: result.total.tokens_per_second for result in self.ran}
         depths = {result.name: result.total.acceptance_by_depth for result in self.ran}
-        draw(
-            folder / PICTURE,
-            lambda plots, path: plots.plot_bench(
-                rates, depths, f"{name}, batch {self.batch_size}", path
-            ),
-        )
+        title = f"{name}, batch {self.batch_size}"
+        with moved_together(folder, replaced=[PICTURE]) as new:
+            write_json(new / BENCH, self.to_json())
+            draw(
+                new / PICTURE,
+                lambda plots, path: plots.plot_bench(rates, depths, title, path),
+                folder / PICTURE,
+            )
+        console.note(f"wrote {folder / BENCH}")
 
 
 BENCH, PICTURE = "bench.json", "bench.png"

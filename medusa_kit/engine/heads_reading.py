@@ -31,10 +31,12 @@ def read_heads(engine: Engine, folder: Path, name: str) -> tuple[Engine, int]:
     if inside != folder:
         engine, size = _adapted(engine, folder, name)
     heads = load_heads(inside, engine.base, pickles=False)
-    check_tree(inside / TREE_NAME, heads.digest, engine.base.info.fingerprint)
+    tree = inside / TREE_NAME
+    if tree.is_file():
+        check_tree(tree, heads.digest, engine.base.info.fingerprint)
     result = with_heads(engine, heads, tree=read_tree(None, inside))
-    tell_of_encoding(heads.config, engine.base, inside, inside / TREE_NAME)
-    tell_of_precision(inside / TREE_NAME, engine.activations)
+    tell_of_encoding(heads.config, engine.base, inside, tree)
+    tell_of_precision(tree, engine.activations)
     result.heads_source = name
     return result, size + heads.num_bytes
 

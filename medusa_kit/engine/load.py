@@ -229,8 +229,9 @@ def with_heads(
             install_native_heads(heads, result.verifier.native, folder)
         beside = folder / TREE_NAME if tree is None and folder is not None else tree
         of_tree = Path(beside) if isinstance(beside, str | Path) else None
-        own_base = None if force else base.info.fingerprint
-        check_tree(of_tree, heads.digest, own_base, named=tree is not None)
+        if of_tree is not None and of_tree.is_file():
+            own_base = None if force else base.info.fingerprint
+            check_tree(of_tree, heads.digest, own_base, named=tree is not None)
         result.use_tree(_tree_for(heads, tree, folder))
         tell_of_precision(of_tree, result.activations)
         if folder is not None:

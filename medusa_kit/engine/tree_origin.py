@@ -15,12 +15,10 @@ AGAIN = "find the tree of these heads with `medusa-kit tree-search`, or name one
 
 
 def check_tree(
-    tree: Path | None, heads: str, base: str | None, named: bool = False, tell: bool = True
+    tree: Path, heads: str, base: str | None, named: bool = False, tell: bool = True
 ) -> None:
     """Compare the file of a tree with digests of heads and base; `base` None: whichever it is.
     `tell`: at most one line says what could not be compared. Raises TreeError."""
-    if tree is None or not tree.is_file():
-        return
     said, now = read_fields(tree), {HEADS: heads, BASE: base}
     compared = compare(said, now)
     if named:

@@ -147,6 +147,7 @@ class State:
                 self._extend(record["settings"]["hours"])
             elif changed:
                 self._run_anew(PHASES[2:])
+                self._remove_reports()
                 console.note(f"{self.folder / RUN} holds other heads than this run trained: they "
                              "are searched, verified and measured anew")  # fmt: skip
         if all(map(self.done, PHASES)):
@@ -165,12 +166,16 @@ class State:
             (self.folder / RUN).rename(earlier)
             console.note(f"the heads of {hours:g} hours are kept in {earlier}")
         shutil.rmtree(self.folder / RUN, ignore_errors=True)
-        for name in (RECIPE, *REPORTS):
-            (self.folder / name).unlink(missing_ok=True)
+        (self.folder / RECIPE).unlink(missing_ok=True)
+        self._remove_reports()
         if "answers" in self._phases:
             self._phases["answers"] = {**self._phases["answers"], "done": False, "figures": {}}
         self._run_anew(PHASES[2:])
         console.note("more time than before: more answers, then new heads on all of them")
+
+    def _remove_reports(self) -> None:
+        for name in REPORTS:
+            (self.folder / name).unlink(missing_ok=True)
 
     def _run_anew(self, phases: Sequence[str]) -> None:
         """What they took before does not count."""
