@@ -30,6 +30,7 @@ from medusa_kit.train.data import HeadTargets, prepare, split
 from medusa_kit.train.engine import check_packages, check_precision, make_engine
 from medusa_kit.train.evaluate import HeadScores
 from medusa_kit.train.features.cache import check_cache
+from medusa_kit.train.forecast.needs import check_room
 from medusa_kit.train.loop import Pace, TrainingLoop
 from medusa_kit.train.optimizer import check_optimizer
 from medusa_kit.train.quality import Quality
@@ -221,6 +222,8 @@ def _train_heads(
     now = identity.identity_of(base, training, held_out, heads, recipe)
     if checkpoint is not None:
         identity.check(checkpoint.progress, now, recipe)
+    elif not folder.finished:  # which --fresh would drop
+        check_room(folder.path, recipe, heads, base.info.num_parameters)
     joint = recipe.stage == "medusa2"
     digest = None if joint else base.weights_digest()
     options = preparation.feature_options(recipe, base)

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import pathlib
+import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from medusa_kit.files import atomic_write
 from medusa_kit.heads import MedusaHeads, load_heads, save_heads
 from medusa_kit.heads.formats.convert import convert
 from medusa_kit.settings.recipe import TrainRecipe
-from medusa_kit.train import loop, trainer
+from medusa_kit.train import loop, preparation, trainer
 from medusa_kit.train.features.shards import write_shard
 from medusa_kit.train.run import result
 from medusa_kit.train.trainer import train_heads
@@ -163,3 +165,19 @@ def test_a_merged_model_that_does_not_fit_is_written_later(recipe_of, monkeypatc
     check(caught.value, pathlib.Path(recipe.output_dir) / "merged")
     train_heads(make_base(), rows(), recipe)
     assert json.loads((pathlib.Path(recipe.output_dir) / "merged/config.json").read_text())
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_refused_before_hidden_states(
+    tiny_base, counting_rows, make_recipe, monkeypatch, tmp_path
+):
+    def computed(*_, **__):
+        raise AssertionError("hidden states were computed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "collect_features", computed)
+        patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+        with pytest.raises(WriteError, match="heads and a checkpoint take") as caught:
+            train_heads(tiny_base(), counting_rows(), make_recipe())
+        assert "make room" in caught.value.hint
+    assert not (tmp_path / "run").exists()
+    train_heads(tiny_base(), counting_rows(), make_recipe())

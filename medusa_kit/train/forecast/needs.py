@@ -1,15 +1,19 @@
 """What a run needs for so much text: bytes in memory and on disk, seconds."""
 
+import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from medusa_kit.base.placement import DTYPES
+from medusa_kit.errors import WriteError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed
 from medusa_kit.train.features.features import FeatureOptions
+from medusa_kit.train.optimizer import moments
 
 SIZES = (100_000, 300_000, 1_000_000)  # positions, in the table
 
@@ -69,6 +73,25 @@ def weights_of(
         trained, heads_bytes, base_bytes if whole else 4 * moved, base_bytes if merged else 0,
         moments, recipe.train.average is not None,
     )  # fmt: skip
+
+
+def check_room(folder: Path, recipe: TrainRecipe, heads: MedusaHeads, base_numbers: int) -> None:
+    """Raises WriteError, before hidden states are computed, where a first checkpoint and the heads
+    do not fit on the disk of `folder`. An adapter's weights are not known yet, nor counted."""
+    trained = sum(p.numel() for p in heads.parameters() if p.requires_grad)
+    trained += base_numbers if recipe.trains_whole_base else 0
+    weights = weights_of(recipe, heads, (), base_numbers, moments(heads, trained, recipe))
+    weights = replace(weights, trained=trained)
+    moved = weights.moved_bytes if recipe.trains_whole_base else 0
+    needed = weights.heads_bytes + moved
+    if not (folder / "checkpoint").is_symlink():  # to another disk
+        needed += weights.checkpoint_bytes
+    free = distributed.from_main(shutil.disk_usage(folder).free if distributed.is_main() else 0)
+    if free < needed:
+        raise WriteError(
+            f"{folder} has {size(free)} free; heads and a checkpoint take {size(needed)}",
+            hint="make room, or choose another output_dir",
+        )
 
 
 @dataclass(frozen=True)
