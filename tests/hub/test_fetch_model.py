@@ -16,6 +16,7 @@ from benchmarks.fetch_model import fetching, mirror
 from benchmarks.fetch_model.__main__ import main
 from medusa_kit.base.own_models import FETCHED_MODELS, FetchedModel
 from medusa_kit.settings.engine import FETCHED_NAMES
+from medusa_kit.store.kept import MODELS, everything_kept
 
 ROOT = Path(__file__).parents[2]
 NAME = FETCHED_NAMES[0]
@@ -240,6 +241,13 @@ def test_a_damaged_file_is_fetched_again(model: FetchedModel, without_pip: Simpl
     model.path.write_bytes(CONTENT[::-1])
     assert main([]) == 0
     assert is_all_there(model)
+
+
+def test_what_is_kept_names_it(model: FetchedModel, without_pip: SimpleNamespace) -> None:
+    """As `medusa-kit cache` shows it: its source is never gone."""
+    assert main([]) == 0
+    (kept,) = (kept for kept in everything_kept() if kept.kind == MODELS)
+    assert (kept.paths, kept.source_exists) == ([model.path.parent], True)
 
 
 def test_an_unknown_name(capsys: Capture) -> None:
