@@ -94,7 +94,8 @@ def test_what_chooses_the_base_reaches_it(
     monkeypatch.setattr("medusa_kit.infer.cpu.packed.base.base_for_decoding", load)
     file = tmp_path / "engine.yaml"
     file.write_text("model: org/base\nrevision: v1\ndrafter: suffix\ncache: float16\n")
-    prompts = heads / "prompts.txt"
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"Count to {i}.\n" for i in range(8)))
     run("data", "generate", prompts, "-o", tmp_path / "a", "-m", "org/base", "--revision", "v1")
     assert given.pop() == {"org/base": True, "revision": "v1", "dtype": "auto", "device": "auto"}
     run("tree-search", "--prompts", prompts, "-m", "org/base", "--revision", "v1")

@@ -22,13 +22,14 @@ TEXTS = ["count: one two three four five six", "a b c d e f g h", "to be or not 
 
 @pytest.fixture
 def debug_rows():
-    """Rows of the debug model: a few texts, each many times over behind another letter, since rows
-    that are the same would all be held out or none."""
+    """Rows of the debug model: a few texts, each many times over between two letters of its own,
+    since rows with the same answer would all be held out or none."""
 
     def build(base, count=20):
         rows = []
         for row in range(count):
-            ids = base.tokenizer(chr(65 + row) + TEXTS[row % 3] * 2).input_ids[: 30 + row % 3]
+            own = chr(65 + row)
+            ids = base.tokenizer(own + (TEXTS[row % 3] * 2)[: 28 + row % 3] + own).input_ids
             rows.append(EncodedExample(ids, [i >= 4 for i in range(len(ids))], row + 1))
         return rows
 
