@@ -1,5 +1,7 @@
 """`medusa-kit tree-search`: the candidate tree that suits this model on this machine."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,13 +10,12 @@ import typer
 
 from medusa_kit import console
 from medusa_kit.cli import engine_options, options
-from medusa_kit.errors import DataError, TreeError, UsageError
+from medusa_kit.errors import ConfigError, DataError, TreeError, UsageError, WriteError
 from medusa_kit.paths import expanded
 
 OF_ENGINE = ("config", "model", "revision", "dtype", "device", "heads", "force")
 # What an engine file may say too. Its drafter and its tree are of no use here.
 OF_FILE = ("weights", "activations", "cache", "attention", "fixed_shapes", "compiled")
-GATHERED = ".calibration"  # in the heads' folder: answers of a search that is not finished
 MIN_ROWS = 2
 STATISTICS_NAME = "statistics.npz"  # that of tuning/results.py, which loads torch
 
@@ -64,7 +65,6 @@ def tree_search(
     _check_together(prompts, answers, statistics, choices, nodes, batch_sizes)
     from medusa_kit.tuning.tree_search import judge_tree, search_tree
 
-    _check_writable(heads, output)
     _check_replaced(heads, output)
     tree_sizes, batches = _numbers("sizes", sizes), _numbers("batch sizes", batch_sizes)
     given_tree = _read_choices(choices) if choices is not None else None
@@ -72,20 +72,20 @@ def tree_search(
     if given_tree is None and isinstance(calibration, list):
         _check_number(calibration)
     engine = _engine(loading)
-    folder = _output_folder(output, engine)
     with_dynamic = dynamic and given_tree is None and not engine.verifier.chains_only
     dynamic_nodes = max(*tree_sizes, nodes or 2, 2) if with_dynamic else None
     if answers is not None:
         _check_answers(answers, engine.base)
-    if prompts is not None:
-        calibration = _answers(engine, folder, calibration, max_new_tokens, batch_size)
-    stats = _statistics(engine, folder, calibration, prompts or str(answers), dynamic_nodes)
-    compared = stats if given_tree is not None or dynamic else replace(stats, entries_PK=None)
-    search = (search_tree(engine, compared, tree_sizes, nodes, batches) if given_tree is None
-              else judge_tree(engine, stats, given_tree))  # fmt: skip
-    _show(engine, search)
-    answered = None if prompts is None else _gathered(engine, folder, max_new_tokens)
-    _write(engine, search, folder, stats, answered)
+    with _output_folder(output, engine) as folder:
+        if prompts is not None:
+            calibration = _answers(engine, folder, calibration, max_new_tokens, batch_size)
+        stats = _statistics(engine, folder, calibration, prompts or str(answers), dynamic_nodes)
+        compared = stats if given_tree is not None or dynamic else replace(stats, entries_PK=None)
+        search = (search_tree(engine, compared, tree_sizes, nodes, batches) if given_tree is None
+                  else judge_tree(engine, stats, given_tree))  # fmt: skip
+        _show(engine, search)
+        answered = None if prompts is None else _gathered(engine, folder, max_new_tokens)
+        _write(engine, search, folder, stats, answered)
 
 
 def _check_together(
@@ -113,32 +113,43 @@ def _engine(loading: engine_options.Loading) -> Any:
     return load(**{name: loading[name] for name in used}, tree=CandidateTree.root_only())
 
 
-def _check_writable(heads: str, output: Path | None) -> None:
-    """Results must not be written to the Hub's cache."""
-    from medusa_kit.base.hub_client import on_hub
-
-    if output is None and on_hub(heads) is not None:
-        raise UsageError(
-            f"heads {heads!r} lie on the Hub: there is no folder of yours for the results",
-            hint=f"name one with --output, or `medusa-kit pull {heads}` first",
-        )
-
-
 def _check_replaced(heads: str, output: Path | None) -> None:
     """Results of earlier searches are replaced, and nothing else."""
+    from medusa_kit.store.beside import results_folder
     from medusa_kit.tuning.results import check_results
 
     beside = expanded(heads)
     if output is not None or (beside / "config.json").is_file():
-        check_results(output or beside)
+        check_results(output or results_folder(beside))
 
 
-def _output_folder(output: Path | None, engine: Any) -> Path:
+@contextlib.contextmanager
+def _output_folder(output: Path | None, engine: Any) -> Iterator[Path]:
+    """The folder for the results: that of the heads, or one in the cache folder where that is a
+    package's, a snapshot of the Hub or read-only."""
+    from filelock import Timeout
+
+    from medusa_kit.store.beside import results_of
+
     if output is not None:
-        return output
+        yield output
+        return
     if engine.heads_source is None:
         raise UsageError("these heads lie in no folder", hint="name one with --output")
-    return Path(engine.heads_source)
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(results_of(Path(engine.heads_source)))
+        except Timeout as error:
+            raise ConfigError(
+                f"another process is finding a tree for the heads in {engine.heads_source}",
+                hint="wait for it, or name a folder with --output",
+            ) from error
+        except OSError as error:
+            raise WriteError(
+                f"no results can be written for the heads in {engine.heads_source}: {error}",
+                hint="name a folder with --output",
+            ) from error
+        yield folder
 
 
 def _numbers(what: str, text: str) -> list[int]:
@@ -204,10 +215,15 @@ def _existing(path: Path) -> Path:
 
 
 def _check_beside(heads: str) -> None:
-    """For heads in a folder, missing statistics are reported before a base is loaded."""
-    folder = expanded(heads)
+    """For heads in a folder or on the Hub, missing statistics are reported before a base is
+    loaded."""
+    from medusa_kit.base.hub_client import on_hub
+    from medusa_kit.heads.formats.files import local_heads_folder
+    from medusa_kit.store.beside import found_beside
+
+    folder = expanded(heads) if on_hub(heads) is None else local_heads_folder(heads)
     if (folder / "config.json").is_file():
-        _existing(folder / STATISTICS_NAME)
+        _existing(found_beside(folder, STATISTICS_NAME))
 
 
 def _answers(engine: Any, folder: Path, rows: Any, max_new_tokens: int, batch_size: int) -> Any:
@@ -228,6 +244,7 @@ def _answers(engine: Any, folder: Path, rows: Any, max_new_tokens: int, batch_si
 def _gathered(engine: Any, folder: Path, max_new_tokens: int) -> Path:
     """Where answers gather: apart from those of a search with other settings."""
     from medusa_kit.base.origin import digest_of
+    from medusa_kit.store.beside import GATHERED
     from medusa_kit.tuning.results import ANSWERS_NAME
 
     settings = digest_of([engine.base.info.fingerprint, max_new_tokens])[:8]
@@ -250,11 +267,13 @@ def _statistics(
 ) -> Any:
     """The statistics, loaded or measured on answers, whose name is `source`. `dynamic_nodes`: size
     of dynamic trees to record, if any."""
+    from medusa_kit.store.beside import found_beside
     from medusa_kit.tree.statistics import RankStatistics
     from medusa_kit.tuning.results import take_statistics
 
     if calibration is None:
-        return RankStatistics.load(_existing(Path(engine.heads_source or folder) / STATISTICS_NAME))
+        heads = Path(engine.heads_source or folder)
+        return RankStatistics.load(_existing(found_beside(heads, STATISTICS_NAME)))
     if isinstance(calibration, RankStatistics):
         return calibration
     return take_statistics(engine, calibration, None, source, dynamic_nodes)
@@ -272,6 +291,7 @@ def _write(engine: Any, search: Any, folder: Path, statistics: Any, answers: Pat
     """The tree, and all that it was found from, together. `answers`: those of this search."""
     import shutil
 
+    from medusa_kit.store.beside import GATHERED
     from medusa_kit.tuning.results import write_search
 
     write_search(engine, search, folder, statistics, answers)

@@ -44,6 +44,7 @@ from medusa_kit.paths import expanded
 from medusa_kit.settings.drafters import check_drafting, drafts_without_heads
 from medusa_kit.settings.engine import EngineConfig, EngineOptions, check_kind
 from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.store.beside import found_beside
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 from medusa_kit.tree.plan import Tree, TreePlan, load_plan
@@ -160,7 +161,7 @@ def check_heads(
     elif heads is not None:
         folder = paired_heads(name) if heads == "auto" else local_heads_folder(heads)
     if folder is not None:
-        beside = folder / TREE_NAME if given is None else None
+        beside = found_beside(folder, TREE_NAME) if given is None else None
         numbers = _stored_numbers(folder, None if optional else (name, revision), force, beside)
         given = read_tree(None, folder) if given is None else given
     if given is not None and numbers is not None:
@@ -188,7 +189,8 @@ def read_tree(tree: AnyTree, folder: Path | None) -> Tree | TreePlan | None:
         return tree
     if isinstance(tree, list):
         return CandidateTree.from_choices(tree)
-    path = expanded(tree) if tree is not None else folder / TREE_NAME if folder else None
+    beside = None if folder is None else found_beside(folder, TREE_NAME)
+    path = beside if tree is None else expanded(tree)
     if path is not None and (tree is not None or path.is_file()):
         return load_plan(path)
     return None

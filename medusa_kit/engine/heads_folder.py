@@ -20,8 +20,10 @@ from medusa_kit.errors import (
     unreadable,
 )
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
+from medusa_kit.heads.derived import TREE_NAME
 from medusa_kit.heads.formats.files import CONFIG_NAME, local_heads_folder
 from medusa_kit.paths import whole
+from medusa_kit.store.beside import found_beside
 
 MAX_JSON = 16 << 20  # bytes of a file that is read whole as text
 Version = tuple[tuple[str, int, int, int], ...]  # name, size, time and inode of each file
@@ -74,7 +76,8 @@ class HeadsFolder:
         if folder is None:
             raise self._unknown(name)
         try:
-            return HeadsLocation(name, folder, self._version(name, folder))
+            version = (*self._version(name, folder), *_found_elsewhere(folder))
+            return HeadsLocation(name, folder, version)
         except FileNotFoundError:  # deleted meanwhile
             raise self._unknown(name) from None
         except (OSError, RuntimeError) as error:
@@ -116,6 +119,15 @@ class HeadsFolder:
             f"there are no heads {reprlib.repr(name)} here",
             hint=did_you_mean(name, known, "GET /v1/models lists those there are"),
         )
+
+
+def _found_elsewhere(folder: Path) -> Version:
+    """The tree of heads in a folder that nothing is written to, which lies in the cache folder."""
+    tree = found_beside(folder, TREE_NAME)
+    if tree.parent == folder:
+        return ()
+    stat = tree.stat()
+    return ((str(tree), stat.st_size, stat.st_mtime_ns, stat.st_ino),)
 
 
 def _check_file(name: str, file: str, stat: os.stat_result) -> None:

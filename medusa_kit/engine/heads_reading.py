@@ -22,6 +22,7 @@ from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.heads.derived import TREE_NAME
 from medusa_kit.infer.adapted_verifier import adapted
 from medusa_kit.settings.drafters import READ_HEADS
+from medusa_kit.store.beside import found_beside
 
 
 def read_heads(engine: Engine, folder: Path, name: str) -> tuple[Engine, int]:
@@ -31,7 +32,7 @@ def read_heads(engine: Engine, folder: Path, name: str) -> tuple[Engine, int]:
     if inside != folder:
         engine, size = _adapted(engine, folder, name)
     heads = load_heads(inside, engine.base, pickles=False)
-    tree = inside / TREE_NAME
+    tree = found_beside(inside, TREE_NAME)
     if tree.is_file():
         check_tree(tree, heads.digest, engine.base.info.fingerprint)
     result = with_heads(engine, heads, tree=read_tree(None, inside))

@@ -55,6 +55,7 @@ from medusa_kit.settings.engine import (
     check_names,
 )
 from medusa_kit.settings.engine_file import read_engine_file
+from medusa_kit.store.beside import found_beside
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.plan import Tree, TreePlan
 
@@ -227,7 +228,9 @@ def with_heads(
     if heads is not None:
         if isinstance(result.verifier, NativeVerifier):
             install_native_heads(heads, result.verifier.native, folder)
-        beside = folder / TREE_NAME if tree is None and folder is not None else tree
+        beside = tree
+        if tree is None and folder is not None:
+            beside = found_beside(folder, TREE_NAME)
         of_tree = Path(beside) if isinstance(beside, str | Path) else None
         if of_tree is not None and of_tree.is_file():
             own_base = None if force else base.info.fingerprint

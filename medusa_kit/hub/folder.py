@@ -18,6 +18,7 @@ from medusa_kit.hub.measured import (
     Measured,
 )
 from medusa_kit.hub.redact_paths import redact_paths
+from medusa_kit.store.beside import found_beside
 from medusa_kit.tree.statistics import RankStatistics
 
 CARD_NAME, RECIPE_NAME = "README.md", "recipe.yaml"
@@ -74,8 +75,8 @@ def _reports(measured: Measured) -> Iterator[UploadFile]:
     if measured.tree:
         yield UploadFile(TREE_NAME, _json(redact_paths(measured.tree)))
     elif measured.plan is not None:  # a bare list of paths
-        yield UploadFile(TREE_NAME, measured.folder / TREE_NAME)
-    statistics = measured.folder / STATISTICS_NAME
+        yield UploadFile(TREE_NAME, found_beside(measured.folder, TREE_NAME))
+    statistics = found_beside(measured.folder, STATISTICS_NAME)
     if statistics.is_file():
         yield _statistics(statistics)
     if measured.provenance is not None:

@@ -34,6 +34,7 @@ from medusa_kit.heads.derived import TREE_NAME
 from medusa_kit.heads.digest import heads_digest
 from medusa_kit.hub.redact_paths import is_local
 from medusa_kit.paths import expanded
+from medusa_kit.store.beside import found_beside
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.plan import TreePlan, load_plan, read_fields
 from medusa_kit.tree.replay import ReplayResult, node_shares, replay, replay_dynamic
@@ -250,7 +251,7 @@ def _check_about(path: Path, about: About, here: Here, lossy: bool = False) -> N
 def _tree(
     folder: Path, config: HeadsConfig, heads: str
 ) -> tuple[dict[str, Any] | None, TreePlan | None]:
-    path = folder / TREE_NAME
+    path = found_beside(folder, TREE_NAME)
     if not path.is_file():
         return None, None
     tree, plan = read_fields(path), load_plan(path)
@@ -265,7 +266,7 @@ def _tree(
 def _replayed(folder: Path, here: Here, tree: dict[str, Any] | None) -> Replayed | None:
     """Raises ConfigError for statistics of other heads, or that the tree was not found from: the
     answers that its search held out are not known then."""
-    path, config, plan = folder / STATISTICS_NAME, here.config, here.plan
+    path, config, plan = found_beside(folder, STATISTICS_NAME), here.config, here.plan
     if not path.is_file() or plan is None:
         return None
     statistics = RankStatistics.load(path)

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit.files import parse_json
+from medusa_kit.store.beside import FOUND, GATHERED
 from medusa_kit.store.builds import ORIGIN
 from medusa_kit.store.records import ABOUT, cache_folder, extensions_folder, place_of, read_record
 
 MODELS, GGUF, PACKED, KERNELS, RECORDS = "models", "gguf", "packed", "kernels", "records"
 KINDS: Mapping[str, str] = {
     MODELS: "models that `make model` brought",
+    FOUND: "trees and statistics, found for heads where nothing can be written",
     GGUF: "GGUF files as transformers reads them",
     PACKED: "weights of models and heads, packed for C++",
     KERNELS: "the C++ kernels, compiled",
@@ -35,6 +37,9 @@ KERNELS_FOLDER = re.compile(r"medusa_kit_[0-9a-f]{12}")
 PACKED_FILES = re.compile(r"weights\.(packed|sha256)|made_from\.json")
 KERNELS_FILES = re.compile(r"medusa_kit_.*\.so|sha256|build\.ninja|\.ninja_.*|.*\.o|lock")
 MODEL_FILES = re.compile(r".*\.gguf|LICEN[CS]E.*|NOTICE.*|README.*")
+FOUND_FILES = re.compile(
+    r"tree\.(json|png)|statistics\.npz|calibration_answers\.jsonl.*|made_from\.json|\.calibration"
+)
 GGUF_FILES = re.compile(
     r"made_from\.json|sha256|.*config\.json|.*\.safetensors|.*\.index\.json|.*\.cache|.*\.jinja"
     r"|tokenizer\.(json|model)|vocab\.(json|txt)|merges\.txt|.*_(tokens|tokens_map)\.json"
@@ -104,6 +109,7 @@ def _areas() -> list[Area]:
     root = cache_folder()
     return [
         (MODELS, root / MODELS, re.compile(r"[^.].*", re.DOTALL), MODEL_FILES),
+        (FOUND, root / FOUND, BY_CONTENTS, FOUND_FILES),
         (GGUF, root, GGUF_FOLDER, GGUF_FILES),
         (PACKED, root / PACKED, BY_CONTENTS, PACKED_FILES),
         (KERNELS, extensions_folder(), KERNELS_FOLDER, KERNELS_FILES),
@@ -124,7 +130,7 @@ def _holds_only(folder: Path, names: re.Pattern[str]) -> bool:
     if folder.is_symlink() or not folder.is_dir():
         return False
     inside = list(folder.iterdir())
-    regular = all(stat.S_ISREG(path.lstat().st_mode) for path in inside)
+    regular = all(stat.S_ISREG(path.lstat().st_mode) or path.name == GATHERED for path in inside)
     return bool(inside) and regular and all(names.fullmatch(path.name) for path in inside)
 
 

@@ -136,7 +136,7 @@ def content_digest(path: Path) -> str:
     Digests are recorded with the file's path, size and times, so that later starts need not read
     it. Times are coarse, so a file that was written just now may change without a new time.
     """
-    about = path.parent if path.suffix == ".safetensors" else path  # the model, not a shard
+    about = path if path.suffix == ".gguf" else path.parent  # the model, not one of its files
     path = path.resolve()
     stamp = _stamp(path)
     if (known := _digests.get(tuple(stamp.values()))) is not None:

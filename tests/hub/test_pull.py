@@ -10,6 +10,7 @@ from huggingface_hub import constants
 from support import standin_hub
 from support.standin_hub import Fault, StandInHub
 
+import medusa_kit
 from medusa_kit.base.hub_client import HubName, on_hub
 from medusa_kit.base.model import BaseModel
 from medusa_kit.engine.load import find_heads
@@ -216,8 +217,9 @@ def test_pull_bad_input(pushed: StandInHub, run: Run, tmp_path: Path) -> None:
 
 
 def test_heads_by_name_and_revision(
-    pushed: StandInHub, run: Run, chat_base: BaseModel, waits: list[float]
-) -> None:
+    pushed: StandInHub, run: Run, chat_base: BaseModel, waits: list[float], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     found = find_heads(chat_base, "me/heads@next")
     assert found is not None
     assert load_heads(found, chat_base).num_heads == 3
@@ -233,8 +235,18 @@ def test_heads_by_name_and_revision(
     assert find_heads(chat_base, "me/heads@next") == found
     code, _, err = run("generate", "Name a tree.", *MODEL, "--heads", "me/heads", "-n", "4")
     assert code == 0, err
-    code, _, err = run("tree-search", *MODEL, "--heads", "me/heads", "--sizes", "1,2")
-    assert (code, "--output" in err, "medusa-kit pull me/heads" in err) == (2, True, True)
+    search = ("tree-search", *MODEL, "--heads", "me/heads", "--sizes", "1,2", "--no-dynamic")
+    code, _, err = run(*search)
+    assert (code, "no statistics at" in err, "--prompts" in err) == (2, True, True)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Name a tree.\n\nName a city.\n")
+    monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path / "cache"))
+    before = sorted(newest.rglob("*"))
+    code, _, err = run(*search, "--prompts", prompts, "-n", "8", "--nodes", "2")
+    assert code == 0, err
+    assert sorted(newest.rglob("*")) == before, "the Hub's cache is not ours to write to"
+    engine = medusa_kit.load("debug-tiny", heads="me/heads", device="cpu")
+    assert engine.tree.num_nodes == 2
 
 
 def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
