@@ -30,8 +30,8 @@ BANDWIDTHS = {"4.8 TB/s": 4.8e12, "3.35 TB/s": 3.35e12}  # an H200's and an H100
 PER_KERNEL = 1.0  # µs from one kernel of a graph to the next: assumed, not measured
 OURS = ("split_kernel", "merge_kernel")
 # The most kernels of a Llama's forward, compiled or not, so that no new one goes unnoticed: in each
-# layer, and once for embedding, trees, rotary tables, the last norm, logits and likeliest tokens, of
-# which four kernels say where a node has none (infer/likeliest.py).
+# layer, and once for embedding, trees, rotary tables, the last norm, logits and likeliest tokens;
+# four kernels of them say where a node has no token (infer/likeliest.py).
 MAX_A_LAYER, MAX_ONCE = {False: 44, True: 18}, 50
 
 
