@@ -119,10 +119,9 @@ def _areas() -> list[Area]:
 def _inside(folder: Path) -> Iterator[Path]:
     """What lies in a folder. A link may lead out of the cache folder, so nothing lies in one,
     unless it is what the user named."""
-    if folder.is_symlink() and folder not in (cache_folder(), extensions_folder()):
-        return
-    with contextlib.suppress(OSError):
-        yield from sorted(folder.iterdir())
+    with contextlib.suppress(OSError):  # one that this user may not see is as good as empty
+        if not folder.is_symlink() or folder in (cache_folder(), extensions_folder()):
+            yield from sorted(folder.iterdir())
 
 
 def _holds_only(folder: Path, names: re.Pattern[str]) -> bool:

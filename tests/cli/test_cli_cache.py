@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -194,6 +195,23 @@ def test_names_are_one_line_each_whatever_they_hold(run: Run, cache: Path, tmp_p
     assert code == 0
     assert "\x1b" not in out
     assert len([line for line in out.splitlines() if line.startswith("packed")]) == 3
+
+
+def test_a_folder_that_this_user_may_not_see_is_as_good_as_empty(
+    run: Run, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(tmp_path / "model", cache)
+    real = os.lstat
+
+    def hidden(path: str | Path, **options: int) -> os.stat_result:
+        if Path(path) == tmp_path / "extensions":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, **options)
+
+    monkeypatch.setattr(os, "lstat", hidden)
+    monkeypatch.setattr(Path, "is_symlink", lambda path: stat.S_ISLNK(os.lstat(path).st_mode))
+    code, out, _ = run("cache", "--clear", "packed")
+    assert (code, {row[0] for row in rows(out)} & {"packed", "kernels"}) == (0, set())
 
 
 def test_links_between_equal_files_count_once(run: Run, cache: Path, tmp_path: Path) -> None:
