@@ -35,7 +35,7 @@ WRONG: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("prompt", WRONG, ids=lambda one: repr(one)[:20])
+@pytest.mark.parametrize("prompt", WRONG, ids=lambda one: type(one).__name__)
 def test_what_is_no_prompt(prompt: Any, chat: Engine) -> None:
     with pytest.raises(ConfigError, match=r"expected|there is no prompt|has no token"):
         chat.generate(prompt, max_new_tokens=2)
