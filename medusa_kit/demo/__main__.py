@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from medusa_kit import console
+from medusa_kit import console, ctrl_c, stdout
 from medusa_kit.errors import ConfigError, MedusaKitError
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from medusa_kit.demo.work import Deadline, Work
     from medusa_kit.engine.engine import Engine
 
-INTERRUPTED = 130
 DRAFTERS = ("medusa", "auto")  # heads alone, and the default
 
 
@@ -43,15 +42,18 @@ def main(arguments: Sequence[str] | None = None, work: "Work | None" = None) -> 
         return _run_locked(
             work, DemoFiles(folder), Deadline(work.seconds - (time.monotonic() - began))
         )
-    except MedusaKitError as error:
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or ctrl_c.was_typed():
+            ctrl_c.taken()
+            _print("interrupted; `make demo` resumes with the answers and updates so far", "yellow")
+            return ctrl_c.INTERRUPTED
+        if not isinstance(error, MedusaKitError):
+            raise
         _print(f"error: {error.message}", "bold red")
         if error.hint:
             again = f"remove {folder} and run `make demo` again to start over"
             _print(f"hint: {again if '--' in error.hint else error.hint}", "cyan")
         return error.exit_code
-    except KeyboardInterrupt:
-        _print("interrupted; `make demo` resumes with the answers and updates so far", "yellow")
-        return INTERRUPTED
 
 
 def _print(line: str, style: str) -> None:
@@ -194,4 +196,5 @@ def _write(comparison: "Comparison", engine: "Engine", work: "Work", folder: Pat
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with ctrl_c.is_not_lost(), stdout.ends_where_it_fails():
+        sys.exit(main())

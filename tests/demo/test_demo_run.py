@@ -5,6 +5,8 @@ import io
 import json
 import shutil
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -186,3 +188,31 @@ def test_a_folder_of_another_demo_is_refused(demo: Any, capsys: pytest.CaptureFi
     assert demo() == 2
     assert "move or remove out" in printed(capsys)[1]
     assert Path("out/demo.json").read_text() == "{}"
+
+
+SWALLOWS = """
+import os, runpy, signal, sys
+
+class Swallows:
+    def __getattr__(self, name):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(9): pass
+        except: ...
+        return str
+
+sys.modules["medusa_kit.demo.own_heads"] = Swallows()
+sys.argv = ["demo"]
+runpy.run_module("medusa_kit.demo", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("error", ["...", "raise ImportError('half imported')"])
+def test_ctrl_c_that_a_library_swallows_stops_the_program(error: str, tmp_path: Path) -> None:
+    """Or makes another error of, in a process of its own."""
+    code = SWALLOWS.replace("...", error)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
+    said = "interrupted; `make demo` resumes with the answers and updates so far\n"
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
