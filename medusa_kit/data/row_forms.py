@@ -79,7 +79,7 @@ def _row(item: Any, number: int, source: str, extras: bool) -> Row:
     messages, used = _messages(item)
     messages, system_keys = _with_system(messages, item)
     tools = _tools(item.get("tools"))
-    known = {*used, *system_keys, *(["tools"] if tools else [])}
+    known = {*used, *system_keys, "tools"}  # "[]" and "null" as JSON text name none
     repeated = [
         key
         for key in PROMPT_KEYS

@@ -297,3 +297,13 @@ def test_without_the_package_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="needs the package datasets") as caught:
         list(read_rows("owner/name"))
     assert "pip install" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("tools", ["[]", "null", "{}", " ", "", None, []])
+def test_a_row_may_say_that_it_has_no_tools(tmp_path: Path, tools: Any) -> None:
+    """Many data sets have tools as JSON text, "[]" where there are none."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "q"}], "tools": tools}))
+    (row,) = read_rows(str(path))
+    assert isinstance(row, Conversation)
+    assert row.tools is None
