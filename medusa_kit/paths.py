@@ -4,9 +4,17 @@ from pathlib import Path, PurePath
 
 from medusa_kit.errors import ConfigError
 
+LONGEST = 255  # bytes of a name in a folder; the system raises OSError wherever it is looked up
+
 
 def expanded(path: str | PurePath) -> Path:
-    """The path with `~` written out. Raises ConfigError for the home of somebody unknown."""
+    """The path with `~` written out. Raises ConfigError for the home of somebody unknown, and for a
+    name that is too long for any file."""
+    if any(len(part.encode("utf-8", "surrogatepass")) > LONGEST for part in PurePath(path).parts):
+        raise ConfigError(
+            f"the name {str(path)[:40]!r}… of {len(str(path)):,} characters is too long for a file",
+            hint="check the path",
+        )
     try:
         return Path(path).expanduser()
     except RuntimeError as error:  # `~name`, where nobody has that name
