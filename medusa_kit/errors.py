@@ -34,7 +34,7 @@ class MedusaKitError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        message = without_stack(message)
+        message = without_digits(without_stack(message))
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -163,6 +163,11 @@ def without_stack(text: str) -> str:
     for pattern in STACKS:
         text = pattern.sub("", text)
     return text
+
+
+def without_digits(text: str) -> str:
+    """A text in which integers of hundreds of digits are cut short."""
+    return re.sub(r"\d{300,}", lambda found: f"{found[0][:20]}… ({len(found[0]):,} digits)", text)
 
 
 def unreadable(error: Exception) -> type[CheckpointError]:

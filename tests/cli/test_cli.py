@@ -404,3 +404,17 @@ def test_bytes_that_are_no_text_are_one_error(run: Run, option: str | None) -> N
     assert (code, out) == (2, "")
     assert err.splitlines()[0].startswith("error: the argument 'a\\udcff'")
     assert len(err.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--seed", "{}"], ["--model", "{}"], ["--guesses", "{}"], ["--drafter-option", "max_match={}"],
+     ["--tree", "{}"]],
+    ids=lambda arguments: arguments[0],
+)  # fmt: skip
+def test_thousands_of_digits_are_not_printed(run: Run, arguments: list[str]) -> None:
+    words = [word.format("9" * 5000) for word in arguments]
+    code, out, err = run("generate", "--model", "debug-tiny", "--drafter", "suffix", *words, "hi")
+    assert (code, out) == (2, "")
+    assert "999" in err
+    assert len(err) < 1000

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from medusa_kit.cli.parser import panels
 from medusa_kit.cli.parser.foreign import COMMANDS
 from medusa_kit.cli.parser.translate import Names, before_command, translated
-from medusa_kit.errors import UsageError, half_pair
+from medusa_kit.errors import UsageError, half_pair, without_digits
 from medusa_kit.paths import expanded
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -59,7 +59,7 @@ class Command(_PlainWhereNarrow, TyperCommand):
         try:
             remaining = super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            error.message = _with_value(error)
+            error.message = without_digits(_with_value(error))
             raise
         if ctx.args and not ctx.resilient_parsing:
             path = ctx.command_path.removeprefix(ctx.find_root().command_path).strip()
