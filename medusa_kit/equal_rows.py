@@ -1,11 +1,12 @@
 """Which rows stay together where some are held out, so that heads and trees are not judged on what
 they were made from.
 
-Rows that are equal stay together. So do rows that have a prompt or an answer in common, unless that
-makes one group of most rows, as where all have the same prompt.
+Rows that are equal stay together. So do rows that have a prompt or an answer in common, but for one
+that most rows have, as where all have the same prompt, and unless it makes one group of most rows.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Sequence
 
 MIN_SAME = 8  # tokens of an answer; shorter ones are equal without being copies
@@ -29,8 +30,11 @@ def groups_of(
     """The indices of rows, in groups that stay together. `parts`: what rows may have in common."""
     equal = [[("row", row)] for row in rows]
     if parts is not None:
-        alike = _joined([[*one, *more] for one, more in zip(equal, parts, strict=True)])
-        if max(map(len, alike), default=0) <= MAX_SHARE * len(rows):
+        most = MAX_SHARE * len(rows)
+        counts = Counter(part for own in parts for part in set(own))
+        telling = [[part for part in own if counts[part] <= most] for own in parts]
+        alike = _joined([[*one, *more] for one, more in zip(equal, telling, strict=True)])
+        if max(map(len, alike), default=0) <= most:
             return alike
     return _joined(equal)
 
