@@ -114,7 +114,7 @@ def test_rows_of_data_are_skipped_and_named(engine: Engine, tmp_path: Path) -> N
     assert (report.written, row, reason) == (
         2, 2, "token id 259 ('<|extra|>') is out of range; expected 0..258",
     )  # fmt: skip
-    with pytest.raises(DataError, match=f"row 2: {SAID}"):
+    with pytest.raises(DataError, match=f"prompts.jsonl:2: {SAID}"):
         generate_answers(engine.base, rows, tmp_path / "other", max_new_tokens=2, on_error="fail")
     assert len(encoded(engine, rows, 2)) == 2
 

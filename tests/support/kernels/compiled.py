@@ -17,6 +17,7 @@ from medusa_kit.errors import ConfigError
 from medusa_kit.files import file_digest
 from medusa_kit.infer.cpu import kernels, levels
 from medusa_kit.store.builds import make_once
+from medusa_kit.store.records import extensions_folder
 
 ARM_COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 ARM_LACKING = [tool for tool in (ARM_COMPILER, EMULATOR) if shutil.which(tool) is None]
@@ -77,7 +78,7 @@ def program_of(source: Path, command: Sequence[str]) -> Path:
     version = subprocess.run([command[0], "--version"], capture_output=True, check=True).stdout
     made_of = *command, version, file_digest(source), kernels._processor()  # -march=native
     digest = levels.digest_of_sources(*made_of)
-    folder = kernels._extensions_folder() / f"{source.stem}_{digest}"
+    folder = extensions_folder() / f"{source.stem}_{digest}"
     program = folder / "program"
 
     def make(temporary: Path) -> None:
