@@ -10,6 +10,7 @@ MedusaKitError                 exit 1: a run failed
 │   ├── HubError               the Hub refuses, cannot be reached, or has no such thing
 │   └── StorageError           files that are there, which this machine cannot read now
 ├── IncompatibleBaseError      heads on the wrong base, or a base that trees cannot be verified on
+├── ModelChangedError          an answer under way while its model was changed
 ├── ContextLengthError         a prompt that does not fit the model's context
 ├── DeviceMemoryError          a request that the device's memory cannot hold
 ├── NotFiniteError             numbers that became NaN or infinite: in training, or a model's scores
@@ -76,6 +77,10 @@ class StorageError(CheckpointError):
 
 
 class IncompatibleBaseError(MedusaKitError):
+    pass
+
+
+class ModelChangedError(MedusaKitError):
     pass
 
 

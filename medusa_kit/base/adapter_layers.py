@@ -10,7 +10,7 @@ import contextlib
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,13 @@ _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 class AdapterLayer:
     """What is added to the output of one of the model's linear layers."""
 
+    name: str
     module: Any
     down_RI: Tensor
     up_OR: Tensor  # scaled
 
     def __call__(self, module: Any, inputs: tuple[Tensor, ...], out_XO: Tensor) -> Tensor:
-        """A forward hook."""
+        """A forward hook, which is there during a forward alone."""
         x_XI = inputs[0].to(self.down_RI.dtype)
         return out_XO + F.linear(F.linear(x_XI, self.down_RI), self.up_OR).to(out_XO.dtype)
 
@@ -48,6 +49,7 @@ class AdapterLayers:
     def __init__(self, folder: Path, base: BaseModel) -> None:
         scale = _scale(folder / CONFIG_NAME)
         tensors = _tensors(folder / WEIGHTS_NAME)
+        self._base, self._number = base, base.number
         self.layers = [
             _layer(base, name, pair, scale, folder / WEIGHTS_NAME)
             for name, pair in sorted(tensors.items())
@@ -58,6 +60,11 @@ class AdapterLayers:
     @contextlib.contextmanager
     def added(self) -> Iterator[None]:
         """Within this context the model computes with the adapter. The caller holds its lock."""
+        if self._number != self._base.number:  # modules may have been replaced
+            model, self._number = self._base.own_model, self._base.number
+            self.layers = [
+                replace(one, module=model.get_submodule(one.name)) for one in self.layers
+            ]
         handles: list[Any] = []
         try:
             for layer in self.layers:
@@ -112,7 +119,7 @@ def _layer(
     if len(pair) != 2 or any(one.dim() != 2 for one in pair.values()):
         raise CheckpointError(f"{path}: {name} has no pair of matrices lora_A and lora_B")
     try:
-        module = base.model.get_submodule(name)
+        module = base.own_model.get_submodule(name)
     except AttributeError:
         raise IncompatibleBaseError(
             f"{path}: the base has no layer {name}", hint="load the base it was trained on"
@@ -126,4 +133,4 @@ def _layer(
             hint="load the base it was trained on",
         )
     alpha, by_root = scale
-    return AdapterLayer(module, down_RI, up_OR * (alpha / (rank**0.5 if by_root else rank)))
+    return AdapterLayer(name, module, down_RI, up_OR * (alpha / (rank**0.5 if by_root else rank)))

@@ -11,7 +11,7 @@ leading shape.
 import hashlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from threading import get_ident
 from typing import Any
 
@@ -20,8 +20,9 @@ from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.base import families, fingerprint, hooks, text_part
-from medusa_kit.base.fingerprint import Fingerprint, version_of
+from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.logit_scale import LogitScale
+from medusa_kit.base.model_state import watch_of
 from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
 from medusa_kit.base.remembered.checks import SOURCES, record_of_check
 from medusa_kit.base.remembered.described import settings_of
@@ -102,7 +103,7 @@ class BaseModel:
             families.refuse_impossible(model.config, name)
         model.eval().requires_grad_(False)
         families.keep_soft_cap(model)
-        self.model = model
+        self._model = model
         setattr(self, LOCK, lock_of(model))  # so that lock_of(base) is the model's
         self.tokenizer = tokenizer
         self.config = text
@@ -114,38 +115,79 @@ class BaseModel:
         self.check = check
         self.decoder_is_exact = self._checked_views()
         self.scales: dict[Any, Tensor] = {}  # linear layer rounded to int8 -> scales_OQ
+        self.number = watch_of(model).look(model)
+
+    @property
+    def model(self) -> Any:
+        """transformers' model. Whoever asks for it may change it: from now on its numbers are read
+        before and after each answer."""
+        watch_of(self.own_model).hand_out(self.own_model)
+        return self.own_model
+
+    @property
+    def own_model(self) -> Any:
+        """The same for code of the kit, which does not change it."""
+        return self._model
 
     @property
     def device(self) -> torch.device:
-        return self.output_embedding.weight.device
+        return self.own_output.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.output_embedding.weight.dtype
+        return self.own_output.weight.dtype
 
     @property
     def output_embedding(self) -> Any:
-        """The module that turns hidden states into logits; not stored, since it may be replaced."""
+        """The module that turns hidden states into logits, of `model`."""
         return self.model.get_output_embeddings()
+
+    @property
+    def own_output(self) -> Any:
+        """The same for code of the kit; not stored, since it may be replaced."""
+        return self.own_model.get_output_embeddings()
 
     def output_rows(self, ids_R: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(weight_RD, bias_R) of the output embedding, of all tokens unless `ids_R` names some."""
-        embedding, rows = self.output_embedding, slice(None) if ids_R is None else ids_R
+        embedding, rows = self.own_output, slice(None) if ids_R is None else ids_R
         bias = getattr(embedding, "bias", None)
         return embedding.weight[rows], None if bias is None else bias[rows]
 
-    def modules(self) -> Iterable[Any]:
-        """The model's."""
-        return self.model.modules()
+    def own_modules(self) -> Iterable[Any]:
+        """The model's modules, for code of the kit; none where there is no model."""
+        return self.own_model.modules()
 
     @property
     def num_bytes(self) -> int:
         """Of the weights in memory."""
-        return sum(int(p.nbytes) for p in self.model.parameters())
+        return sum(int(p.nbytes) for p in self.own_model.parameters())
 
-    def weights_version(self) -> int:
-        """Changes whenever weights are written to in place."""
-        return sum(version_of(p) for p in self.model.parameters())
+    def changes(self) -> int:
+        """How often the model has been found changed (`number`), having looked at it now. What is
+        known of a changed model is found out anew; no check of an earlier load is one of it.
+
+        Raises IncompatibleBaseError for one that heads cannot read any more.
+        """
+        model = self.own_model
+        number = watch_of(model).look(model)
+        if number != self.number:
+            with lock_of(model):
+                self._look_again()
+                self.number = number
+        return number
+
+    def adopt(self) -> None:
+        """What the kit itself has just changed is no change."""
+        self.number = watch_of(self.own_model).look(self.own_model)
+
+    def _look_again(self) -> None:
+        model, info = self.own_model, self.info
+        self.config = model.config.get_text_config()
+        self.scale_logits, self.checks_are_remembered = LogitScale.of(self.config), False
+        self._check_output()
+        known = self._describe(info.name, info.source, info.revision, None)
+        self.info = replace(known, weights=info.weights)
+        self.decoder_is_exact = self._check_views()
 
     @property
     def num_logits(self) -> int:
@@ -153,12 +195,12 @@ class BaseModel:
 
     @property
     def generation_config(self) -> Any:
-        return self.model.generation_config
+        return self.own_model.generation_config
 
     @property
     def generation(self) -> Any:
-        """What has transformers' functions of generation."""
-        return self.model
+        """What has transformers' functions of generation, for code of the kit."""
+        return self.own_model
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
@@ -182,16 +224,16 @@ class BaseModel:
         A plain Linear's weights are read without calling the module: training reads them chunk by
         chunk, and ZeRO-3 would gather them at every call.
         """
-        return self.scale_logits(plain_linear(self.output_embedding, hidden_XD))
+        return self.scale_logits(plain_linear(self.own_output, hidden_XD))
 
     @property
     def embedding_size(self) -> int:
         """The size of an input embedding, nearly always the hidden size."""
-        return int(self.model.get_input_embeddings().weight.shape[1])
+        return int(self.own_model.get_input_embeddings().weight.shape[1])
 
     def input_rows(self, ids_X: Tensor) -> Tensor:
         """embeddings_XE as they are stored, where the embedding is a plain one."""
-        embedding = self.model.get_input_embeddings()
+        embedding = self.own_model.get_input_embeddings()
         plain = isinstance(embedding, torch.nn.Embedding) and not is_quantised(embedding.weight)
         return embedding.weight[ids_X] if plain else embedding(ids_X)
 
@@ -231,7 +273,7 @@ class BaseModel:
         if position_ids_BT is not None:
             arguments["position_ids"] = position_ids_BT
         if self.decoder_is_exact:
-            decoder = self.model.get_decoder()
+            decoder = self.own_model.get_decoder()
             return decoder(input_ids_BT, **arguments).last_hidden_state
         return self._hooked(input_ids_BT, **arguments)[0]
 
@@ -256,9 +298,9 @@ class BaseModel:
         # By thread, since other threads may run the model too.
         seen, own = dict[int, Tensor](), get_ident()
         with lock_of(self):
-            hook = self.output_embedding.register_forward_pre_hook(look)
+            hook = self.own_output.register_forward_pre_hook(look)
             try:
-                logits_BTV = self.model(input_ids_BT, **arguments).logits
+                logits_BTV = self.own_model(input_ids_BT, **arguments).logits
             finally:
                 hook.remove()
         return seen[own], logits_BTV
@@ -266,7 +308,7 @@ class BaseModel:
     def weights_digest(self) -> str:
         """SHA-256 over every parameter and buffer, to show that training left the base alone."""
         digest = hashlib.sha256()
-        for name, tensor in sorted(self.model.state_dict().items()):
+        for name, tensor in sorted(self.own_model.state_dict().items()):
             digest.update(name.encode())
             digest.update(raw_bytes(tensor))
         return digest.hexdigest()
@@ -301,11 +343,11 @@ class BaseModel:
 
     def _check_output(self) -> None:
         """Raises IncompatibleBaseError for a model without an output embedding."""
-        weight = getattr(self.output_embedding, "weight", None)
+        weight = getattr(self.own_output, "weight", None)
         if not isinstance(weight, Tensor) or is_quantised(weight):
             found = "" if weight is None else " in floating point"
             raise IncompatibleBaseError(
-                f"{type(self.model).__name__} has no output embedding{found}",
+                f"{type(self.own_model).__name__} has no output embedding{found}",
                 hint="a causal language model with one output embedding is needed, and "
                 "quantisation must leave that one out (as it does by default)",
             )
@@ -313,7 +355,7 @@ class BaseModel:
     def _check_views(self) -> bool:
         """Check `head_logits` against the model's logits; whether the decoder equals it too."""
         generator = torch.Generator().manual_seed(0)
-        rows = min(self.output_embedding.weight.shape[0], self.config.vocab_size)
+        rows = min(self.own_output.weight.shape[0], self.config.vocab_size)
         ids_BT = torch.randint(0, rows, (2, 8), generator=generator).to(self.device)
         hidden_BTD, logits_BTV = self.hidden_and_logits(ids_BT, use_cache=False)
         error = relative_error(self.head_logits(hidden_BTD), logits_BTV)
@@ -326,7 +368,7 @@ class BaseModel:
                 "medusa-kit does not support (it supports scales and soft caps)",
             )
         try:
-            decoded = self.model.get_decoder()(ids_BT, use_cache=False).last_hidden_state
+            decoded = self.own_model.get_decoder()(ids_BT, use_cache=False).last_hidden_state
         except (AttributeError, TypeError, ValueError):
             return False
         return bool(
@@ -337,9 +379,9 @@ class BaseModel:
     def _describe(
         self, name: str, source: str, revision: str | None, known: Fingerprint | None
     ) -> BaseModelInfo:
-        weight_VD = self.output_embedding.weight
-        embedding = self.model.get_input_embeddings()
-        quantization = quantisation_of(self.model)
+        weight_VD = self.own_output.weight
+        embedding = self.own_model.get_input_embeddings()
+        quantization = quantisation_of(self.own_model)
         return BaseModelInfo(
             name=name,
             revision=revision,
@@ -354,7 +396,7 @@ class BaseModel:
             quantization=quantization,
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
-            num_parameters=num_weights(self.model),
+            num_parameters=num_weights(self.own_model),
             fingerprint=str(known) if known else self._fingerprint(quantization is not None),
         )
 
@@ -370,7 +412,7 @@ class BaseModel:
     def _fingerprint(self, quantised: bool, variant: str | None = None) -> str:
         variant = variant or getattr(self.config, VARIANT_KEY, None)
         console.stage("computing the model's fingerprint")
-        digests = fingerprint.digests_of(self.model, self._made_whole)
+        digests = fingerprint.digests_of(self.own_model, self._made_whole)
         whole = fingerprint.whole_digest(digests, variant)
         output = fingerprint.output_digest(self.output_weights(), variant)
         return str(Fingerprint(whole, output, quantised))
@@ -381,9 +423,9 @@ class BaseModel:
 
     def output_weights(self) -> list[Any]:
         """Output embedding and final norm, which quantisation and adapters leave alone."""
-        decoder = self.model.get_decoder() if hasattr(self.model, "get_decoder") else None
+        decoder = self.own_model.get_decoder() if hasattr(self.own_model, "get_decoder") else None
         norms = [getattr(getattr(decoder, name, None), "weight", None) for name in FINAL_NORM_NAMES]
-        return [self.output_embedding.weight, *(norm for norm in norms if norm is not None)]
+        return [self.own_output.weight, *(norm for norm in norms if norm is not None)]
 
 
 def plain_linear(module: Any, x_XD: Tensor) -> Tensor:
@@ -401,4 +443,6 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 def wrap_model(model: Any, tokenizer: Any = None, name: str = "in-memory") -> BaseModel:
     """Around a transformers model that the caller built; of a multimodal one its text part."""
-    return BaseModel(text_part.in_memory(model), tokenizer, name, "memory")
+    base = BaseModel(text_part.in_memory(model), tokenizer, name, "memory")
+    _ = base.model  # the caller has it
+    return base

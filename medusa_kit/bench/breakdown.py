@@ -151,7 +151,7 @@ def _weight_bytes(engine: Engine) -> int:
     """The bytes of the base's weights that a step reads: packed for C++, else of linear layers."""
     if isinstance(engine.verifier, NativeVerifier):
         return engine.verifier.native.weight_bytes
-    return stored_bytes([layer.weight for layer in _linear_layers(engine.base.model)])
+    return stored_bytes([layer.weight for layer in _linear_layers(engine.base.own_model)])
 
 
 def _linear_layers(model: nn.Module) -> list[nn.Linear]:

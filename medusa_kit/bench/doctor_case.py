@@ -80,7 +80,7 @@ class Case:
     @property
     def smallest_vocabulary(self) -> int:
         """Ids below this have an input embedding and a logit."""
-        inputs = self.base.model.get_input_embeddings().weight.shape[0]
+        inputs = self.base.own_model.get_input_embeddings().weight.shape[0]
         return min(self.base.info.vocab_size, int(inputs))
 
     @cached_property

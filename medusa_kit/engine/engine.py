@@ -183,7 +183,8 @@ class Engine(Live):
 
         `max_rows`: prompts that are answered at once; `most_waiting` others may wait. `max_pause`:
         seconds for which reading prompts may hold up the answers under way between two of their
-        steps; None: until they have been read. The weights must stay as they are until its end.
+        steps; None: until they have been read. Where weights change, answers under way end in a
+        ModelChangedError, and those after them are of the changed model.
         Raises ConfigError.
         """
         check_options(max_rows, most_waiting, max_pause)
@@ -285,6 +286,7 @@ class Engine(Live):
     ) -> Drafter:
         """A drafter by name, ready for a batch; the engine's own where none is named. Raises
         ConfigError for one that is unknown or has nothing to draft with."""
+        self.look_at_heads()
         context = self._draft_context(batch_size, sampling)
         name, options = self._drafter_and_options(name, options)
         return chosen(name, context, options)
@@ -304,6 +306,11 @@ class Engine(Live):
             memory=self.memory,
             heads_refused=self.heads_refused,
         )
+
+    def look_at_heads(self) -> None:
+        """Before an answer begins: heads that were written to are packed anew."""
+        if self.heads is not None and self.heads.guesser is not None:
+            self.heads.guesser.look()
 
     def _drafter_and_options(
         self, name: str | None, options: Mapping[str, Any] | None

@@ -169,6 +169,7 @@ def build_engine(
             f"weights {options.weights!r} change the model, which was to keep its layers"
         )
     check_options(options)
+    base.changes()
     backends = prepare_backends(
         with_weights(base, options.weights),
         options.attention,
@@ -227,7 +228,8 @@ def with_heads(
     )
     if heads is not None:
         if isinstance(result.verifier, NativeVerifier):
-            install_native_heads(heads, result.verifier.native, folder)
+            native = result.verifier
+            install_native_heads(heads, native.native, folder, native.decoder_now)
         beside = tree
         if tree is None and folder is not None:
             beside = found_beside(folder, TREE_NAME)

@@ -60,6 +60,8 @@ class Requests(Protocol):
         sampling: SamplingParams | None = None,
     ) -> Drafter: ...
 
+    def look_at_heads(self) -> None: ...
+
     def _result(self, row: Request, drafter: str, notes: Sequence[str]) -> GenerationResult: ...
 
 
@@ -255,7 +257,9 @@ class SharedBatch(Live):
         key = number, name, checked_options(name, options).model_dump_json()
         with self._building.of(key):  # requests with other drafters go on meanwhile
             drafter: Drafter | None = self._drafters.get(key)
-            if drafter is None:
+            if drafter is not None:
+                requests.look_at_heads()
+            else:
                 drafter = requests.drafter_for(name, options, self._max_rows, ANY_SAMPLING)
                 self._drafters[key] = drafter
             return drafter

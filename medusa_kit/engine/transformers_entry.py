@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from medusa_kit.base import families
-from medusa_kit.base.fingerprint import contents_digest
-from medusa_kit.base.hooks import foreign_hooks
 from medusa_kit.base.model import BaseModel, wrap_model
+from medusa_kit.base.model_state import watch_of
 from medusa_kit.base.tokenizer.ids import check_token_ids
 from medusa_kit.engine.before_loading import AnyTree
 from medusa_kit.engine.engine import Engine
@@ -33,10 +32,8 @@ from medusa_kit.engine.transformers_request import check_request, unpadded
 from medusa_kit.errors import ConfigError, ContextLengthError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention import ATTENTION_NAME
-from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.decode.accept.sampler import Sampler
 from medusa_kit.infer.decode.node_choice.cost import LearnedSteps
-from medusa_kit.infer.decode.prefix_cache.model_state import ModelState
 from medusa_kit.infer.decode.request import Request
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.locks import SharedLock, lock_of
@@ -82,7 +79,8 @@ class CustomGenerate:
         `token_streamer` is an argument of our own, since generate() does not pass `streamer`,
         `assistant_model` and `synced_gpus` on to a callable. So these can be neither honoured nor
         refused here.
-        Raises ConfigError for what cannot be honoured, ContextLengthError, IncompatibleBaseError.
+        Raises ConfigError for what cannot be honoured, ContextLengthError, IncompatibleBaseError,
+        ModelChangedError where the model changed meanwhile.
         """
         check_request(
             model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
@@ -99,7 +97,7 @@ class CustomGenerate:
         rows = _rows(engine, prompts, generation_config, new_tokens)
         name = self.drafter or ("medusa" if engine.heads is not None else WITHOUT_HEADS)
         drafter = engine.drafter_for(name, self.options, len(rows), rows[0].sampler.params)
-        with engines.tree_attention(engine.base.model):
+        with engines.tree_attention(engine.base.own_model):
             if token_streamer is not None:
                 token_streamer.put(input_ids.cpu())
             scheduler = Scheduler(engine.verifier, steps=engines.steps)
@@ -140,7 +138,7 @@ class _Engines:
 
     def __init__(self) -> None:
         self._plain: Engine | None = None
-        self._state: ModelState | None = None  # of the model, when that was built
+        self._number = 0  # of the model's changes before that was built
         self._by_entry: WeakKeyDictionary[CustomGenerate, Engine] = WeakKeyDictionary()
         self._lock = SharedLock()
         self.steps = LearnedSteps()
@@ -150,10 +148,12 @@ class _Engines:
     def engine(self, model: Any, entry: CustomGenerate) -> Engine:
         """The engine for these settings; all are rebuilt if the model has changed."""
         with self._lock:
-            if self._plain is None or self._state != _state_of(model, self._plain):
+            watch = watch_of(model)  # of the whole, where the engine's is a text part
+            watch.hand_out(model)
+            if self._plain is None or self._number != watch.look(model):
                 self._by_entry.clear()
                 self._plain = _built(model)
-                self._state = _state_of(model, self._plain)
+                self._number = watch.look(model)
             if entry not in self._by_entry:
                 engine = with_heads(self._plain, entry.heads, tree=entry.tree)
                 engine.draft_model = entry.draft_model
@@ -207,19 +207,6 @@ def _built(model: Any) -> Engine:
         families.keep_soft_cap(model)
 
 
-def _state_of(model: Any, engine: Engine) -> ModelState:
-    """The model's state, which tells whether an engine is still one of this model."""
-    config = model.config.to_dict()
-    # Every call switches attention, and transformers writes the dtype in two forms.
-    for key in [key for key in config if "attn_implementation" in key or "dtype" in key]:
-        del config[key]
-    # C++ steps read a packed copy. Writes through `.data`, as peft does when it merges, show only
-    # in the contents. Steps by torch read the model itself and need no digest.
-    packed = isinstance(engine.verifier, NativeVerifier)
-    others = config, foreign_hooks(model), contents_digest(model) if packed else None
-    return ModelState(list(model.modules()), list(model.parameters()), others, private=False)
-
-
 def _rows(engine: Engine, prompts: list[list[int]], config: Any, new_tokens: int) -> list[Request]:
     """Raises ConfigError for an id that the model has no row for; ContextLengthError: plain
     generate can run past the context's end, trees cannot."""
@@ -253,7 +240,7 @@ def _sampler(
     engine: Engine, ids: Sequence[int], params: SamplingParams, config: Any, new_tokens: int
 ) -> Sampler:
     """With generate's own processors for this row. Lengths in the settings include padding."""
-    model, device = engine.base.model, engine.base.device
+    model, device = engine.base.own_model, engine.base.device
     config = copy.deepcopy(config)
     padding = config.max_length - new_tokens - len(ids)
     config.max_length -= padding

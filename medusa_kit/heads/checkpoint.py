@@ -179,6 +179,7 @@ def load_heads(
     Raises CheckpointError (missing, cut off, wrong tensors), IncompatibleBaseError (wrong base).
     """
     folder = expanded(folder)
+    base.changes()  # so that its fingerprint is that of its weights as they are now
     console.stage("reading the heads")
     if not says_ours(folder) and (foreign := read_foreign(folder, pickles=pickles)) is not None:
         return kit.loaded(foreign, base, folder)

@@ -37,6 +37,9 @@ class GrownTrees(NamedTuple):
 class Guesser(Protocol):
     """A faster way to compute the guesses of heads for a few rows, with rounded weights."""
 
+    def look(self) -> None:
+        """Before an answer begins: the heads may have been changed."""
+
     def __call__(
         self,
         heads: Sequence[int],

@@ -306,6 +306,7 @@ class MedusaHeads(nn.Module):
     def _bind_columns(self) -> None:
         self._columns_V = None
         self._reduced: tuple[Tensor, Tensor | None] | None = None
+        self._number = 0  # of the base's changes that those rows include
         if self.column_ids is not None:
             columns_V = torch.full((self.config.vocab_size,), -1, device=self.column_ids.device)
             columns_V[self.column_ids] = torch.arange(
@@ -315,11 +316,12 @@ class MedusaHeads(nn.Module):
 
     def _reduced_rows(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """The chosen rows of the base's output embedding; gathered once where that is frozen."""
-        if self._reduced is None or self._reduced[0].dtype != dtype:
+        number = self.base.number
+        if self._reduced is None or self._reduced[0].dtype != dtype or self._number != number:
             rows_RD, bias_R = self.base.output_rows(self.column_ids)
             weight_RD = rows_RD.detach().to(dtype)
             bias_R = None if bias_R is None else bias_R.detach().to(dtype)
             if rows_RD.requires_grad:
                 return weight_RD, bias_R
-            self._reduced = (weight_RD, bias_R)
+            self._reduced, self._number = (weight_RD, bias_R), number
         return self._reduced

@@ -21,8 +21,12 @@ class AdaptedVerifier(Verifier):
         vars(self).update(vars(plain))
         if plain.captures:  # what an adapter is added to is not captured
             self.steps_run_by = "torch"
-        self.plain, self.base, self.layers = plain, base, layers
+        self._plain, self.base, self.layers = plain, base, layers
         self._watching = {}
+
+    @property
+    def plain(self) -> Verifier:
+        return self._plain
 
     def make_room(self) -> bool:
         return self.plain.make_room()

@@ -115,10 +115,10 @@ def _light_backends(base: PackedBase) -> Backends:
 
 def _fast_linears(base: BaseModel, reason: str) -> str | None:
     """Replace the model's linear layers by faster ones; returns what then runs steps, or None."""
-    if base.dtype != torch.float32 or not fits_in_memory(base.model, SHARE_OF_KERNELS):
+    if base.dtype != torch.float32 or not fits_in_memory(base.own_model, SHARE_OF_KERNELS):
         return None
-    if os.environ.get(OFF_SWITCH) != "0" and install_native_linears(base.model, base.scales):
+    if os.environ.get(OFF_SWITCH) != "0" and install_native_linears(base.own_model, base.scales):
         return f"torch, linear layers by C++ ({reason})"
-    if fits_in_memory(base.model) and install_packed_linears(base.model):
+    if fits_in_memory(base.own_model) and install_packed_linears(base.own_model):
         return f"torch, linear layers packed by MKL ({reason})"
     return None

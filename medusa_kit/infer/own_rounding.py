@@ -59,18 +59,22 @@ def own_rounding(base: BaseModel) -> float:
     texts = [random_ids(base, length, generator) for length in OWN_LENGTHS]
     texts_1T = [torch.tensor([ids], device=base.device) for ids in texts]
     with lock_of(base):
-        whole = torch.cat([base.model(ids_1T, use_cache=False).logits[0] for ids_1T in texts_1T])
+        whole = torch.cat(
+            [base.own_model(ids_1T, use_cache=False).logits[0] for ids_1T in texts_1T]
+        )
         stepwise = torch.cat([_read_stepwise(base, ids_1T) for ids_1T in texts_1T])
-        with _last_bit_off(base.model.get_input_embeddings()):
-            off = torch.cat([base.model(ids_1T, use_cache=False).logits[0] for ids_1T in texts_1T])
+        with _last_bit_off(base.own_model.get_input_embeddings()):
+            off = torch.cat(
+                [base.own_model(ids_1T, use_cache=False).logits[0] for ids_1T in texts_1T]
+            )
     return max(difference(stepwise, whole)[1], difference(off, whole)[1])
 
 
 def _read_stepwise(base: BaseModel, ids_1T: Tensor) -> Tensor:
     """logits_TV, one token per forward."""
-    name, cache, logits = cache_argument(base.model), None, []
+    name, cache, logits = cache_argument(base.own_model), None, []
     for token_11 in ids_1T.split(1, dim=1):
-        step = base.model(token_11, use_cache=True, **{name: cache})
+        step = base.own_model(token_11, use_cache=True, **{name: cache})
         cache = getattr(step, name)
         logits.append(step.logits[0])
     return torch.cat(logits)
@@ -96,9 +100,11 @@ def own_cached_error(base: BaseModel) -> str:
     ids = random_ids(base, OWN_ROUNDING_TOKENS, torch.Generator().manual_seed(0))
     ids_1T = torch.tensor([ids], device=base.device)
     try:
-        whole_1V = base.model(ids_1T, use_cache=False).logits[:, -1]
-        before = base.model(ids_1T[:, :-1], use_cache=True)
-        cached_1V = base.model(ids_1T[:, -1:], past_key_values=before.past_key_values).logits[:, -1]
+        whole_1V = base.own_model(ids_1T, use_cache=False).logits[:, -1]
+        before = base.own_model(ids_1T[:, :-1], use_cache=True)
+        cached_1V = base.own_model(ids_1T[:, -1:], past_key_values=before.past_key_values).logits[
+            :, -1
+        ]
     except FAILURES:
         return ""
     error = relative_error(cached_1V, whole_1V)

@@ -204,7 +204,7 @@ class OwnModel:
     """The reference of a base whose model is in memory."""
 
     def __init__(self, base: BaseModel) -> None:
-        self.model, self._device = base.model, base.device
+        self.model, self._device = base.own_model, base.device
         # Layers may round the inputs of a whole batch together.
         self._separately = base.info.quantized
 

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from medusa_kit.base.families import cache_argument, refuse_impossible
 from medusa_kit.base.model import BaseModel
-from medusa_kit.infer.attention import install_tree_attention
+from medusa_kit.infer.attention import ATTENTION_NAME, install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.sdpa import without_cudnn
 from medusa_kit.infer.attention.watched_layers import watching
+from medusa_kit.infer.cpu.mkl_linear import forget_packs, using_packs
 from medusa_kit.infer.draft import Draft
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, StepHolder, TreeStep
@@ -63,6 +64,7 @@ class Verifier:
         self.rounding_tolerance = 0.0  # of forwards that were compiled, beyond the self-check's
         self.watched: tuple[int, ...] = ()
         self._watching: dict[tuple[int, ...], Self] = {}
+        self.number = base.number  # of the changes of the model that what is kept here includes
         if not base.is_light:
             _ = self._holder
 
@@ -100,16 +102,40 @@ class Verifier:
     @cached_property
     def _holder(self) -> StepHolder:
         """The holder of the step that a forward of the model runs."""
-        return install_tree_attention(self.base.model)
+        return install_tree_attention(self.base.own_model)
+
+    def keep_attention(self) -> None:
+        """Switch the model to tree attention again if somebody has switched it to another."""
+        if "_holder" in vars(self):
+            config = self.base.own_model.config
+            if config._attn_implementation not in (ATTENTION_NAME, self._holder.mask_form):
+                vars(self).pop("_holder")
+                _ = self._holder
 
     @cached_property
     def _cache_argument(self) -> str:
-        return cache_argument(self.base.model)
+        return cache_argument(self.base.own_model)
 
     @property
     def reads_packed_weights(self) -> bool:
-        """Whether steps read weights as they were at load, whatever becomes of the model."""
+        """Whether steps read copies of the weights that were packed."""
         return False
+
+    @property
+    def plain(self) -> "Verifier":
+        """The verifier of the model without an adapter."""
+        return self
+
+    def renew(self) -> None:
+        """Make anew, or drop, what was made of the model, since that has changed."""
+        vars(self).pop("_cache_argument", None)
+        vars(self).pop("_holder", None)  # modules that are new have none
+        forget_packs(self.base.own_model)
+        _ = self._holder
+
+    def run_by_torch(self, reason: str) -> None:
+        """Read no copies of the weights any more."""
+        raise NotImplementedError
 
     def check_record(self) -> Record | None:
         """The record of the self-check; None where it is not kept."""
@@ -118,7 +144,7 @@ class Verifier:
             by=self.steps_run_by,
             attention=[self.attention.requested, *self.attention.ruled_out],
             pads=self.pads,
-            layers=sorted({type(module).__name__ for module in self.base.modules()}),
+            layers=sorted({type(module).__name__ for module in self.base.own_modules()}),
         )
 
     @property
@@ -141,7 +167,7 @@ class Verifier:
 
     def windowed(self) -> list[Any]:
         """The objects whose attribute `sliding_window`, if they have one, steps go by."""
-        return window_owners(self.base.model)
+        return window_owners(self.base.own_model)
 
     def new_cache(self, batch_size: int, num_positions: int) -> TreeCache:
         return TreeCache(self.num_layers, batch_size, num_positions, self.cache_dtype)
@@ -200,6 +226,7 @@ class Verifier:
         with (
             self.lock(),
             without_cudnn(self.base.device),
+            using_packs(),
             watching(self.base, self.watched) as outputs,
         ):
             self._holder.step = step

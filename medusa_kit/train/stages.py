@@ -128,7 +128,7 @@ class Medusa2(nn.Module):
 
     def parameters_read_outside(self) -> list[nn.Parameter]:
         base = self._base[0]
-        embeddings: list[Any] = [base.output_embedding, base.model.get_input_embeddings()]
+        embeddings: list[Any] = [base.own_output, base.model.get_input_embeddings()]
         parameters = [p for embedding in embeddings for p in embedding.parameters(recurse=False)]
         return [*dict.fromkeys(parameters), *self.medusa1.parameters_read_outside()]
 

@@ -19,11 +19,11 @@ _known = dict[Any, tuple[self_check.TreeCheck, str]]()
 def _key(verifier: Verifier) -> Any:
     """What the check depends on: weights, config, and what runs steps."""
     base, attention, digest = verifier.base, verifier.attention, 0
-    for name, tensor in base.model.state_dict().items():
+    for name, tensor in base.own_model.state_dict().items():
         weights = tensor.detach().cpu().float().numpy()
         digest = zlib.crc32(weights.tobytes(), zlib.crc32(name.encode(), digest))
     guarded = isinstance(verifier, CapturedVerifier) and verifier._guarded
-    modules = tuple(sorted({type(module).__name__ for module in base.modules()}))
+    modules = tuple(sorted({type(module).__name__ for module in base.own_modules()}))
     return (digest, base.dtype, base.device, base.config.to_json_string(), modules, type(verifier),
             guarded, verifier.steps_run_by, verifier.pads, attention.requested,
             tuple(attention.ruled_out))  # fmt: skip

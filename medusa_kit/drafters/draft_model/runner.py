@@ -11,6 +11,7 @@ from torch import Tensor
 from medusa_kit.drafters.slots import Slots
 from medusa_kit.infer.decode.prefix_cache.prefixes import common_length
 from medusa_kit.infer.draft import ROOT, Draft, flat_nodes, shared_topology
+from medusa_kit.infer.renewal import up_to_date
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.transfer import to_device
@@ -24,7 +25,7 @@ class DraftRunner:
     one, the root, is read with the tree after it. None: one too long for the model's context."""
 
     def __init__(self, verifier: Verifier) -> None:
-        self.verifier = verifier
+        self.verifier, self._number = verifier, verifier.number
         self.num_forwards = 0
         self._slots, self._drafting = Slots(), list[int]()  # those of the newest draft
         self._read: list[list[int]] = []  # what the cache holds, by slot
@@ -37,6 +38,11 @@ class DraftRunner:
 
     def begin(self) -> int:
         """The slot of a request that begins."""
+        if (
+            up_to_date(self.verifier, check=False) != self._number
+        ):  # what it has read is of another model
+            self._number, self._cache = self.verifier.number, None
+            self._read = [[] for _ in self._read]
         if self._slots.needs_new:
             if self._cache is not None:  # first: where memory is too small, all is as it was
                 self._cache.grow(self._cache.num_positions, self._slots.count + 1)

@@ -112,7 +112,7 @@ class DFlashDrafter(TrieDrafter):
         from transformers import GenerationConfig
         from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
 
-        inner = self.base.model
+        inner = self.base.own_model
         # It is given the tokens alone that its draft has not read, however long the text is.
         settings = GenerationConfig(max_length=2 * self.base.info.context_length, do_sample=False)
         return DFlashTokenCandidateGenerator(

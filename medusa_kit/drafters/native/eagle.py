@@ -135,7 +135,7 @@ class EagleModel(nn.Module):
         from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
         super().__init__()
-        self.config, self._base_rows = config, base.input_rows
+        self.config, self._base = config, (base,)  # in a tuple: the base is no submodule
         self.outputs = config.outputs(base.config)
         sizes, D = config.layer, config.layer.hidden_size
         if own_embedding:
@@ -175,7 +175,7 @@ class EagleModel(nn.Module):
         cache: LayerCache | None,
     ) -> Tensor:
         own, layer = hasattr(self, "embed_tokens"), self._layer
-        embeds_BND = self.embed_tokens(tokens_BN) if own else self._base_rows(tokens_BN)
+        embeds_BND = self.embed_tokens(tokens_BN) if own else self._base[0].input_rows(tokens_BN)
         embeds_BND = layer.input_layernorm(embeds_BND.to(hidden_BND.dtype))
         normed_BND = layer.hidden_norm(hidden_BND)
         attended_BND, _ = layer.self_attn(

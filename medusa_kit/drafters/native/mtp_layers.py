@@ -58,7 +58,11 @@ def layers_or_error(base: BaseModel, memory: Memory) -> tuple[Any, MedusaKitErro
             # A new one holds no frames of the attempt.
             return None, type(error)(error.message, hint=error.hint)
 
-    return memory.loaded.remembered("MTP layers", seek)
+    layers, error = memory.loaded.remembered("MTP layers", seek)
+    if layers is not None and layers.number != base.number:  # embeddings may have been replaced
+        layers.tie_with_main_model(base.own_model)
+        layers.number = base.number
+    return layers, error
 
 
 def load_layers(base: BaseModel) -> Any:
@@ -80,7 +84,7 @@ def load_layers(base: BaseModel) -> Any:
     with building_models:
         try:
             with torch.device("meta"):  # the base's own norms may have been replaced
-                skeleton = type(base.model)._from_config(_as_transformers_reads_it(base))
+                skeleton = type(base.own_model)._from_config(_as_transformers_reads_it(base))
             # Else transformers would read the layers of the models alone whose sizes it knows.
             skeleton._keys_to_ignore_on_load_unexpected = {_pattern(base.config).pattern}
             layers = MtpModel.from_pretrained(skeleton, device_map={"": base.device})
@@ -93,13 +97,14 @@ def load_layers(base: BaseModel) -> Any:
             f"the MTP layers of {base.info.name!r} are damaged: {found}",
             hint="copy the checkpoint again, or draft without them: --drafter suffix, for example",
         )
-    layers.tie_with_main_model(base.model)
+    layers.tie_with_main_model(base.own_model)
+    layers.number = base.number
     return layers.eval().requires_grad_(False)
 
 
 def _as_transformers_reads_it(base: BaseModel) -> Any:
     """A copy of its config in which the MTP layers are named as transformers asks for them."""
-    config = copy.deepcopy(base.model.config)
+    config = copy.deepcopy(base.own_model.config)
     config.name_or_path, config.dtype = str(_folder(base)), base.dtype
     text = config.get_text_config()
     count = num_layers(text)
@@ -125,7 +130,7 @@ def _pattern(config: Any) -> re.Pattern[str]:
 
 def _folder(base: BaseModel) -> Path | None:
     """Where the base's files lie on this machine."""
-    config = base.config if base.is_light else base.model.config
+    config = base.config if base.is_light else base.own_model.config
     folder = Path(config.name_or_path or "")
     if (folder / "config.json").is_file():
         return folder

@@ -76,10 +76,10 @@ def scale_note(base: BaseModel) -> str | None:
 
 def simplified(heads: ForeignHeads, base: BaseModel) -> ForeignHeads:
     """The heads, without matrices where these are equal to the base's own rows."""
-    bias = getattr(base.output_embedding, "bias", None)
+    bias = getattr(base.own_output, "bias", None)
     if heads.matrices is None or (bias is not None and bool(bias.any())):
         return heads
-    weight_RD = base.output_embedding.weight.detach().cpu()
+    weight_RD = base.own_output.weight.detach().cpu()
     if heads.token_map_R is not None:
         weight_RD = weight_RD[heads.token_map_R]
     if all(same_numbers(matrix_RD, weight_RD) for matrix_RD in heads.matrix_list()):
@@ -129,7 +129,7 @@ def _own(heads: ForeignHeads, base: BaseModel) -> dict[str, Tensor]:
     if len(matrices) == 1:
         matrices = matrices * heads.num_heads
     tensors = {f"projections.{i}.weight": matrix for i, matrix in enumerate(matrices)}
-    if getattr(base.output_embedding, "bias", None) is not None:
+    if getattr(base.own_output, "bias", None) is not None:
         for i, matrix_RD in enumerate(matrices):
             tensors[f"projections.{i}.bias"] = matrix_RD.new_zeros(len(matrix_RD))
     return tensors

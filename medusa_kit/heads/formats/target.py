@@ -121,13 +121,13 @@ def base_rows(base: BaseModel, ids_R: Tensor | None, dtype: torch.dtype) -> Tens
 
     Raises CheckpointError where the output embedding has a bias, which no format can hold.
     """
-    bias = getattr(base.output_embedding, "bias", None)
+    bias = getattr(base.own_output, "bias", None)
     if bias is not None and bool(bias.any()):
         raise CheckpointError(
             f"the output embedding of {base.info.name!r} has a bias, and no vocabulary matrix of a "
             "Medusa format has one"
         )
-    weight_VD = base.output_embedding.weight.detach().cpu()
+    weight_VD = base.own_output.weight.detach().cpu()
     weight_RD = weight_VD if ids_R is None else weight_VD[ids_R.cpu()]
     narrow_RD = weight_RD.to(dtype)
     return narrow_RD if same_numbers(narrow_RD, weight_RD) else weight_RD

@@ -28,7 +28,7 @@ def watching(base: BaseModel, layers: Sequence[int]) -> Iterator[dict[int, Tenso
 
 def decoder_layers(base: BaseModel) -> Sequence[Any]:
     """The decoder's layers in order, empty where its class keeps them elsewhere."""
-    decoder = base.model.get_decoder() if hasattr(base.model, "get_decoder") else None
+    decoder = base.own_model.get_decoder() if hasattr(base.own_model, "get_decoder") else None
     layers: Sequence[Any] = getattr(decoder, "layers", ())
     return layers
 

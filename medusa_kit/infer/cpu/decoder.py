@@ -8,6 +8,7 @@ dim, T rotary tables, P positions, R likeliest tokens.
 """
 
 import ctypes
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from ctypes import addressof
@@ -32,6 +33,7 @@ from medusa_kit.infer.cpu.packed.packing import Blocks, PackedMatrix, Rows
 from medusa_kit.infer.cpu.packed.packing_up import Packing, model_of, row_pieces
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes
+from medusa_kit.locks import lock_of
 from medusa_kit.settings.engine import FLOAT32, INT8, INT16
 
 RANKED = 8  # likeliest tokens returned for each node: a by-product of finding the argmax
@@ -242,7 +244,7 @@ class _ModuleWeights:
     """
 
     def __init__(self, base: BaseModel, gguf: GGUFBlocks | None) -> None:
-        model = base.model
+        model = base.own_model
         self._gguf, self._scales = gguf, base.scales
         self._names = {id(module): name for name, module in model.named_modules()}
         embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
@@ -284,8 +286,23 @@ def _packed_bytes(base: BaseModel) -> float:
     return 4 * (base.info.num_parameters - rounded) + (1 + 4 / 32) * rounded
 
 
+DECODER = "_native_decoder"  # attribute of a base: the changes it includes, and a reference to it
+
+
 def native_decoder(base: BaseModel) -> NativeDecoder:
-    """The C++ decoder for `base`. Raises Unsupported, with the reason, where there is none."""
+    """The C++ decoder for `base` as it is now, one for all who ask meanwhile. Raises Unsupported,
+    with the reason, where there is none."""
+    with lock_of(base):
+        base.changes()
+        number, kept = vars(base).get(DECODER, (None, lambda: None))
+        decoder: NativeDecoder | None = kept() if number == base.number else None
+        if decoder is None:
+            decoder = _packed_decoder(base)
+            setattr(base, DECODER, (base.number, weakref.ref(decoder)))
+        return decoder
+
+
+def _packed_decoder(base: BaseModel) -> NativeDecoder:
     if base.device.type != "cpu":
         raise Unsupported(f"the model is on {base.device.type}")
     if base.info.quantized:
@@ -298,6 +315,6 @@ def native_decoder(base: BaseModel) -> NativeDecoder:
     if kernels.load_library() is None:
         raise Unsupported(NO_KERNELS)
     console.stage("packing the weights for the C++ kernels")
-    parts = describe(base.model)
+    parts = describe(base.own_model)
     packed = packed_in_memory(base, parts, gguf_source(base.info.name))
     return NativeDecoder(packed, base.scale_logits, lambda: [p.window for p in parts.layers])

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_kit.base.hooks import foreign_hooks
+from medusa_kit.base.model_state import CHANGING_ROTARY, is_of_plain_code
 from medusa_kit.base.quantization import is_quantised
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "gemma3",
@@ -22,7 +23,6 @@ LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"
 SANDWICH_PARTS = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
 ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
 MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-CHANGING_ROTARY = ("dynamic", "longrope")  # their tables change with the length
 
 
 class Unsupported(Exception):
@@ -88,6 +88,8 @@ def describe(model: Any, matrices_on: str = "cpu") -> ModelParts:
     if hooks := foreign_hooks(model):
         name, _ = hooks[0]
         raise Unsupported(f"{name or 'the model'} carries a hook, which C++ would not run")
+    if other := next((m for m in model.modules() if not is_of_plain_code(m)), None):
+        raise Unsupported(f"a module of other code, {type(other).__name__}")
     decoder = model.get_decoder()
     first = decoder.layers[0].self_attn
     heads = int(config.num_attention_heads)

@@ -9,7 +9,8 @@ C guesses, R rows of a call, B batch, N nodes of a tree.
 """
 
 import ctypes
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medusa_kit.base.fingerprint import contents_digest
 from medusa_kit.errors import Live
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.draws import RowsDraws
@@ -27,6 +29,7 @@ from medusa_kit.infer.cpu.int8_weights import rounding
 from medusa_kit.infer.cpu.packed.heads import COLUMNS, PackedHeads, packed_heads
 from medusa_kit.infer.cpu.packed.packing import PackedMatrix
 from medusa_kit.infer.cpu.recurrent import PackedRecurrent
+from medusa_kit.locks import SharedLock
 
 
 class NativeHeads(Live):
@@ -224,13 +227,71 @@ def _projections(
 KINDS_IN_CPP = ("medusa", "hydra", "recurrent")
 
 
+class HeadsAsTheyAre(Live):
+    """A `Guesser` that packs heads anew where they, or the base's weights among theirs, are no
+    longer those that were packed. `current`: the decoder of the base as it is now; None where
+    there is none, and the heads guess through torch."""
+
+    def __init__(
+        self,
+        heads: MedusaHeads,
+        decoder: NativeDecoder,
+        folder: Path | None,
+        current: Callable[[], NativeDecoder | None],
+    ) -> None:
+        self._heads, self._current = weakref.ref(heads), current
+        self._lock = SharedLock()  # for what follows
+        self._digest = _contents(heads)
+        self._packed = decoder, NativeHeads(heads, decoder, folder)
+
+    def look(self) -> None:
+        """Before an answer begins: whether the heads' weights are those that were packed."""
+        with self._lock:
+            heads = self._heads()
+            if heads is not None and (digest := _contents(heads)) != self._digest:
+                decoder, _ = self._packed
+                self._packed, self._digest = (decoder, NativeHeads(heads, decoder)), digest
+
+    def _now(self) -> NativeHeads | None:
+        packed_for, packed = self._packed
+        if (decoder := self._current()) is None or decoder is packed_for:
+            return None if decoder is None else packed
+        with self._lock:
+            heads = self._heads()
+            assert heads is not None, "heads that are gone ask nothing"
+            self._packed = decoder, NativeHeads(heads, decoder)
+            return self._packed[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return self._packed[1].num_bytes
+
+    def __call__(self, *arguments: Any, **named: Any) -> Guesses | None:
+        return None if (packed := self._now()) is None else packed(*arguments, **named)
+
+    def fill(self, *arguments: Any, **named: Any) -> Tensor | None:
+        return None if (packed := self._now()) is None else packed.fill(*arguments, **named)
+
+    def grow(self, *arguments: Any, **named: Any) -> GrownTrees | None:
+        return None if (packed := self._now()) is None else packed.grow(*arguments, **named)
+
+
+def _contents(heads: MedusaHeads) -> str:
+    return contents_digest([*heads.parameters(), *heads.buffers()])
+
+
 def install_native_heads(
-    heads: MedusaHeads, decoder: NativeDecoder, folder: Path | None = None
+    heads: MedusaHeads,
+    decoder: NativeDecoder,
+    folder: Path | None = None,
+    current: Callable[[], NativeDecoder | None] | None = None,
 ) -> None:
     """Let frozen heads draft through the kernels. Heads in training stay with torch, since packed
     copies would go stale, and so do kinds that the kernels do not know: they would guess wrongly
-    without a word. `folder`: where they lie, if they are as they lie there.
+    without a word. `folder`: where they lie, if they are as they lie there. `current`: as in
+    HeadsAsTheyAre; by default always `decoder`.
     """
     frozen = not any(parameter.requires_grad for parameter in heads.parameters())
     if frozen and heads.config.kind in KINDS_IN_CPP:
-        heads.guesser = NativeHeads(heads, decoder, folder)
+        now = (lambda: decoder) if current is None else current
+        heads.guesser = HeadsAsTheyAre(heads, decoder, folder, now)

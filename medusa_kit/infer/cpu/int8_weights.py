@@ -67,12 +67,13 @@ def with_weights(base: BaseModel, weights: str) -> BaseModel:
             "the weights of a light base are packed as they were asked for when it was loaded",
             hint=f"load the base again, with weights {weights!r}",
         )
-    if hasattr(base.model, HOLDER_ATTRIBUTE):
+    if hasattr(base.own_model, HOLDER_ATTRIBUTE):
         raise ConfigError(
             "weights cannot be rounded while an engine decodes with them",
             hint="load the base again",
         )
     _round_linears(base)
+    base.adopt()
     return base
 
 
@@ -136,7 +137,7 @@ def _quantised(name: str, how: str = "") -> ConfigError:
 
 @torch.no_grad()
 def _round_linears(base: BaseModel) -> None:
-    layers = plain_linears(base.model)
+    layers = plain_linears(base.own_model)
     fitting = [layer for layer in layers if layer.in_features % GROUP == 0]
     if not fitting:
         raise none_fits(base.info.name)
@@ -156,8 +157,8 @@ def _round_linears(base: BaseModel) -> None:
 
 def _untie(base: BaseModel) -> None:
     """Keep transformers from tying the rounded output embedding to the input embedding again."""
-    if base.output_embedding in base.scales:
-        base.model.config.tie_word_embeddings = False
+    if base.own_output in base.scales:
+        base.own_model.config.tie_word_embeddings = False
         base.config.tie_word_embeddings = False
 
 
@@ -170,7 +171,7 @@ def none_fits(name: str) -> ConfigError:
 
 
 def _report(base: BaseModel, layers: list[nn.Linear]) -> None:
-    names = {module: name for name, module in base.model.named_modules()}
+    names = {module: name for name, module in base.own_model.named_modules()}
     unrounded = [names[layer] for layer in layers if layer not in base.scales]
     rounded = sum(layer.weight.numel() for layer in base.scales)
     report_rounded(len(base.scales), rounded / base.info.num_parameters, unrounded)

@@ -22,7 +22,7 @@ from medusa_kit.infer.cpu.packed.packing import Blocks, PackedMatrix, pack
 class NativeLinear(Packing):
     """nn.Linear that multiplies up to MAX_ROWS rows by packed weights. Its weights keep their names
     and identity, and are packed anew once they were written to or replaced; more rows, other dtypes
-    and gradients are computed by torch.
+    and gradients are computed by torch, and so is what is called outside of `using_packs`.
     """
 
     packed: PackedMatrix
@@ -32,7 +32,8 @@ class NativeLinear(Packing):
     def forward(self, x_XD: Tensor) -> Tensor:
         rows = x_XD.numel() // self.in_features
         grad = torch.is_grad_enabled() and (x_XD.requires_grad or self.weight.requires_grad)
-        if rows > kernels.MAX_ROWS or grad or x_XD.dtype != torch.float32:
+        few = rows <= kernels.MAX_ROWS and self.may_use_packs()
+        if not few or grad or x_XD.dtype != torch.float32:
             return F.linear(x_XD, self.weight, self.bias)
         if self.packed_from != _marks(self):
             _pack(self)

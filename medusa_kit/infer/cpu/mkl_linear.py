@@ -8,7 +8,9 @@ take the layers' place; this one needs no compiler.
 Shapes: X rows, D in, O out.
 """
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -26,6 +28,27 @@ KEPT_PACKS = 2  # so that two trees in turn (a benchmark, a comparison) do not r
 SHARE_OF_MEMORY, SHARE_OF_KERNELS = 0.2, 0.5
 
 
+class _Use(threading.local):
+    """How many contexts of `using_packs` this thread is in."""
+
+    depth = 0
+
+
+_use = _Use()
+
+
+@contextmanager
+def using_packs() -> Iterator[None]:
+    """Within this context layers multiply by packed weights. Whoever enters it has looked whether
+    they are still those of the model (infer/renewal.py). Everywhere else layers compute with the
+    weights that they have: others may call them between two answers."""
+    _use.depth += 1
+    try:
+        yield
+    finally:
+        _use.depth -= 1
+
+
 class Pack(NamedTuple):
     """A packed weight, and what it was packed from: a weight may be written to or replaced. Writes
     through `weight.data` leave no mark (`forget_packs`)."""
@@ -39,7 +62,13 @@ class Pack(NamedTuple):
 
 
 class Packing(nn.Linear):
-    """nn.Linear that also keeps its weight packed."""
+    """nn.Linear that also keeps its weight packed, for use within `using_packs`."""
+
+    stands_for = nn.Linear
+
+    @staticmethod
+    def may_use_packs() -> bool:
+        return _use.depth > 0
 
     def forget_packs(self) -> None:
         """Pack anew at the next forward."""
@@ -62,14 +91,15 @@ class PackedLinear(Packing):
         # A step calls this hundreds of times, so the usual case comes first and does little.
         rows = x_XD.numel() // self.in_features
         pack = self.packs.get(rows)
-        if pack is not None and torch.is_inference_mode_enabled() and pack.is_of(self.weight):
+        usable = _use.depth > 0 and torch.is_inference_mode_enabled()
+        if pack is not None and usable and pack.is_of(self.weight):
             return self._multiply(x_XD, pack.packed, self.weight, self.bias, rows)
         return self._slow_path(x_XD, rows)
 
     def _slow_path(self, x_XD: Tensor, rows: int) -> Tensor:
         """Packs first, uses the pack of a larger row count, or multiplies without one."""
         packs = self.packs
-        packable = rows > 1 and torch.is_inference_mode_enabled()
+        packable = rows > 1 and torch.is_inference_mode_enabled() and _use.depth > 0
         size = _packed_rows(packs, rows) if packable else None
         if size is None:
             return F.linear(x_XD, self.weight, self.bias)
@@ -142,7 +172,7 @@ def pack_for_rows(model: Any, rows: int) -> None:
     """
     if rows not in PACKED_ROWS:
         return
-    for layer in model.modules():
+    for layer in model.own_modules() if hasattr(model, "own_modules") else model.modules():
         if isinstance(layer, PackedLinear) and rows not in layer.packs:
             newest = list(layer.packs.items())[1 - KEPT_PACKS :]
             layer.packs = {**dict(newest), rows: None}

@@ -15,7 +15,8 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
-from medusa_kit.infer.cpu.decoder import NativeDecoder, Watched
+from medusa_kit.infer.cpu.decoder import NativeDecoder, Watched, native_decoder
+from medusa_kit.infer.cpu.describe import Unsupported
 from medusa_kit.infer.cpu.kernels import MAX_ROWS
 from medusa_kit.infer.self_check import checked_verifier
 from medusa_kit.infer.tree_cache import TreeCache
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 
 WITHOUT = f"use activations {FLOAT32}"
+AGAIN = "or load the changed model from where it is saved"
 
 
 def needed(activations: str, expected: str, reason: str, hint: str) -> ConfigError:
@@ -52,6 +54,7 @@ class NativeVerifier(Verifier):
     ) -> None:
         super().__init__(base, attention, f"C++ ({native.summary})")
         self.native = native
+        self._copies = True
 
     def with_activations(self, activations: str) -> "Self":
         """A verifier over the same base that multiplies quantised weights by numbers of this
@@ -70,7 +73,7 @@ class NativeVerifier(Verifier):
         """The whole model of a light base is loaded for what does not fit here, and checked."""
         if self.base.is_light:
             checked_verifier(self.base)
-        return install_tree_attention(self.base.model)
+        return install_tree_attention(self.base.own_model)
 
     @property
     def pads(self) -> bool:
@@ -93,10 +96,31 @@ class NativeVerifier(Verifier):
 
     @property
     def reads_packed_weights(self) -> bool:
-        return True
+        return self._copies
+
+    def renew(self) -> None:
+        """Pack the weights as they are now; where C++ cannot run the model as it is, torch does.
+        Raises ConfigError for activations in whose precision torch cannot."""
+        super().renew()
+        if self.activations != FLOAT32:
+            reason = "the model was changed after it was loaded"
+            raise needed(self.activations, "the weights as loaded", reason, f"{WITHOUT}, {AGAIN}")
+        try:
+            self.native, self._copies = native_decoder(self.base), True
+            self.steps_run_by = f"C++ ({self.native.summary})"
+        except Unsupported as why:
+            self.run_by_torch(str(why))
+
+    def decoder_now(self) -> NativeDecoder | None:
+        """The decoder, if steps run in C++ and its weights are those of the base as it is now."""
+        return self.native if self._copies and self.number == self.base.number else None
+
+    def run_by_torch(self, reason: str) -> None:
+        self._copies, self.steps_run_by = False, f"torch ({reason})"
 
     def prompt_chunk(self, num_rows: int) -> int:
-        return self.native.prompt_chunk(num_rows)
+        chunk = super().prompt_chunk if not self._copies else self.native.prompt_chunk
+        return chunk(num_rows)
 
     @no_gradients
     def score(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> NodeScores:
@@ -139,7 +163,7 @@ class NativeVerifier(Verifier):
     def _takes(self, cache: TreeCache, num_nodes: int) -> bool:
         """Whether C++ takes rows of so many nodes. Raises ConfigError where it does not, and the
         model would compute them in another precision."""
-        takes = self.native.takes(cache, num_nodes)
+        takes = self._copies and self.native.takes(cache, num_nodes)
         if not takes:
             refuse_large_trees(self.activations, num_nodes)
             assert self.activations == FLOAT32, "a cache of this verifier's has one shape"

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.errors import Live, NotFiniteError
+from medusa_kit.infer.cpu.mkl_linear import using_packs
 from medusa_kit.infer.decode.accept.sampler import has_scores
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.decode.group import Group, by_request, drafts_of, without_watched
@@ -73,6 +74,7 @@ class Batch(Live):
         self._finished: list[Request] = []  # that have left since `take_finished`
         self.num_steps = self.num_nodes = 0  # forwards over trees; nodes in the last one
         self.timing: StepTiming | None = None  # of the newest step, if it verified trees
+        self.number = verifier.number  # of the changes of the model before its requests began
 
     @property
     def num_requests(self) -> int:
@@ -137,6 +139,22 @@ class Batch(Live):
         for request in self._drafters:
             request.fail(error)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether requests have ended that nobody has taken yet."""
+        return bool(self._finished) or any(request.finish_reason for request in self._drafters)
+
+    def start_over(self, error: Exception) -> None:
+        """End every request that has begun, and those that have ended but were not taken yet, with
+        `error`. Nothing is kept of what they read; the others go on waiting."""
+        begun = [one for one in self._drafters if self._schedule.has_begun(one)]
+        for request in (*begun, *self._finished):
+            request.finish_reason, request.error = "error", error
+        self.remove_finished()
+        slots = len(self.cache.lengths)
+        self.cache = self.verifier.new_cache(slots, self.cache.num_positions)
+        self.prefixes = PrefixCache(slots)
+
     def raise_error(self) -> None:
         """Raise the error of a request that failed and has left since the last call."""
         for request in self.take_finished():
@@ -152,6 +170,10 @@ class Batch(Live):
         """Read what is due of prompts, then verify a tree for each request that runs. Those whose
         first token this step chose are verified by the next one where none ran before."""
         self.timing = None
+        with using_packs():
+            return self._step()
+
+    def _step(self) -> Emitted:
         self.remove_finished()
         ran = bool(self._groups)
         emitted = self._read_prompts()

@@ -165,6 +165,10 @@ class Schedule(Generic[K]):
         self._reading.remove(prompt)
         self._running[key] = prompt.slot
 
+    def has_begun(self, key: K) -> bool:
+        """Whether a request has been given a slot."""
+        return key in self._running or any(prompt.key == key for prompt in self._reading)
+
     def slot_of(self, key: K) -> int:
         """The slot of a request that runs."""
         return self._running[key]

@@ -7,9 +7,9 @@ a batch of their own; each step is that of the batch that has waited longest.
 
 Between two runs batches are idle, with what they have read: prefixes are read once. What is kept is
 bounded in bytes, and the batch that was used longest ago goes first. What a model read is of no use
-once it is another one (a hook, an adapter, weights written to), so the two are compared
-(prefix_cache/model_state.py). Where that cannot be done nothing is kept, and prefixes are shared
-within a run alone.
+once it is another one (a hook, an adapter, weights written to), so a look is taken at the model
+before each answer and after it (infer/renewal.py). Where that cannot tell nothing is kept, and
+prefixes are shared within a run alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,14 +18,13 @@ from dataclasses import dataclass
 import torch
 
 from medusa_kit.errors import Live
-from medusa_kit.infer.cpu.mkl_linear import forget_packs
 from medusa_kit.infer.decode.batch import Batch
 from medusa_kit.infer.decode.node_choice.cost import LearnedSteps
 from medusa_kit.infer.decode.node_choice.measured import MeasuredSteps
-from medusa_kit.infer.decode.prefix_cache.model_state import State, state_of
 from medusa_kit.infer.decode.request import Emitted, Request
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.memory import cache_bytes_per_token, explain_oom
+from medusa_kit.infer.renewal import State, changed, state_of, up_to_date
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import SharedLock
 from medusa_kit.no_gradients import no_gradients
@@ -76,6 +75,7 @@ class Scheduler(Live):
         self._lock = SharedLock()  # for those
         # Of the thread that steps. The one that has waited longest comes first.
         self._stepped: dict[Verifier, Batch] = {}
+        self._unseen: set[Verifier] = set()  # whose model was not looked at since requests came
         self._finished: list[Request] = []
         self._num_steps = self._num_nodes = 0
         if max_rows:  # stays while it has no requests
@@ -88,10 +88,12 @@ class Scheduler(Live):
         """Decode requests of one verifier, at most `max_rows` of them together; yields what each
         step emitted. Several threads may do so at once.
 
-        Raises DeviceMemoryError where memory is too small; a smaller request works. Raises what a
-        request failed of.
+        Raises DeviceMemoryError where memory is too small; a smaller request works. Raises
+        ModelChangedError where the model changed meanwhile, and what `up_to_date` raises. Raises
+        what a request failed of.
         """
         verifier = self._verifier_for(requests[0], drafter)
+        number = up_to_date(verifier)
         max_rows = min(max_rows or len(requests), len(requests))
         tree = verifier.positions_of_tree(drafter.num_nodes)
         num_positions = max(request.num_positions for request in requests) + tree - 1
@@ -113,13 +115,20 @@ class Scheduler(Live):
                         yield emitted
                     batch.raise_error()
             except GeneratorExit:  # not read to its end; that is between two steps
-                self._keep(batch, state)
+                if verifier.base.changes() == number:
+                    self._keep(batch, state)
                 raise
             except torch.OutOfMemoryError:
                 verifier.make_room()
                 with self._lock:
                     self._idle.clear()
                 raise
+            except Exception as error:
+                if verifier.base.changes() != number:  # which may be why it failed
+                    raise changed() from error
+                raise
+            if verifier.base.changes() != number:
+                raise changed()
             self._keep(batch, state)
 
     def add(self, request: Request, drafter: Drafter) -> None:
@@ -128,6 +137,7 @@ class Scheduler(Live):
         if verifier not in self._stepped:
             self._stepped[verifier] = self._batch_to_step(verifier)
         self._stepped[verifier].add(request, drafter)
+        self._unseen.add(verifier)
 
     @no_gradients
     def step(self) -> Emitted:
@@ -138,10 +148,23 @@ class Scheduler(Live):
             return []
         self._stepped[batch.verifier] = self._stepped.pop(batch.verifier)
         before = batch.num_steps
+        if batch.verifier in self._unseen:
+            self._look(batch)
         emitted = batch.step()
+        if batch.has_ended:
+            self._look(batch)
         self._num_steps += batch.num_steps - before
         self._num_nodes = batch.num_nodes
         return emitted
+
+    def _look(self, batch: Batch) -> None:
+        """Look at the model before a batch's answers begin and when some have ended. Where it has
+        changed, those under way, and those that end with this step, are of neither model."""
+        self._unseen.discard(batch.verifier)
+        number = up_to_date(batch.verifier)
+        if number != batch.number:
+            batch.number = number
+            batch.start_over(changed())
 
     def fail(self, error: Exception) -> None:
         """End all requests that were added: `error` was none of a request's or a drafter's."""
@@ -221,8 +244,6 @@ class Scheduler(Live):
                 for batch, then in self._idle
                 if batch.verifier is not verifier or then == state
             ]
-            if len(current) < len(self._idle):
-                forget_packs(verifier.base.model)  # of weights that have changed, perhaps
             self._idle = current
             candidates = [
                 (shared, batch)
@@ -254,7 +275,7 @@ class Scheduler(Live):
         # Where Python found the run out of reach, what its cache refers to may be gone.
         if state is None or not batch.cache.is_known or batch.cache.num_bytes > self.kept_bytes:
             return
-        if state_of(batch.verifier) != state:  # changed meanwhile
+        if state_of(batch.verifier) != state:  # tables that the model writes to itself
             return
         with self._lock:
             self._idle.append((batch, state))

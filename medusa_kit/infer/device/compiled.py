@@ -27,7 +27,7 @@ def compiled_forward(base: BaseModel, backend: Any = "inductor") -> Forward:
         raise IncompatibleBaseError(f"{base.info.model_type} has no decoder that can stand alone")
 
     def forward(tokens_BN: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
-        hidden_BND = base.model.get_decoder()(tokens_BN, **arguments).last_hidden_state
+        hidden_BND = base.own_model.get_decoder()(tokens_BN, **arguments).last_hidden_state
         return hidden_BND, base.head_logits(hidden_BND)
 
     run = torch.compile(with_own_code(forward), dynamic=False, fullgraph=True, backend=backend)

@@ -60,7 +60,7 @@ def use_fixed_shapes(
 def _obstacle(verifier: Verifier, needs_cuda: bool) -> str | None:
     if verifier.chains_only:
         return "the model carries a state, which they have no place for"
-    devices = {str(parameter.device) for parameter in verifier.base.model.parameters()}
+    devices = {str(parameter.device) for parameter in verifier.base.own_model.parameters()}
     if needs_cuda and verifier.base.device.type != "cuda":
         return f"the model is on {verifier.base.device.type}"
     if len(devices) > 1:

@@ -49,8 +49,8 @@ class DescribedBase(BaseModel):
                 f"no model can be described from the config of {options.model!r}: {error}",
                 hint="load it once, then the dry run measures it",
             ) from error
-        self.model = model.to(DTYPES[options.dtype]).requires_grad_(False)
-        config = self.model.config.get_text_config()  # the class fills in what a file leaves out
+        self._model, self.number = model.to(DTYPES[options.dtype]).requires_grad_(False), 0
+        config = model.config.get_text_config()  # the class fills in what a file leaves out
         self.tokenizer, self.config, self.scales = None, config, {}
         self.scale_logits = LogitScale.of(config)
         vocab_size, hidden_size = model.get_output_embeddings().weight.shape

@@ -190,7 +190,7 @@ def base_loss(
     others as one (arXiv 2401.10774, §2.3.2). `original` holds [P, S] here. roots_P: -1 for none.
     """
     roots_P = roots_P.to(hidden_PD.device, torch.int64)
-    embedding = base.output_embedding
+    embedding = base.own_output
     weights = [weight for weight in embedding.parameters(recurse=False) if weight.requires_grad]
     dtype = torch.promote_types(hidden_PD.dtype, torch.float32)
     known_P = (roots_P >= 0).to(dtype)

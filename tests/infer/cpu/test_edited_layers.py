@@ -12,9 +12,17 @@ from torch import nn
 from medusa_kit.base.model import wrap_model
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.linear import install_native_linears
-from medusa_kit.infer.cpu.mkl_linear import forget_packs
+from medusa_kit.infer.cpu.mkl_linear import forget_packs, using_packs
 
 pytestmark = pytest.mark.skipif(kernels.load_library() is None, reason="no compiler")
+
+
+@pytest.fixture(autouse=True)
+def in_use():
+    """Layers are called as steps call them."""
+    with using_packs():
+        yield
+
 
 WRITES = {
     "in place": lambda layer, part: getattr(layer, part).mul_(-1.5),

@@ -1,6 +1,7 @@
 """Packed linear layers give plain products, for packed row counts and for all others."""
 
 import copy
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,9 +15,17 @@ from medusa_kit.infer.cpu.mkl_linear import (
     forget_packs,
     install_packed_linears,
     pack_for_rows,
+    using_packs,
 )
 
 needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch without MKL")
+
+
+@pytest.fixture(autouse=True)
+def in_use() -> Iterator[None]:
+    """Layers are called as steps call them."""
+    with using_packs():
+        yield
 
 
 def small_model(dtype: torch.dtype = torch.float32) -> nn.Sequential:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from medusa_kit.infer.decode.prefix_cache import model_state
+from medusa_kit.base import model_state
 from support.cuda_stand_in import graph, operations, pinned, random_numbers, runtime
 from support.cuda_stand_in.state import DEVICE, Device, is_ours, set_device
 from support.cuda_stand_in.tensor import DeviceTensor, DispatchMode, moved

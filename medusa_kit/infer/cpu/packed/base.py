@@ -1,7 +1,8 @@
 """A light base model: C++ computes all that decoding needs, from packed weights that are mapped.
 
 There are no torch modules, and no code of models is imported. Whatever asks for `model` gets
-transformers' own, which is loaded then and says so.
+transformers' own, which is loaded then and says so. If that is changed, the base is an ordinary one
+from the next answer on.
 
 Shapes: B rows, T tokens, D hidden, V vocabulary, X any leading shape, R rows of an embedding,
 E size of an embedding.
@@ -31,6 +32,8 @@ from medusa_kit.base.layerwise import LayerwiseModel, layerwise_model
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.model import CHECKPOINT, BaseModel, BaseModelInfo
+from medusa_kit.base.model_state import ATTRIBUTE as WATCH
+from medusa_kit.base.model_state import ModelWatch
 from medusa_kit.base.placement import pick_device, requested_dtype
 from medusa_kit.base.quantization import raw_bytes
 from medusa_kit.base.remembered.checks import SOURCES
@@ -60,12 +63,12 @@ class PackedBase(BaseModel):
         self.packed, self.tokenizer, self.config, self.info = packed, tokenizer, config, info
         self.scale_logits = LogitScale.of(config)
         self.checks_are_remembered, self.check = True, check
-        self.scales = {}
+        self.scales, self.number = {}, 0
         self._generation_config, self._model = generation_config, None
         look_at_tokenizer(self)
 
     @property
-    def model(self) -> Any:
+    def own_model(self) -> Any:
         with lock_of(self):
             if self._model is None:
                 info = self.info
@@ -78,11 +81,21 @@ class PackedBase(BaseModel):
                     info.name, dtype=info.dtype, device="cpu", revision=info.revision
                 )
                 _check_same(base.info, info)
-                model = with_weights(base, info.weights).model
+                model = with_weights(base, info.weights).own_model
                 setattr(model, LOCK, lock_of(self))
                 model.generation_config = self._generation_config
+                setattr(model, WATCH, ModelWatch())  # so far nobody has seen it
                 self._model, self.scales = model, base.scales
             return self._model
+
+    def changes(self) -> int:
+        """0 as long as nobody has asked for `model`."""
+        return 0 if self._model is None else super().changes()
+
+    def _look_again(self) -> None:
+        """A base that has changed is packed no longer."""
+        self.__class__ = BaseModel  # type: ignore[assignment]
+        self._look_again()
 
     @property
     def is_loaded(self) -> bool:
@@ -98,7 +111,7 @@ class PackedBase(BaseModel):
         return torch.float32
 
     @property
-    def output_embedding(self) -> Any:
+    def own_output(self) -> Any:
         return self._output if self._model is None else self._model.get_output_embeddings()
 
     @cached_property
@@ -115,8 +128,8 @@ class PackedBase(BaseModel):
     def output_rows(self, ids_R: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         return self.packed.output_rows(ids_R)
 
-    def modules(self) -> Iterable[Any]:
-        return () if self._model is None else self._model.modules()
+    def own_modules(self) -> Iterable[Any]:
+        return () if self._model is None else super().own_modules()
 
     @property
     def num_bytes(self) -> int:
@@ -129,9 +142,6 @@ class PackedBase(BaseModel):
             digest.update(name.encode())
             digest.update(raw_bytes(matrix.data))
         return digest.hexdigest()
-
-    def weights_version(self) -> int:
-        return 0
 
     @property
     def generation_config(self) -> Any:
@@ -186,7 +196,7 @@ class PackedBase(BaseModel):
     def hidden_and_logits(
         self, input_ids_BT: Tensor, keep_M: Tensor | None = None, **arguments: Any
     ) -> tuple[Tensor, Tensor]:
-        _ = self.model  # so that the output embedding is its own
+        _ = self.own_model  # so that the output embedding is its own
         return super().hidden_and_logits(input_ids_BT, keep_M, **arguments)
 
     @cached_property

@@ -1,0 +1,181 @@
+"""Whether a model is what it was before, so that what was made of it still holds.
+
+Packed weights, captured forwards, keys and values of prefixes: all of them are copies of what a
+model is or has computed, and a model that somebody can reach may become another one. Weights are
+written to or replaced, a hook is added, a module exchanged. So what decodes looks at the model
+before each answer, and after it (infer/renewal.py).
+
+Versions and addresses of tensors show most changes, but not writes through `.data` (peft merges so)
+or numpy views. So the numbers themselves are read, of a model that was handed out: one that only
+the kit has seen is not written to.
+"""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medusa_kit.base.fingerprint import contents_digest, version_of
+from medusa_kit.base.hooks import foreign_hooks
+from medusa_kit.locks import lock_of
+
+ATTRIBUTE = "medusa_kit_watch"
+PLAIN_CODE = ("torch", "transformers", "medusa_kit")  # what these modules do follows from the below
+PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
+SETTING = (int, float, str, type(None))
+STANDS_FOR = "stands_for"  # of a class of ours: the class whose place its modules have taken
+# Rotary embeddings that write to their own tables as texts grow.
+CHANGING_ROTARY = ("dynamic", "longrope")
+# What a call sets for a while, and two ways to write one thing.
+CALLS_SET = ("attn_implementation", "dtype")
+
+
+class ModelState:
+    """Modules by identity, without keeping them alive, with their settings and functions; versions,
+    places and shapes of every tensor. `contents`: their numbers too. No reference to a tensor is
+    kept, not even a weak one: torch exchanges none that has one (`model.to`).
+
+    Tables that the model itself writes to are apart (`moving`): they are compared where prefixes
+    are reused, and are no change. `is_plain`: whether what the model computes follows from all
+    this; a hook or an adapter may act in ways that leave no mark.
+    """
+
+    def __init__(self, model: Any, contents: bool) -> None:
+        modules = list(model.modules())
+        moving = [module for module in modules if _writes_to_itself(module)]
+        tensors, tables = _tensors_of(modules, moving), _tables(moving)
+        hooks = foreign_hooks(model)
+        self._modules = [weakref.ref(module) for module in modules]
+        self._facts = (
+            [(*_code(module), _settings(module, moving)) for module in modules],
+            [(id(tensor), *_place(tensor)) for tensor in tensors],
+            hooks,
+            _without(model.config.to_dict()),
+            contents_digest(tensors) if contents else None,
+        )
+        self.moving = (
+            [_plain_values(module) for module in moving],
+            [(id(table), *_place(table)) for table in tables],
+            contents_digest(tables),
+        )
+        self.is_plain = not hooks and _is_plain(model, modules, tensors)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ModelState) or len(self._modules) != len(other._modules):
+            return False
+        pairs = zip(self._modules, other._modules, strict=True)
+        same = all(one() is not None and one() is another() for one, another in pairs)
+        return same and self._facts == other._facts
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class ModelWatch:
+    """Counts how often one model was found to be another than at the last look. It is the model's,
+    so that all who wrap that model see one count."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.is_handed_out = False  # whether code that is not the kit's may write to it
+        self.state: ModelState | None = None
+
+    def look(self, model: Any) -> int:
+        """The count now."""
+        with lock_of(model):  # during a forward its hooks and windows are other ones
+            state = ModelState(model, self.is_handed_out)
+            if self.state is not None and self.state != state:
+                self.number += 1
+            self.state = state
+            return self.number
+
+    def hand_out(self, model: Any) -> None:
+        """Note its numbers before anybody can change them."""
+        if self.is_handed_out:
+            return
+        with lock_of(model):
+            self.look(model)
+            self.is_handed_out = True
+            self.state = ModelState(model, True)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy of the model is another model
+        return ModelWatch, ()
+
+
+def watch_of(model: Any) -> ModelWatch:
+    watch: ModelWatch = vars(model).setdefault(ATTRIBUTE, ModelWatch())
+    return watch
+
+
+def _writes_to_itself(module: nn.Module) -> bool:
+    kinds = vars(module).get("rope_type")
+    listed = list(kinds.values()) if isinstance(kinds, dict) else [kinds]
+    return any(kind in CHANGING_ROTARY for kind in listed)
+
+
+def is_of_plain_code(module: nn.Module) -> bool:
+    return type(module).__module__.split(".")[0] in PLAIN_CODE
+
+
+def _code(module: nn.Module) -> tuple[Any, ...]:
+    """What runs when the module is called."""
+    kind = getattr(type(module), STANDS_FOR, type(module))
+    return kind, kind.forward, vars(module).get("forward")
+
+
+def _settings(module: nn.Module, moving: list[nn.Module]) -> dict[str, Any]:
+    """Modules of other code may note there what a forward has set up."""
+    if module in moving or not is_of_plain_code(module):
+        return {}
+    return _plain_values(module)
+
+
+def _plain_values(module: nn.Module) -> dict[str, Any]:
+    """Plain values among its attributes, such as `training` or an epsilon; in those named `_…`
+    transformers notes what calls have set up."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, SETTING) and not name.startswith("_")
+    }
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    return (version_of(tensor), tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape)
+
+
+def _tensors_of(modules: list[nn.Module], moving: list[nn.Module]) -> list[Tensor]:
+    """Parameters, and where a module does not write to them itself its buffers and other tensors,
+    each once."""
+    tensors = list[Tensor]()
+    for module in modules:
+        tensors += _there(module._parameters)
+        if module not in moving and is_of_plain_code(module):
+            tensors += _tables([module])
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _tables(modules: list[nn.Module]) -> list[Tensor]:
+    return [one for m in modules for one in (*_there(m._buffers), *_there(vars(m)))]
+
+
+def _there(named: dict[str, Any]) -> list[Tensor]:
+    return [value for value in named.values() if isinstance(value, Tensor)]
+
+
+def _is_plain(model: Any, modules: list[nn.Module], tensors: list[Tensor]) -> bool:
+    if getattr(model, "_hf_peft_config_loaded", False):
+        return False
+    for module in modules:
+        if "forward" in vars(module) or not is_of_plain_code(module):
+            return False
+    return all(type(tensor) in PLAIN_TENSORS and not tensor.is_inference() for tensor in tensors)
+
+
+def _without(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a model's config that say what it computes."""
+    return {
+        key: _without(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if not any(name in str(key) for name in CALLS_SET)
+    }
