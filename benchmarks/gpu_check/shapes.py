@@ -35,9 +35,8 @@ def base_of_shape(shape: dict[str, Any], dtype: torch.dtype = torch.bfloat16) ->
     small = {**shape, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
              "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 64}  # fmt: skip
     base = wrap_model(_llama(small, dtype, torch.device("cpu")), None, "shapes only")
-    base.model = _llama(shape, dtype, META)
-    base.model.requires_grad_(False)
-    base.config = base.model.config
+    base._model = _llama(shape, dtype, META).requires_grad_(False)
+    base.config = base.own_model.config
     base.info = replace(
         base.info,
         hidden_size=shape["hidden_size"],

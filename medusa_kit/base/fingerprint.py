@@ -139,6 +139,9 @@ def contents_digest(tensors: Iterable[Tensor]) -> str:
     On a device their bits are added up there, by rows and by columns; what leaves all of these sums
     as they were is no change that anybody makes.
     """
+    tensors = list(tensors)
+    if not tensors:
+        return ""
     digest, sums = _xxh3_128(), dict[Any, list[Tensor]]()
     for tensor in tensors:
         for part in stored_parts(tensor.detach()):

@@ -171,7 +171,7 @@ class BaseModel:
         model = self.own_model
         number = watch_of(model).look(model)
         if number != self.number:
-            with lock_of(model):
+            with lock_of(model), torch.no_grad():
                 self._look_again()
                 self.number = number
         return number

@@ -62,7 +62,7 @@ class Oracle:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             start = time.perf_counter()
-            out_BT = self.base.model.generate(
+            out_BT = self.base.own_model.generate(
                 ids_BT,
                 attention_mask=mask_BT,
                 max_new_tokens=min(max_new_tokens, room),
@@ -96,7 +96,7 @@ class Oracle:
     def logits(self, ids: Sequence[int]) -> Tensor:
         """logits_V after the last token, by one plain forward."""
         ids_1T = torch.tensor([list(ids)], device=self.base.device)
-        return self.base.model(ids_1T, use_cache=False).logits[0, -1]
+        return self.base.own_model(ids_1T, use_cache=False).logits[0, -1]
 
 
 def _sampling(temperature: float) -> dict[str, Any]:

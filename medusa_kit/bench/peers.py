@@ -143,7 +143,7 @@ def compiled(case: PeerCase) -> Method:
     """torch.compile over a static cache, which transformers uses on a GPU by default."""
     from transformers import CompileConfig
 
-    model = case.oracle.base.model
+    model = case.oracle.base.own_model
     config = CompileConfig(backend=COMPILE_BACKEND)
     config._compile_all_devices = True  # on a CPU too, where it is off by default
     options = {"cache_implementation": "static", "compile_config": config}
@@ -212,7 +212,7 @@ def _flashspec_engine(case: PeerCase) -> Any:
         sampling=package.SamplingConfig(temperature=temperature, seed=case.sampling.seed),
         **strategy,
     )
-    target = TargetModel(base.info.name, *place, model=base.model)
+    target = TargetModel(base.info.name, *place, model=base.own_model)
     return package.SpeculativeEngine(config, [drafter], target)
 
 

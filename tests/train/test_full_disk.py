@@ -154,7 +154,7 @@ def test_a_merged_model_that_does_not_fit_is_written_later(recipe_of, monkeypatc
 
     def merge_in_memory(source, **options):
         other = make_base()
-        other.model = adapters.merge_into(other.model, pathlib.Path(source))
+        other._model = adapters.merge_into(other.own_model, pathlib.Path(source))
         return other
 
     monkeypatch.setattr(result, "load_base_model", merge_in_memory)
