@@ -47,12 +47,14 @@ class ModelState:
         tensors, tables = _tensors_of(modules, moving), _tables(moving)
         hooks = foreign_hooks(model)
         self._modules = [weakref.ref(module) for module in modules]
+        # Weights of a quantiser's own class are its library's to change, and nothing copies them.
+        plain = [tensor for tensor in tensors if type(tensor) in PLAIN_TENSORS]
         self._facts = (
             [(*_code(module), _settings(module, moving)) for module in modules],
-            [(id(tensor), *_place(tensor)) for tensor in tensors],
+            [(id(tensor), *_place(tensor)) for tensor in plain],
             hooks,
             _without(model.config.to_dict()),
-            contents_digest(tensors) if contents else None,
+            contents_digest(plain) if contents else None,
         )
         self.moving = (
             [_plain_values(module) for module in moving],
