@@ -573,3 +573,17 @@ def test_files_of_earlier_versions_are_adopted_and_removed_by_the_same_rule(cach
     assert older.made == 0
     of_contents(cache, "newer")()
     assert not older.path.parent.exists()
+
+
+def test_a_link_in_a_circle_is_made_again(tmp_path: Path) -> None:
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "config.json").write_text(WHOLE)
+
+    folder, origin = tmp_path / "made", Origin(tmp_path, ["1"])
+    make_folder_once(folder, "making", make, origin)
+    for target in ("config.json", "nowhere"):
+        (folder / "config.json").unlink()
+        (folder / "config.json").symlink_to(target)
+        make_folder_once(folder, "making", make, origin)
+        assert (folder / "config.json").read_text() == WHOLE

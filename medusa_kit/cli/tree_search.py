@@ -131,23 +131,21 @@ def _output_folder(output: Path | None, engine: Any) -> Iterator[Path]:
 
     from medusa_kit.store.beside import results_of
 
-    if output is not None:
-        yield output
-        return
-    if engine.heads_source is None:
+    heads = engine.heads_source
+    if output is None and heads is None:
         raise UsageError("these heads lie in no folder", hint="name one with --output")
     with contextlib.ExitStack() as stack:
         try:
-            folder = stack.enter_context(results_of(Path(engine.heads_source)))
+            folder = stack.enter_context(results_of(Path(heads or ""), output))
         except Timeout as error:
             raise ConfigError(
-                f"another process is finding a tree for the heads in {engine.heads_source}",
-                hint="wait for it, or name a folder with --output",
+                f"another process is finding a tree for the heads in {output or heads}",
+                hint="wait for it, or name another folder with --output",
             ) from error
         except OSError as error:
             raise WriteError(
-                f"no results can be written for the heads in {engine.heads_source}: {error}",
-                hint="name a folder with --output",
+                f"no results can be written for the heads in {output or heads}: {error}",
+                hint="name another folder with --output",
             ) from error
         yield folder
 

@@ -40,9 +40,9 @@ class UploadFile:
 def upload_files(measured: Measured, options: CardOptions) -> list[UploadFile]:
     """Every file to upload, the card first."""
     files = [UploadFile(WEIGHTS_NAME, measured.folder / WEIGHTS_NAME), *_reports(measured)]
-    pictures = [name for name in _pictures(measured) if (measured.folder / name).is_file()]
-    files += [UploadFile(name, measured.folder / name) for name in pictures]
-    card = render_card(measured, replace(options, pictures=pictures))
+    pictures = {path.name: path for path in _pictures(measured) if path.is_file()}
+    files += [UploadFile(name, path) for name, path in pictures.items()]
+    card = render_card(measured, replace(options, pictures=list(pictures)))
     config = {"format": FORMAT, **redact_paths(measured.config.as_dict())}
     return [
         UploadFile(CARD_NAME, card.encode()),
@@ -51,15 +51,16 @@ def upload_files(measured: Measured, options: CardOptions) -> list[UploadFile]:
     ]
 
 
-def _pictures(measured: Measured) -> Iterator[str]:
-    """Pictures of the figures on the card, without those that show a local path."""
+def _pictures(measured: Measured) -> Iterator[Path]:
+    """Pictures of the figures on the card, each beside its figures, without those that show a local
+    path."""
     if measured.plan is not None:
-        yield TREE_PICTURE
+        yield found_beside(measured.folder, TREE_NAME).with_name(TREE_PICTURE)
     if (measured.folder / BENCH_NAME).is_file():
         report = measured.benches[0]
         drawn = [report.about.base.get("name"), *(result.name for result in report.results)]
         if redact_paths(drawn) == drawn:
-            yield BENCH_PICTURE
+            yield measured.folder / BENCH_PICTURE
 
 
 def left_out(measured: Measured, files: Sequence[UploadFile]) -> list[str]:

@@ -8,6 +8,7 @@ the heads, so that all who load the same heads find it, and those of another rel
 import contextlib
 import glob
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -51,29 +52,37 @@ def found_beside(heads: Path, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def results_of(heads: Path) -> Iterator[Path]:
-    """The folder for what is found for heads, made if missing, for the time of the search: what is
-    in the cache folder is not cleared meanwhile. Raises OSError where it cannot be written, Timeout
-    where another process is at it."""
-    folder = results_folder(heads)
-    if folder == heads:
-        yield folder
-        return
-    console.note(f"{heads} is no place to write to: what is found for these heads goes to {folder}")
+def results_of(heads: Path, output: Path | None = None) -> Iterator[Path]:
+    """The folder for what one search finds for heads, or `output`, made if missing: what is in the
+    cache folder is not cleared meanwhile. Raises OSError where it cannot be written, Timeout where
+    another search is at it: each would take the other's answers away."""
+    folder = output or results_folder(heads)
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / ORIGIN, json.dumps({"place": place_of(Path(heads).resolve())}))
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    lock, stays = FileLock(folder / f"{GATHERED}.lock"), False
+    if output is None and folder != heads:
+        console.note(
+            f"{heads} is no place to write to: what is found for these heads goes to {folder}"
+        )
+        write_text(folder / ORIGIN, json.dumps({"place": place_of(Path(heads).resolve())}))
+        # Clearing asks for this one, and removes it.
+        lock, stays = FileLock(folder.with_name(f".{folder.name}.lock")), True
     with contextlib.suppress(NotImplementedError):  # file systems without locks
         lock.acquire(timeout=0)
     try:
         yield folder
     finally:
+        with contextlib.suppress(OSError):  # Windows keeps a file that is open
+            if lock.is_locked and not stays:
+                Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
 
 
 def _is_the_users(heads: Path) -> bool:
     parts = Path(heads).resolve().parts
-    snapshot = "snapshots" in parts and parts[parts.index("snapshots") - 1].startswith("models--")
+    snapshot = any(
+        name == "snapshots" and before.startswith("models--")
+        for before, name in itertools.pairwise(parts)
+    )
     makers = any(parts[i : i + len(MAKERS)] == MAKERS for i in range(len(parts)))
     if snapshot or makers or {*PACKAGES} & {*parts}:
         return False

@@ -39,7 +39,10 @@ KERNELS_FILES = re.compile(r"medusa_kit_.*\.so|sha256|build\.ninja|\.ninja_.*|.*
 MODEL_FILES = re.compile(r".*\.gguf|LICEN[CS]E.*|NOTICE.*|README.*")
 FOUND_FILES = re.compile(
     r"tree\.(json|png)|statistics\.npz|calibration_answers\.jsonl.*|made_from\.json|\.calibration"
+    r"|\.(.+\.)?[0-9a-f]{8}\.tmp"
 )
+# Folders in it, of a search that goes on or was killed while it wrote its results.
+UNFINISHED = re.compile(rf"{re.escape(GATHERED)}|\.[0-9a-f]{{8}}\.tmp")
 GGUF_FILES = re.compile(
     r"made_from\.json|sha256|.*config\.json|.*\.safetensors|.*\.index\.json|.*\.cache|.*\.jinja"
     r"|tokenizer\.(json|model)|vocab\.(json|txt)|merges\.txt|.*_(tokens|tokens_map)\.json"
@@ -129,7 +132,8 @@ def _holds_only(folder: Path, names: re.Pattern[str]) -> bool:
     if folder.is_symlink() or not folder.is_dir():
         return False
     inside = list(folder.iterdir())
-    regular = all(stat.S_ISREG(path.lstat().st_mode) or path.name == GATHERED for path in inside)
+    regular = all(stat.S_ISREG(path.lstat().st_mode) or UNFINISHED.fullmatch(path.name)
+                  for path in inside)  # fmt: skip
     return bool(inside) and regular and all(names.fullmatch(path.name) for path in inside)
 
 

@@ -137,7 +137,7 @@ def content_digest(path: Path) -> str:
     it. Times are coarse, so a file that was written just now may change without a new time.
     """
     about = path if path.suffix == ".gguf" else path.parent  # the model, not one of its files
-    path = path.resolve()
+    path = Path(os.path.realpath(path))  # links in a circle are an OSError where they are read
     stamp = _stamp(path)
     if (known := _digests.get(tuple(stamp.values()))) is not None:
         return known
@@ -158,7 +158,7 @@ def _new_digest(path: Path, stamp: dict[str, Any], record: Record) -> str:
 def settled_stamp(path: Path) -> tuple[Any, ...] | None:
     """A tuple that changes with a file's contents; None for one that was written just now. Raises
     OSError."""
-    stamp = _stamp(path.resolve())
+    stamp = _stamp(Path(os.path.realpath(path)))
     return tuple(stamp.values()) if _is_settled(stamp, time.time_ns()) else None
 
 

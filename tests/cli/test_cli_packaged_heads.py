@@ -16,6 +16,8 @@ import medusa_kit
 from medusa_kit.engine import load as loading
 from medusa_kit.engine.before_loading import read_tree
 from medusa_kit.engine.heads_folder import HeadsFolder
+from medusa_kit.hub.card import CardOptions
+from medusa_kit.hub.folder import upload_files
 from medusa_kit.hub.measured import read_measured
 from medusa_kit.store.beside import found_beside, results_folder
 
@@ -23,6 +25,7 @@ Run = Callable[..., tuple[int, str, str]]
 PLACES = (
     "site-packages/heads", "medusa_kit/assets/heads/tiny",
     "hub/models--org--heads/snapshots/0123abc",
+    "snapshots/hub/models--org--heads/snapshots/0123abc",
 )  # fmt: skip
 SEARCH = ("tree-search", *MODEL, "--sizes", "1,3", "--nodes", "3", "--no-dynamic")
 
@@ -147,6 +150,32 @@ def test_a_second_search_is_refused_and_clearing_waits(
         assert (code, "another process is finding a tree" in err) == (2, True)
         assert run("cache", "--clear", "heads")[0] == 1
     assert tree.is_file()
+
+
+def test_what_a_killed_search_left_is_cleared(
+    run: Run, heads: Path, tmp_path: Path, cache: Path
+) -> None:
+    folder = give_tree(heads).parent
+    (folder / ".0123abcd.tmp").mkdir()
+    (folder / ".0123abcd.tmp" / "tree.json").write_text("{}")
+    (folder / ".tree.json.0123abcd.tmp").write_text("{")
+    assert run("cache", "--clear", "heads")[0] == 0
+    assert not folder.exists()
+
+
+def test_the_picture_that_is_uploaded_is_that_of_the_tree(heads: Path, cache: Path) -> None:
+    (heads / "tree.png").write_bytes(b"of the tree that came with the heads")
+    tree = give_tree(heads)
+    options = CardOptions(repository="org/heads")
+
+    def pictures() -> list[object]:
+        files = upload_files(read_measured(heads), options)
+        return [file.content for file in files if file.name == "tree.png"]
+
+    (heads / "statistics.npz").unlink()
+    assert pictures() == []
+    (tree.parent / "tree.png").write_bytes(b"of this one")
+    assert pictures() == [tree.parent / "tree.png"]
 
 
 def test_a_cache_that_cannot_be_written_is_told_before_the_search(

@@ -9,6 +9,7 @@ import pytest
 from support.debug_model import MODEL
 
 from medusa_kit.base.loading import load_tokenizer
+from medusa_kit.cli.tree_search import _statistics as take_statistics
 from medusa_kit.errors import WriteError
 from medusa_kit.tree.statistics import RankStatistics
 
@@ -72,6 +73,28 @@ def test_a_search_that_fails_leaves_what_was_there(
     assert files(heads) == before
     assert run(*search, written(tmp_path, "more"), "-n", "5")[0] == 0  # other settings than those
     assert all("more" in text for text in asked(heads))
+
+
+@pytest.mark.parametrize("output", [False, True])
+def test_a_second_search_in_a_folder_is_refused(
+    run: Run, heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: bool
+) -> None:
+    folder, seconds = (tmp_path / "out") if output else heads, []
+    to = ["--output", folder] if output else []
+    search = ["tree-search", *OPTIONS, "--heads", heads, *to, "--prompts"]
+
+    def search_meanwhile(*arguments: object) -> RankStatistics:
+        if not seconds:
+            seconds.append(None)
+            seconds[0] = run(*search, written(tmp_path, "bb"))
+        return take_statistics(*arguments)
+
+    monkeypatch.setattr("medusa_kit.cli.tree_search._statistics", search_meanwhile)
+    assert run(*search, written(tmp_path, "aa"))[0] == 0
+    code, _, err = seconds[0]
+    assert (code, f"the heads in {folder}" in err.replace("\n", " ")) == (2, True)
+    assert all("aa" in text for text in asked(folder))
+    assert not list(folder.glob(".*"))
 
 
 def test_answers_that_are_there_are_not_asked_again(run: Run, heads: Path, tmp_path: Path) -> None:
