@@ -25,7 +25,7 @@ from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.model_state import watch_of
 from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
 from medusa_kit.base.remembered.checks import SOURCES, record_of_check
-from medusa_kit.base.remembered.described import settings_of
+from medusa_kit.base.remembered.described import computed_by, settings_of
 from medusa_kit.base.tokenizer.check import look_at_tokenizer
 from medusa_kit.base.tokenizer.encoding_digest import encoding_digest
 from medusa_kit.errors import IncompatibleBaseError
@@ -312,6 +312,11 @@ class BaseModel:
             digest.update(name.encode())
             digest.update(raw_bytes(tensor))
         return digest.hexdigest()
+
+    @property
+    def computation(self) -> dict[str, Any]:
+        """What its config says of how it computes: the fingerprint does not cover that."""
+        return computed_by(self.config)
 
     def _known_code(self, source: str) -> bool:
         """Whether weights and versions say all of what the model computes."""

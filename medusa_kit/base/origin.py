@@ -4,6 +4,7 @@ A file carries them among what it says of itself (the header of tree.json and st
 settings beside answers and hidden states, the reports of bench and verify, a run's record):
 
 base_fingerprint   the base model (fingerprint.py)
+base_config        what the base's config says of how it computes, which is not in its weights
 encoding           how text becomes tokens (tokenizer/encoding_digest.py)
 heads              the heads' weights and config (heads/digest.py)
 statistics, tree   the file that it goes with
@@ -26,11 +27,13 @@ from medusa_kit.base.tokenizer.encoding_digest import ENCODING, Encodings
 from medusa_kit.base.tokenizer.encoding_digest import compare as compare_encodings
 from medusa_kit.errors import ConfigError, MedusaKitError
 
+CONFIG = "base_config"
 BASE, HEADS, STATISTICS, TREE = "base_fingerprint", "heads", "statistics", "tree"
 ANSWERS, PROMPTS, BASE_DTYPE = "answers", "prompts_digest", "base_dtype"
 # In words: where it differs, and where it is not known.
 WORDS = {
     BASE: ("another base model", "which base model"),
+    CONFIG: ("another config of the base", "which config of the base"),
     ENCODING: ("another encoding of text", "which encoding of text"),
     HEADS: ("other heads", "which heads"),
     STATISTICS: ("other statistics", "which statistics"),
@@ -61,6 +64,7 @@ class Comparison:
 
 def compare(then: Mapping[str, Any], now: Mapping[str, Any]) -> Comparison:
     """What a file was made from, against what there is now; what is None now is not compared."""
+    then, now = _of_config(then, now)
     known = {name: value for name, value in now.items() if value is not None}
     said = {name: then[name] for name in known if then.get(name) is not None}
     other = {
@@ -69,6 +73,20 @@ def compare(then: Mapping[str, Any], now: Mapping[str, Any]) -> Comparison:
         if value != known[name] and not ALIKE.get(name, lambda *_: False)(value, known[name])
     }
     return Comparison(other, [name for name in known if name not in said])
+
+
+def _of_config(
+    then: Mapping[str, Any], now: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Of configs only what differs: versions of transformers write down more of it, or less."""
+    if not (isinstance(then.get(CONFIG), Mapping) and isinstance(now.get(CONFIG), Mapping)):
+        return then, now
+    first, second = then[CONFIG], now[CONFIG]
+    other = [name for name in first.keys() & second.keys() if first[name] != second[name]]
+    return (
+        {**then, CONFIG: {name: first[name] for name in sorted(other)}},
+        {**now, CONFIG: {name: second[name] for name in sorted(other)}},
+    )
 
 
 def check_origin(

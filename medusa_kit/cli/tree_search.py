@@ -245,17 +245,18 @@ def _gathered(engine: Any, folder: Path, max_new_tokens: int) -> Path:
     from medusa_kit.store.beside import GATHERED
     from medusa_kit.tuning.results import ANSWERS_NAME
 
-    settings = digest_of([engine.base.info.fingerprint, max_new_tokens])[:8]
+    base = engine.base
+    settings = digest_of([base.info.fingerprint, base.computation, max_new_tokens])[:8]
     return folder / GATHERED / settings / ANSWERS_NAME
 
 
 def _check_answers(answers: Path, base: Any) -> None:
     """Raises ConfigError for answers of another base, or to prompts that were encoded otherwise."""
-    from medusa_kit.base.origin import BASE, check_origin
+    from medusa_kit.base.origin import BASE, CONFIG, check_origin
     from medusa_kit.base.tokenizer.encoding_digest import ENCODING
     from medusa_kit.data.answer_settings import read_settings
 
-    now = {BASE: base.info.fingerprint, ENCODING: base.encoding}
+    now = {BASE: base.info.fingerprint, CONFIG: base.computation, ENCODING: base.encoding}
     hint = "give prompts with --prompts, and the model answers them"
     check_origin(answers, read_settings(answers) or {}, now, hint)
 

@@ -21,6 +21,8 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
+from medusa_kit.base.origin import CONFIG, tell_unknown
+from medusa_kit.base.origin import compare as compare_origins
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING
 from medusa_kit.data.answer_settings import (
     BASE_FINGERPRINT,
@@ -245,6 +247,8 @@ class AnswerFile:
             )
         if _is_older(settings, stored):
             console.note(f"{self._meta}: {OLD_NOTE}")
+        if CONFIG in settings and CONFIG not in stored:
+            tell_unknown(self._meta, [CONFIG])
         return stored
 
     def _read(self, path: Path, remember: Callable[[dict[str, Any]], None]) -> None:
@@ -257,10 +261,11 @@ class AnswerFile:
 
 
 def _differing(now: dict[str, Any], then: dict[str, Any]) -> list[str]:
-    """Each setting that is another, but how text is encoded."""
-    return [
+    """Each setting that is another, but how text is encoded. Earlier versions wrote no config."""
+    config = compare_origins({CONFIG: then.get(CONFIG)}, {CONFIG: now.get(CONFIG)})
+    return [f"{CONFIG}: {here!r} ≠ {there!r}" for there, here in config.other.values()] + [
         f"{key}: {now.get(key)!r} ≠ {then.get(key)!r}"
-        for key in sorted({*now, *then} - {ENCODING})
+        for key in sorted({*now, *then} - {ENCODING, CONFIG})
         if now.get(key) != then.get(key) and not (key == BASE_FINGERPRINT and _is_older(now, then))
     ]
 

@@ -274,6 +274,23 @@ def test_another_base_is_refused(base: BaseModel, tmp_path: Path) -> None:
         generate_answers(other, prompts(1), out, max_new_tokens=TOKENS)
 
 
+def test_a_base_with_another_config_is_refused(
+    base: BaseModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its weights are the same. Versions before wrote nothing of the config."""
+    out, meta = tmp_path / "answers.jsonl", tmp_path / "answers.jsonl.meta.json"
+    generate_answers(base, prompts(1), out, max_new_tokens=TOKENS)
+    base.config.rms_norm_eps *= 2
+    with pytest.raises(ConfigError, match=r"base_config: {'rms_norm_eps': ") as caught:
+        generate_answers(base, prompts(1), out, max_new_tokens=TOKENS)
+    assert ";" not in caught.value.message
+    settings = json.loads(meta.read_text())
+    del settings["base_config"]
+    meta.write_text(json.dumps(settings))
+    assert generate_answers(base, prompts(1), out, max_new_tokens=TOKENS).already_there == 1
+    assert "which config of the base" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_base_with_another_mlp_is_refused(
     base: BaseModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,8 @@ CONFIGS = ("config*.json",)
 # What of a config changes with how it is read, and not with what it says.
 CHANGING = ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype",
             "_attn_implementation", "use_cache")  # fmt: skip
+# Of a config: of training alone, and the mark of Medusa-2, which fingerprints have.
+ELSEWHERE = ("initializer_range", "attention_dropout", "medusa_kit_variant")
 LEGACY = ("added_tokens.json", "special_tokens_map.json")
 TOKENIZERS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 
@@ -54,6 +56,17 @@ def own_config(config: Any) -> Any:
 def settings_of(config: Any) -> Any:
     """The settings of the model in a config, however the config was read."""
     return _without(json.loads(json.dumps(config.to_dict(), sort_keys=True, default=str)))
+
+
+def computed_by(config: Any) -> dict[str, Any]:
+    """What a config says of how its model computes, rotary embeddings and windows for example: all
+    that is neither in the weights nor in how text is encoded."""
+    settings = settings_of(config)
+    return {
+        name: value
+        for name, value in settings.items()
+        if not name.startswith("_") and not name.endswith("_token_id") and name not in ELSEWHERE
+    }
 
 
 def _without(value: Any) -> Any:

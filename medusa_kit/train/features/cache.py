@@ -29,7 +29,8 @@ from torch import Tensor
 from medusa_kit import console
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import BaseModel
-from medusa_kit.base.origin import BASE_DTYPE, tell_unknown
+from medusa_kit.base.origin import BASE_DTYPE, CONFIG, tell_unknown
+from medusa_kit.base.origin import compare as compare_origins
 from medusa_kit.base.placement import DTYPES
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING
 from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
@@ -177,6 +178,7 @@ def _identity(base: BaseModel, recipe: TrainRecipe, options: FeatureOptions) -> 
     vocabulary = json.dumps(sorted(tokenizer.items(), key=lambda pair: pair[1])).encode()
     return {
         FINGERPRINT: base.info.fingerprint,
+        CONFIG: base.computation,
         ENCODING: base.encoding,
         "tokenizer": hashlib.sha256(vocabulary).hexdigest()[:16],
         "hidden_size": base.info.hidden_size,
@@ -196,9 +198,9 @@ def _open(folder: Path, identity: dict[str, Any]) -> None:
         return
     try:
         stored = {WHOLE_ROWS: False, RUNNERS_UP: False, **parse_json(path.read_text())}
-        if stored.get(BASE_DTYPE) is None:
-            tell_unknown(path, [BASE_DTYPE])
-            stored[BASE_DTYPE] = identity[BASE_DTYPE]
+        if unknown := [name for name in (BASE_DTYPE, CONFIG) if stored.get(name) is None]:
+            tell_unknown(path, unknown)
+            stored |= {name: identity[name] for name in unknown}
             write_json(path, stored)  # it is opened more than once in a run, and told of once
     except (ValueError, TypeError, OSError) as error:
         raise IncompatibleBaseError(
@@ -206,6 +208,9 @@ def _open(folder: Path, identity: dict[str, Any]) -> None:
         ) from error
     different = {key: f"{key} {value!r} ≠ {stored.get(key)!r}" for key, value in identity.items()
                  if stored.get(key) != value}  # fmt: skip
+    config = compare_origins({CONFIG: stored[CONFIG]}, {CONFIG: identity[CONFIG]}).other
+    different.pop(CONFIG, None)
+    different |= {key: f"{key} {here!r} ≠ {there!r}" for key, (there, here) in config.items()}
     outdated = _outdated(stored, identity)
     if different and different.keys() <= outdated.keys():
         why = " and ".join(outdated[key] for key in different)

@@ -10,6 +10,8 @@ from torch import Tensor
 from medusa_kit import console
 from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
 from medusa_kit.base.model import BaseModel
+from medusa_kit.base.origin import CONFIG, WORDS
+from medusa_kit.base.origin import compare as compare_origins
 from medusa_kit.base.quantization import raw_bytes
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING, Encodings
 from medusa_kit.base.tokenizer.encoding_digest import compare as compare_encodings
@@ -64,6 +66,7 @@ def identity_of(
     earlier = recipe.train.heads_from is not None
     return {
         "base": base.info.fingerprint,
+        CONFIG: base.computation,
         ENCODING: base.encoding,
         DATA: rows_digest(training),
         HELD_OUT: rows_digest(held_out),
@@ -99,6 +102,12 @@ def check(saved: Mapping[str, Any], now: Mapping[str, Any], recipe: TrainRecipe)
     """
     there = f"the checkpoint in {recipe.output_dir}"
     _check_base(saved["base"], now["base"], there)
+    config = compare_origins(saved, {CONFIG: now[CONFIG]})
+    if config.other:
+        raise ConfigError(
+            f"{there} was written with {config.in_words()}",
+            hint="put the config back, or add --fresh to start over",
+        )
     if compare_encodings(saved.get(ENCODING), now[ENCODING]) is Encodings.OTHER:
         raise ConfigError(
             f"{there} was written when text was encoded otherwise",
@@ -118,7 +127,9 @@ def check(saved: Mapping[str, Any], now: Mapping[str, Any], recipe: TrainRecipe)
             f"{now['processes']}",
             hint=f"use --nproc {saved['processes']}, or add --fresh to start over",
         )
-    if untold := [p.name for name, p in PARTS.items() if name not in saved and now[name]]:
+    untold = [WORDS[name][1] for name in config.unknown]
+    untold += [p.name for name, p in PARTS.items() if name not in saved and now[name]]
+    if untold:
         console.note(
             f"{there} is of an earlier version, which wrote down nothing of these, so that they "
             f"could not be compared: {', '.join(untold)}"
