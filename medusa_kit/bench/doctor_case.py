@@ -132,7 +132,7 @@ class Case:
         """A greedy answer, and how many tokens each step emitted; `stop`: end at a stop token."""
         assert self.engine is not None, "`lacks` is asked first"
         if drafter.num_nodes > 1:
-            pack_for_rows(self.base, drafter.num_nodes)  # as the engine does
+            pack_for_rows(self.base.own_modules(), drafter.num_nodes)  # as the engine does
         request = make_request(self.engine.verifier, prompt_ids, SamplingParams(), tokens)
         if not stop:
             request.stop_ids = frozenset()

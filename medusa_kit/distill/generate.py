@@ -349,7 +349,7 @@ def _answered(
             )
             for task in tasks_together
         ]
-        pack_for_rows(verifier.base, min(batch_size, len(requests)))
+        pack_for_rows(verifier.base.own_modules(), min(batch_size, len(requests)))
         waiting = deque(zip(tasks_together, requests, strict=True))
         drafter = PlainDrafter(verifier.base.device)
         for _ in Scheduler(verifier).run(requests, drafter, batch_size):

@@ -58,7 +58,7 @@ def measure_step_times(
     with console.progress("timing steps", rounds * len(trees), "trees") as bar:
         for _ in range(rounds):
             for key, drafter in drafters.items():
-                pack_for_rows(engine.base, trees[key].num_nodes * batch_size)
+                pack_for_rows(engine.base.own_modules(), trees[key].num_nodes * batch_size)
                 count = -(-repeats // rounds)
                 unread = num_unread if trees[key].num_nodes > 1 else 0
                 pairs = [(_median(times, drafter, count, unread), _median(times, plain, count))

@@ -7,6 +7,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from medusa_kit.base.model import wrap_model
 from medusa_kit.data.chat import EncodedExample
 from medusa_kit.settings.recipe import TrainRecipe
+from medusa_kit.train.loop import TrainingLoop
+from medusa_kit.train.trainer import train_heads
 
 VOCABULARY = 32
 CYCLE = 23
@@ -48,6 +50,28 @@ def counting_rows():
         return rows
 
     return build
+
+
+@pytest.fixture
+def killed(counting_rows, make_recipe, monkeypatch):
+    """Trains a base until it is killed after a checkpoint; the recipe of that run."""
+
+    def run(base):
+        recipe, original, done = make_recipe(), TrainingLoop._update, []
+
+        def update(self, arguments):
+            if len(done) == 6:
+                raise KeyboardInterrupt
+            done.append(1)
+            original(self, arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TrainingLoop, "_update", update)
+            with pytest.raises(KeyboardInterrupt):
+                train_heads(base, counting_rows(), recipe)
+        return recipe
+
+    return run
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.train.data import prepare
 from medusa_kit.train.features.cache import cache_folder, cached_positions
 from medusa_kit.train.features.features import FeatureOptions
-from medusa_kit.train.loop import TrainingLoop
 from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.trainer import train_heads
 
@@ -22,21 +21,10 @@ HARMLESS = {"pad_token_id": 3, "use_cache": False, "_name_or_path": "elsewhere"}
 
 
 @pytest.fixture
-def stopped(tiny_base, counting_rows, make_recipe, monkeypatch):
+def stopped(tiny_base, killed):
     """(base, recipe) of a run that was killed after a checkpoint."""
-    base, recipe, original, done = tiny_base(), make_recipe(), TrainingLoop._update, []
-
-    def update(self, arguments):
-        if len(done) == 6:
-            raise KeyboardInterrupt
-        done.append(1)
-        original(self, arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingLoop, "_update", update)
-        with pytest.raises(KeyboardInterrupt):
-            train_heads(base, counting_rows(), recipe)
-    return base, recipe
+    base = tiny_base()
+    return base, killed(base)
 
 
 def drop_config(path):

@@ -15,7 +15,6 @@ from medusa_kit.train.data import prepare
 from medusa_kit.train.features import cache as feature_cache
 from medusa_kit.train.features.cache import cache_folder, cached_positions
 from medusa_kit.train.features.features import FeatureOptions
-from medusa_kit.train.loop import TrainingLoop
 from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.trainer import train_heads
 
@@ -40,21 +39,10 @@ def change(path, **values):
 
 
 @pytest.fixture
-def stopped(base_reading, counting_rows, make_recipe, monkeypatch):
+def stopped(base_reading, killed):
     """(base, recipe) of a run that was killed after a checkpoint."""
-    base, recipe, original, done = base_reading(False), make_recipe(), TrainingLoop._update, []
-
-    def update(self, arguments):
-        if len(done) == 6:
-            raise KeyboardInterrupt
-        done.append(1)
-        original(self, arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingLoop, "_update", update)
-        with pytest.raises(KeyboardInterrupt):
-            train_heads(base, counting_rows(), recipe)
-    return base, recipe
+    base = base_reading(False)
+    return base, killed(base)
 
 
 def test_a_run_does_not_go_on_with_another_encoding(stopped, base_reading, counting_rows):

@@ -38,10 +38,9 @@ class DraftRunner:
 
     def begin(self) -> int:
         """The slot of a request that begins."""
-        if (
-            up_to_date(self.verifier, check=False) != self._number
-        ):  # what it has read is of another model
-            self._number, self._cache = self.verifier.number, None
+        number = up_to_date(self.verifier, check=False)
+        if number != self._number:  # what it has read is of another model
+            self._number, self._cache = number, None
             self._read = [[] for _ in self._read]
         if self._slots.needs_new:
             if self._cache is not None:  # first: where memory is too small, all is as it was

@@ -16,5 +16,5 @@ def build(context: DraftContext, options: Any) -> HeadsSource:
             f"there are no heads for {context.base.info.name!r} to draft with",
             hint="train some with `medusa-kit train`, or use another drafter, such as auto",
         )
-    pack_for_rows(context.base, context.tree.num_nodes * context.batch_size)
+    pack_for_rows(context.base.own_modules(), context.tree.num_nodes * context.batch_size)
     return HeadsSource(draft_with(context.heads, context.tree), context.acceptance)

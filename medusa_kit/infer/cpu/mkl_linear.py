@@ -164,15 +164,16 @@ def fits_in_memory(model: Any, share: float = SHARE_OF_MEMORY) -> bool:
     return True
 
 
-def pack_for_rows(model: Any, rows: int) -> None:
-    """`model`: or its base. Pack for `rows` rows from now on, at the next forward of that many.
+def pack_for_rows(modules: Iterable[Any], rows: int) -> None:
+    """Pack what can be packed of a model's modules for `rows` rows from now on, at the next forward
+    of that many.
 
     A count outside PACKED_ROWS changes nothing: such forwards run unpacked. Beyond KEPT_PACKS the
     oldest count is forgotten.
     """
     if rows not in PACKED_ROWS:
         return
-    for layer in model.own_modules() if hasattr(model, "own_modules") else model.modules():
+    for layer in modules:
         if isinstance(layer, PackedLinear) and rows not in layer.packs:
             newest = list(layer.packs.items())[1 - KEPT_PACKS :]
             layer.packs = {**dict(newest), rows: None}

@@ -39,7 +39,7 @@ def test_products_are_those_of_the_weight(rows: int) -> None:
     names = list(model.state_dict())
     first, last = model[0], model[2]
     assert install_packed_linears(model)
-    pack_for_rows(model, rows)
+    pack_for_rows(model.modules(), rows)
     fewer = max(rows // 2, 1)  # a batch whose rows finish one after the other
     for shape in ((rows, 24), (1, rows, 24), (rows, 1, 24), (rows + 1, 24), (fewer, 24)):
         x = torch.randn(*shape)
@@ -58,7 +58,7 @@ def test_only_the_last_row_counts_asked_for_are_kept() -> None:
     model = small_model()
     install_packed_linears(model)
     for rows in (4, 8, 16, 1):  # one row is never packed
-        pack_for_rows(model, rows)
+        pack_for_rows(model.modules(), rows)
         with torch.inference_mode():
             model(torch.randn(rows, 24))
     assert [list(layer.packs) for layer in (model[0], model[2])] == [[8, 16]] * 2
@@ -69,7 +69,7 @@ def test_fewer_rows_use_the_nearest_larger_pack() -> None:
     model = small_model()
     install_packed_linears(model)
     for rows in (6, 20):
-        pack_for_rows(model, rows)
+        pack_for_rows(model.modules(), rows)
     used = [_packed_rows(model[0].packs, rows) for rows in (1, 2, 3, 6, 7, 9, 10, 20, 21, 64)]
     assert used == [None, None, 6, 6, None, None, 20, 20, None, None]
 
@@ -78,7 +78,7 @@ def test_fewer_rows_use_the_nearest_larger_pack() -> None:
 def test_gradients_pass_through() -> None:
     model = small_model()
     install_packed_linears(model)
-    pack_for_rows(model, 4)
+    pack_for_rows(model.modules(), 4)
     x = torch.randn(4, 24, requires_grad=True)
     model(x).sum().backward()
     assert x.grad is not None
@@ -99,7 +99,7 @@ WRITES = {
 def test_a_weight_that_was_written_to_is_packed_anew(write: str, rows: int) -> None:
     layer = nn.Linear(24, 40)
     install_packed_linears(layer)
-    pack_for_rows(layer, 6)
+    pack_for_rows(layer.modules(), 6)
     x = torch.randn(rows, 24)
     with torch.inference_mode():
         layer(x)
@@ -115,7 +115,7 @@ def test_a_weight_that_was_written_to_is_packed_anew(write: str, rows: int) -> N
 def test_weights_get_gradients_after_steps(rows: int) -> None:
     layer = nn.Linear(24, 40)
     install_packed_linears(layer)
-    pack_for_rows(layer, 6)
+    pack_for_rows(layer.modules(), 6)
     x = torch.randn(rows, 24)
     with torch.inference_mode():
         layer(x)
@@ -128,7 +128,7 @@ def test_weights_get_gradients_after_steps(rows: int) -> None:
 def test_copies_pack_for_themselves() -> None:
     model = small_model()
     install_packed_linears(model)
-    pack_for_rows(model, 4)
+    pack_for_rows(model.modules(), 4)
     x = torch.randn(4, 24)
     with torch.inference_mode():
         expected = model(x)
