@@ -137,7 +137,7 @@ def _absolute_imports(path: Path, modules: Collection[str] = ()) -> set[str]:
 
 def test_deepspeed_lives_in_one_file() -> None:
     users = [p for p in MODULES if any(n.startswith("deepspeed") for n in _absolute_imports(p))]
-    assert [str(p.relative_to(PACKAGE)) for p in users] == ["train/deepspeed_setup.py"]
+    assert [str(p.relative_to(PACKAGE)) for p in users] == ["train/processes/deepspeed_setup.py"]
 
 
 @pytest.mark.parametrize("command", [[], ["serve"]], ids=["all", "serve"])

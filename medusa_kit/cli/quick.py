@@ -34,7 +34,7 @@ def run_quick(
     from medusa_kit.quick.plan import minutes
     from medusa_kit.quick.run import prepared, run
     from medusa_kit.quick.session import Request
-    from medusa_kit.train import distributed
+    from medusa_kit.train.processes import distributed
 
     if distributed.world() > 1:
         raise UsageError(

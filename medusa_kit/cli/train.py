@@ -112,12 +112,12 @@ def _train(recipe: Path, overrides: list[str], fresh: bool, dry_run: bool, nproc
     if nproc > 1 and not dry_run:
         _launch(recipe, overrides, fresh, nproc)
         return
-    from medusa_kit.train.launch import end_with_launcher
+    from medusa_kit.train.processes.launch import end_with_launcher
 
     end_with_launcher()  # before what takes seconds to import
     from medusa_kit.infer.backends import check_base
     from medusa_kit.infer.cpu.packed.base import base_for_decoding
-    from medusa_kit.train.dry_run import dry_run as show
+    from medusa_kit.train.forecast.dry_run import dry_run as show
     from medusa_kit.train.trainer import train as run_training
 
     if dry_run:
@@ -135,7 +135,7 @@ def _train(recipe: Path, overrides: list[str], fresh: bool, dry_run: bool, nproc
 
 
 def _launch(recipe: Path, overrides: list[str], fresh: bool, nproc: int) -> None:
-    from medusa_kit.train.launch import launch
+    from medusa_kit.train.processes.launch import launch
 
     arguments = ["train", str(recipe), *overrides, *(["--fresh"] if fresh else [])]
     if code := launch(arguments, nproc):

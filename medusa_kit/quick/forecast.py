@@ -11,8 +11,8 @@ from medusa_kit.quick import report, settings
 from medusa_kit.quick.run import show_plan
 from medusa_kit.quick.session import Session
 from medusa_kit.settings.recipe import BaseSection, dump
-from medusa_kit.train.dry_run import dry_run
 from medusa_kit.train.forecast.described import DescribedBase
+from medusa_kit.train.forecast.dry_run import dry_run
 
 
 def forecast(session: Session) -> str:

@@ -21,8 +21,9 @@ from medusa_kit.quick.plan import Rates
 from medusa_kit.quick.state import Clock
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train.cpu_products import by_onednn
-from medusa_kit.train.data import HeadTargets, prepare
+from medusa_kit.train.data import prepare
 from medusa_kit.train.engine import make_engine
+from medusa_kit.train.features.rows import HeadTargets
 from medusa_kit.train.preparation import Run, prepare_run, untrained_heads
 
 ROWS = 24

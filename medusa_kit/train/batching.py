@@ -19,16 +19,15 @@ import torch
 from torch import Tensor
 
 from medusa_kit.base.model import BaseModel
-from medusa_kit.train import distributed
-from medusa_kit.train.data import HeadTargets
 from medusa_kit.train.features.features import (
     FeatureOptions,
     Positions,
     cuts,
     run_batches,
 )
-from medusa_kit.train.features.rows import Rows
+from medusa_kit.train.features.rows import HeadTargets, Rows
 from medusa_kit.train.loss.loss import SoftHidden, SoftTargets
+from medusa_kit.train.processes import distributed
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ Shapes: T tokens of one example, P positions used, K heads, J = K + 1 tokens ahe
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,19 +14,7 @@ import torch
 from medusa_kit.data.chat import EncodedExample
 from medusa_kit.equal_rows import contents, groups_of, held_out
 from medusa_kit.errors import DataError
-
-
-@dataclass(frozen=True)
-class HeadTargets:
-    """One example, ready for training."""
-
-    input_ids: list[int]
-    positions_P: np.ndarray  # int64: the tokens whose hidden state is read
-    ahead_PJ: np.ndarray  # int32 ids: the root, then each head's target; -1 for no target
-
-    @property
-    def targets_PK(self) -> np.ndarray:
-        return self.ahead_PJ[:, 1:]
+from medusa_kit.train.features.rows import HeadTargets
 
 
 def head_targets(example: EncodedExample, num_heads: int) -> HeadTargets:

@@ -16,21 +16,21 @@ from torch import Tensor, nn
 
 from medusa_kit.errors import CheckpointError, ConfigError, in_one_line
 from medusa_kit.settings.recipe import TrainRecipe
-from medusa_kit.train import distributed
 from medusa_kit.train.batching import Batch
-from medusa_kit.train.deepspeed_setup import (
+from medusa_kit.train.loss.loss import HeadsLoss
+from medusa_kit.train.optimizer import make_optimizer, set_learning_rate
+from medusa_kit.train.processes import distributed
+from medusa_kit.train.processes.deepspeed_setup import (
     deepspeed_config,
     import_deepspeed,
     quiet,
     start_process_group,
 )
-from medusa_kit.train.loss.loss import HeadsLoss
-from medusa_kit.train.optimizer import make_optimizer, set_learning_rate
+from medusa_kit.train.run.identity import GO_ON_AS_BEGUN
 from medusa_kit.train.stages import Medusa1, Medusa2, Terms
 
 Stage = Medusa1 | Medusa2
 Named = Iterator[tuple[str, Tensor]]  # tensors by name
-GO_ON_AS_BEGUN = "finish that run with the version that began it, or add --fresh to start over"
 
 
 class TrainingEngine(Protocol):

@@ -13,8 +13,9 @@ import torch
 from medusa_kit.errors import TreeError
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.ranks import token_ranks
-from medusa_kit.train.data import HeadTargets, stretch_starts
+from medusa_kit.train.data import stretch_starts
 from medusa_kit.train.features.features import Positions
+from medusa_kit.train.features.rows import HeadTargets
 from medusa_kit.train.finite import heads_among
 from medusa_kit.train.loss.loss import LossOptions, heads_loss
 from medusa_kit.tree.search import best_trees

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from medusa_kit.base.faults.finite import not_finite
-from medusa_kit.train import distributed
 from medusa_kit.train.loss.loss import HeadsLoss
+from medusa_kit.train.processes import distributed
 
 OF_A_HEAD = re.compile(r"(?:^|\.)(?:blocks|projections)\.(\d+)\.")
 MOST_NAMED = 3  # tensors in a message

@@ -22,11 +22,12 @@ from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.errors import CheckpointError, MedusaKitError, NotFiniteError, in_one_line
 from medusa_kit.heads.checkpoint import read_whole
 from medusa_kit.settings.recipe import TrainRecipe
-from medusa_kit.train import distributed, finite
+from medusa_kit.train import finite
 from medusa_kit.train.batching import Feed, Update
 from medusa_kit.train.engine import TrainingEngine
 from medusa_kit.train.evaluate import HeadScores
 from medusa_kit.train.loss.loss import HeadsLoss
+from medusa_kit.train.processes import distributed
 from medusa_kit.train.run.average import MovingAverage
 from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.run.random_state import load_random_state, save_random_state

@@ -25,7 +25,6 @@ from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.heads.formats.files import local_heads_folder
 from medusa_kit.heads.formats.recognise import read_foreign
 from medusa_kit.settings.recipe import HeadsSection, TrainRecipe, TrainSection
-from medusa_kit.train import distributed
 from medusa_kit.train.batching import (
     Cutting,
     Feed,
@@ -33,13 +32,7 @@ from medusa_kit.train.batching import (
     StoredFeed,
     StoredPositions,
 )
-from medusa_kit.train.data import (
-    HeadTargets,
-    coverage,
-    most_frequent_ids,
-    on_all_tokens,
-    stretch_contents,
-)
+from medusa_kit.train.data import coverage, most_frequent_ids, on_all_tokens, stretch_contents
 from medusa_kit.train.engine import Stage, TrainingEngine
 from medusa_kit.train.evaluate import HeadScores, answer_starts, evaluate
 from medusa_kit.train.features.cache import cached_positions, open_cache
@@ -51,8 +44,10 @@ from medusa_kit.train.features.features import (
     collect_features,
     run_batches,
 )
+from medusa_kit.train.features.rows import HeadTargets
 from medusa_kit.train.features.runners_up import check_runners_up
 from medusa_kit.train.loss.loss import LossOptions
+from medusa_kit.train.processes import distributed
 from medusa_kit.train.stages import Medusa1, Medusa2, needs_original, original_top
 from medusa_kit.train.states import check_states
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from medusa_kit.base.model import BaseModel
-from medusa_kit.train.data import HeadTargets
 from medusa_kit.train.features.features import FeatureOptions, batches, by_length, run
+from medusa_kit.train.features.rows import HeadTargets
 from medusa_kit.train.features.top_tokens import LOGIT_ROWS
 
 

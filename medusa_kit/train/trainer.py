@@ -24,17 +24,19 @@ from medusa_kit.data.mix import check_sources, recipe_rows
 from medusa_kit.data.template import rendered_on
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.settings.recipe import TrainRecipe, resolved
-from medusa_kit.train import distributed, preparation, quality, sharded_base
+from medusa_kit.train import preparation, quality, result
 from medusa_kit.train.cpu_products import by_onednn
-from medusa_kit.train.data import HeadTargets, prepare, split
+from medusa_kit.train.data import prepare, split
 from medusa_kit.train.engine import check_packages, check_precision, make_engine
 from medusa_kit.train.evaluate import HeadScores
 from medusa_kit.train.features.cache import check_cache
-from medusa_kit.train.forecast.needs import check_room
+from medusa_kit.train.features.rows import HeadTargets
 from medusa_kit.train.loop import Pace, TrainingLoop
+from medusa_kit.train.needs import check_room
 from medusa_kit.train.optimizer import check_optimizer
+from medusa_kit.train.processes import distributed, sharded_base
 from medusa_kit.train.quality import Quality
-from medusa_kit.train.run import identity, result
+from medusa_kit.train.run import identity
 from medusa_kit.train.run.folder import Checkpoint, RunFolder
 from medusa_kit.train.run.tracking import RUN_ID, Tracking, check_tracking, tracked
 

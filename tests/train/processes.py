@@ -15,7 +15,7 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.data.chat import EncodedExample
 from medusa_kit.heads import load_heads
 from medusa_kit.settings.recipe import TrainRecipe
-from medusa_kit.train import distributed, sharded_base
+from medusa_kit.train.processes import distributed, sharded_base
 from medusa_kit.train.trainer import train_heads
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads, load_heads, save_heads
-from medusa_kit.train.dry_run import dry_run
+from medusa_kit.train.forecast.dry_run import dry_run
 from medusa_kit.train.trainer import train, train_heads
 
 

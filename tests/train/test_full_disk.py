@@ -17,9 +17,8 @@ from medusa_kit.files import atomic_write
 from medusa_kit.heads import MedusaHeads, load_heads, save_heads
 from medusa_kit.heads.formats.convert import convert
 from medusa_kit.settings.recipe import TrainRecipe
-from medusa_kit.train import loop, preparation, trainer
+from medusa_kit.train import loop, preparation, result, trainer
 from medusa_kit.train.features.shards import write_shard
-from medusa_kit.train.run import result
 from medusa_kit.train.trainer import train_heads
 
 resource = pytest.importorskip("resource", reason="limits the size of files")

@@ -18,7 +18,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 
 from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.errors import ConfigError
-from medusa_kit.train import launch
+from medusa_kit.train.processes import launch
 
 ROOT = Path(__file__).parent.parent.parent
 needs_deepspeed = pytest.mark.skipif(

@@ -8,7 +8,7 @@ import pytest
 from medusa_kit.heads.checkpoint import read_config
 from medusa_kit.heads.formats.engines import formats_for
 from medusa_kit.settings.recipe import load_recipe
-from medusa_kit.train.dry_run import dry_run
+from medusa_kit.train.forecast.dry_run import dry_run
 from medusa_kit.train.trainer import train
 
 ROOT = Path(__file__).parent.parent.parent

@@ -12,12 +12,12 @@ import torch
 from medusa_kit import console
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.heads import MedusaHeads, load_heads
-from medusa_kit.train import loop, sharded_base, trainer
+from medusa_kit.train import loop, result, trainer
 from medusa_kit.train.data import prepare
 from medusa_kit.train.evaluate import HeadScores, answer_starts, evaluate, simulated_acceptance
 from medusa_kit.train.features.features import FeatureOptions, collect_features
 from medusa_kit.train.preparation import Run
-from medusa_kit.train.run import result
+from medusa_kit.train.processes import sharded_base
 from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.run.provenance import git_state, versions
 from medusa_kit.train.trainer import own_device, train_heads

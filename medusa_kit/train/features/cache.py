@@ -38,8 +38,6 @@ from medusa_kit.files import parse_json, write_json
 from medusa_kit.outputs import check_folder, json_object
 from medusa_kit.paths import expanded
 from medusa_kit.settings.recipe import TrainRecipe
-from medusa_kit.train import distributed
-from medusa_kit.train.data import HeadTargets
 from medusa_kit.train.features.features import (
     FeatureOptions,
     Positions,
@@ -48,8 +46,10 @@ from medusa_kit.train.features.features import (
     run,
     targets_of,
 )
+from medusa_kit.train.features.rows import HeadTargets
 from medusa_kit.train.features.shards import check_shards, read_shards, shard_files, write_shard
 from medusa_kit.train.loss.loss import SoftHidden, SoftTargets
+from medusa_kit.train.processes import distributed
 
 INDEX, FINGERPRINT, WHOLE_ROWS = "index.json", "base_fingerprint", "whole_rows"
 RUNNERS_UP, OTHERS = "runners_up", ("others_P1", "others_PD")

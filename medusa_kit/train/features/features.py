@@ -15,12 +15,11 @@ from torch import Tensor
 from medusa_kit import console
 from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel, relative_error
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.train import distributed
-from medusa_kit.train.data import HeadTargets
-from medusa_kit.train.features.rows import Rows
+from medusa_kit.train.features.rows import HeadTargets, Rows
 from medusa_kit.train.features.runners_up import read_with_runners_up
 from medusa_kit.train.features.top_tokens import top_tokens
 from medusa_kit.train.loss.loss import SoftHidden, SoftTargets
+from medusa_kit.train.processes import distributed
 
 # The share of free GPU memory that stored features may take; heads and logits need the rest.
 DEVICE_SHARE = 0.6

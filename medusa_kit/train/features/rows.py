@@ -1,16 +1,30 @@
 """Rows of text as the base reads them, and where their trained positions are.
 
-Shapes: B batch, T tokens, D hidden, P positions.
+Shapes: B batch, T tokens, D hidden, P positions, K heads, J = K + 1 tokens ahead.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from medusa_kit.base.model import BaseModel
-from medusa_kit.train.data import HeadTargets
+
+
+@dataclass(frozen=True)
+class HeadTargets:
+    """One example, ready for training."""
+
+    input_ids: list[int]
+    positions_P: np.ndarray  # int64: the tokens whose hidden state is read
+    ahead_PJ: np.ndarray  # int32 ids: the root, then each head's target; -1 for no target
+
+    @property
+    def targets_PK(self) -> np.ndarray:
+        return self.ahead_PJ[:, 1:]
 
 
 class Rows(NamedTuple):

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.train.data import HeadTargets
-from medusa_kit.train.features.rows import Rows
+from medusa_kit.train.features.rows import HeadTargets, Rows
 from medusa_kit.train.features.top_tokens import top_tokens
 
 AMONG = 4  # likeliest tokens, beside the text's own, of which one is drawn by its probability

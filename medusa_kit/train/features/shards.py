@@ -20,7 +20,7 @@ from torch import Tensor
 from medusa_kit import console
 from medusa_kit.errors import WriteError, in_one_line
 from medusa_kit.files import atomic_write, parse_json
-from medusa_kit.train import distributed
+from medusa_kit.train.processes import distributed
 
 ROWS, CRC32 = "rows", "crc32"  # in a shard's header
 UNREADABLE = (SafetensorError, OSError, KeyError, TypeError, ValueError)

@@ -13,8 +13,8 @@ from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train.features.features import FeatureOptions
 from medusa_kit.train.forecast.described import DescribedBase
 from medusa_kit.train.forecast.machine import peak_bytes, products_a_second
-from medusa_kit.train.forecast.needs import SIZES, Forecast, Speed, Text, weights_of
 from medusa_kit.train.forecast.trial import PROMPT_TOKENS, ROW_TOKENS
+from medusa_kit.train.needs import SIZES, Forecast, Speed, Text, weights_of
 from medusa_kit.train.optimizer import moments, network_matrices
 from medusa_kit.train.preparation import SOFT_TOP, untrained_heads
 from medusa_kit.train.states import check_states

@@ -14,14 +14,16 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.data.chat import EncodedExample
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.settings.recipe import TrainRecipe
-from medusa_kit.train import distributed, quality
+from medusa_kit.train import quality
 from medusa_kit.train.batching import Batch
-from medusa_kit.train.data import HeadTargets, head_targets
+from medusa_kit.train.data import head_targets
 from medusa_kit.train.features.features import by_length, run_batches
+from medusa_kit.train.features.rows import HeadTargets
 from medusa_kit.train.forecast.machine import peak_bytes
-from medusa_kit.train.forecast.needs import Speed
+from medusa_kit.train.needs import Speed
 from medusa_kit.train.optimizer import make_optimizer
 from medusa_kit.train.preparation import Run, feature_options, prepare_run
+from medusa_kit.train.processes import distributed
 from medusa_kit.train.run.average import MovingAverage
 from medusa_kit.train.stages import Terms
 

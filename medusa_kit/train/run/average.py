@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from medusa_kit.errors import CheckpointError, in_one_line
-from medusa_kit.train import distributed
+from medusa_kit.train.processes import distributed
 
 NAME = "average.pt"  # in a checkpoint's folder
 

@@ -33,7 +33,7 @@ from medusa_kit.files import (
     write_text,
 )
 from medusa_kit.settings.recipe import TrainRecipe, differences, read_recipe, resolved
-from medusa_kit.train import distributed
+from medusa_kit.train.processes import distributed
 from medusa_kit.train.run.lock import only_training_in
 from medusa_kit.train.run.own_files import (
     METRICS,

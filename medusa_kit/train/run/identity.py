@@ -18,11 +18,11 @@ from medusa_kit.base.tokenizer.encoding_digest import compare as compare_encodin
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.settings.recipe import TrainRecipe
-from medusa_kit.train import distributed
-from medusa_kit.train.data import HeadTargets
-from medusa_kit.train.engine import GO_ON_AS_BEGUN
+from medusa_kit.train.features.rows import HeadTargets
+from medusa_kit.train.processes import distributed
 
 TRAINED_IN = "trained_in"  # the dtype of what is updated
+GO_ON_AS_BEGUN = "finish that run with the version that began it, or add --fresh to start over"
 DATA, HELD_OUT, EARLIER, COLUMNS, LEARNED = "data", "held_out", "heads_from", "columns", "learned"
 RESTORE = "restore the data files, or add --fresh to start over"
 

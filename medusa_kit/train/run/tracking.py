@@ -9,7 +9,7 @@ from typing import Any
 from medusa_kit import console
 from medusa_kit.errors import ConfigError, MedusaKitError, first_found
 from medusa_kit.settings.recipe import TrainRecipe
-from medusa_kit.train import distributed
+from medusa_kit.train.processes import distributed
 
 RUN_ID = "wandb"  # in progress.json
 FOLDER = "wandb"  # in output_dir, made by the library

@@ -15,13 +15,13 @@ from medusa_kit import console
 from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.errors import IncompatibleBaseError, MedusaKitError
 from medusa_kit.heads import load_heads
-from medusa_kit.train import distributed
 from medusa_kit.train.data import prepare
 from medusa_kit.train.features import cache as feature_cache
 from medusa_kit.train.features import shards as feature_shards
 from medusa_kit.train.features.cache import cache_folder, cached_positions, row_digest
 from medusa_kit.train.features.features import FeatureOptions, collect_features
 from medusa_kit.train.features.shards import check_shards
+from medusa_kit.train.processes import distributed
 from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.trainer import train_heads
 

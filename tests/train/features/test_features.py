@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.train import distributed
 from medusa_kit.train.batching import Cutting, LiveFeed, StoredFeed, partition
 from medusa_kit.train.data import head_targets, prepare
 from medusa_kit.train.features.features import (
@@ -13,6 +12,7 @@ from medusa_kit.train.features.features import (
     cuts,
 )
 from medusa_kit.train.features.rows import Rows
+from medusa_kit.train.processes import distributed
 
 KINDS = ["memory", "live"]
 

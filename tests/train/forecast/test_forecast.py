@@ -11,9 +11,9 @@ from transformers import LlamaConfig
 
 from medusa_kit.cli.quick import run_quick
 from medusa_kit.settings.recipe import load_recipe
-from medusa_kit.train.dry_run import dry_run
 from medusa_kit.train.forecast import from_config
-from medusa_kit.train.forecast.needs import SIZES
+from medusa_kit.train.forecast.dry_run import dry_run
+from medusa_kit.train.needs import SIZES
 from medusa_kit.train.trainer import train
 
 ROOT = Path(__file__).parents[3]
@@ -25,7 +25,7 @@ from pathlib import Path
 from medusa_kit.infer.backends import check_base
 from medusa_kit.infer.cpu.packed.base import base_for_decoding
 from medusa_kit.settings.recipe import load_recipe
-from medusa_kit.train.dry_run import dry_run
+from medusa_kit.train.forecast.dry_run import dry_run
 from medusa_kit.train.trainer import train
 recipe = load_recipe(Path(sys.argv[1]), sys.argv[2:])
 print(dry_run(recipe, check_base, base_for_decoding))

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from medusa_kit.settings.recipe import load_recipe
-from medusa_kit.train.dry_run import dry_run
 from medusa_kit.train.forecast import from_config
+from medusa_kit.train.forecast.dry_run import dry_run
 
 ROOT = Path(__file__).parents[3]
 # Parameters in billions, as their publishers say.

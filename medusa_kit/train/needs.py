@@ -11,9 +11,9 @@ from medusa_kit.base.placement import DTYPES
 from medusa_kit.errors import WriteError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.settings.recipe import TrainRecipe
-from medusa_kit.train import distributed
 from medusa_kit.train.features.features import FeatureOptions
 from medusa_kit.train.optimizer import moments
+from medusa_kit.train.processes import distributed
 
 SIZES = (100_000, 300_000, 1_000_000)  # positions, in the table
 

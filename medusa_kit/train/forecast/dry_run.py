@@ -11,14 +11,15 @@ from medusa_kit.data.mix import check_sources
 from medusa_kit.errors import DataError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.settings.recipe import TrainRecipe, resolved
-from medusa_kit.train import distributed, trainer
+from medusa_kit.train import trainer
 from medusa_kit.train.cpu_products import by_onednn
-from medusa_kit.train.data import HeadTargets, prepare, split
+from medusa_kit.train.data import prepare, split
 from medusa_kit.train.engine import Stage
+from medusa_kit.train.features.rows import HeadTargets
 from medusa_kit.train.forecast.described import has_weights
 from medusa_kit.train.forecast.from_config import columns, from_config, rows_assumed
-from medusa_kit.train.forecast.needs import SIZES, Forecast, Text, size, weights_of
 from medusa_kit.train.forecast.trial import Trial, invented_rows, try_out
+from medusa_kit.train.needs import SIZES, Forecast, Text, size, weights_of
 from medusa_kit.train.optimizer import moments
 from medusa_kit.train.preparation import (
     feature_options,
@@ -26,6 +27,7 @@ from medusa_kit.train.preparation import (
     trained_rows,
     untrained_heads,
 )
+from medusa_kit.train.processes import distributed
 
 SHOWN_TOKENS = 120
 # What DeepSpeed itself takes, imported and with a process group (0.19, on a CPU).

@@ -13,7 +13,7 @@ import torch
 
 from medusa_kit.errors import ConfigError
 from medusa_kit.settings.recipe import TrainRecipe
-from medusa_kit.train import distributed
+from medusa_kit.train.processes import distributed
 
 
 def deepspeed_config(recipe: TrainRecipe) -> dict[str, Any]:

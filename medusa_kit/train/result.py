@@ -29,8 +29,8 @@ from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.heads.derived import drop_derived
 from medusa_kit.heads.digest import heads_digest
 from medusa_kit.settings.recipe import TrainRecipe
-from medusa_kit.train import distributed
 from medusa_kit.train.engine import TrainingEngine
+from medusa_kit.train.processes import distributed
 from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.run.provenance import provenance
 

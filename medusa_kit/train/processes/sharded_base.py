@@ -19,8 +19,8 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import DTYPES
 from medusa_kit.base.quantization import num_weights
 from medusa_kit.settings.recipe import TrainRecipe
-from medusa_kit.train import distributed
-from medusa_kit.train.deepspeed_setup import (
+from medusa_kit.train.processes import distributed
+from medusa_kit.train.processes.deepspeed_setup import (
     deepspeed_config,
     import_deepspeed,
     quiet,
