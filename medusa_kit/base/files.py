@@ -16,7 +16,7 @@ from medusa_kit.base.gguf_files.parts import read_headers
 from medusa_kit.base.own_models import own_gguf
 from medusa_kit.base.placement import load_dtype
 from medusa_kit.base.quantization import installing, is_known, method_of
-from medusa_kit.base.remembered.described import own_config, read_config, read_tokenizer
+from medusa_kit.base.remembered_configs import own_config, read_config, read_tokenizer
 from medusa_kit.base.text_part import WHOLE_KEY, causal_model, load_causal
 from medusa_kit.errors import (
     CheckpointError,

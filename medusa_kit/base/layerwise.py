@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_kit.base.files import gguf_source, resolve, stored_generation_config
-from medusa_kit.base.remembered.described import own_config, read_config
+from medusa_kit.base.remembered_configs import own_config, read_config
 from medusa_kit.base.stored_tensors import StoredTensors, skeleton_of, stored_tensors
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.locks import lock_of

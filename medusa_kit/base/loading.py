@@ -18,7 +18,7 @@ from medusa_kit.base.files import (
 from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.model import VARIANT_KEY, BaseModel
 from medusa_kit.base.placement import AUTO, pick_device, requested_dtype
-from medusa_kit.base.remembered.described import read_tokenizer
+from medusa_kit.base.remembered_configs import read_tokenizer
 from medusa_kit.errors import CheckpointError
 from medusa_kit.settings.engine import check_value
 

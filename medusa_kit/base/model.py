@@ -24,8 +24,8 @@ from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.model_state import watch_of
 from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
-from medusa_kit.base.remembered.checks import SOURCES, record_of_check
-from medusa_kit.base.remembered.described import computed_by, settings_of
+from medusa_kit.base.remembered_checks import SOURCES, record_of_check
+from medusa_kit.base.remembered_configs import computed_by, settings_of
 from medusa_kit.base.tokenizer.check import look_at_tokenizer
 from medusa_kit.base.tokenizer.encoding_digest import encoding_digest
 from medusa_kit.errors import IncompatibleBaseError

@@ -16,7 +16,7 @@ from medusa_kit.base.families import keep_soft_cap
 from medusa_kit.base.gguf_files.check import checked
 from medusa_kit.base.gguf_files.names import IN_CONFIG, tensor_names
 from medusa_kit.base.gguf_files.tensors import StoredTensor, tensors_of
-from medusa_kit.base.remembered.described import own_config
+from medusa_kit.base.remembered_configs import own_config
 from medusa_kit.base.text_part import WHOLE_KEY, causal_model, stored_names
 from medusa_kit.errors import CheckpointError
 from medusa_kit.files import parse_json

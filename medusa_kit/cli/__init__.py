@@ -22,7 +22,7 @@ from medusa_kit.cli import (
     tree_search,
     verify,
 )
-from medusa_kit.cli.chat.command import chat as chat_command
+from medusa_kit.cli.chat_command import chat as chat_command
 from medusa_kit.cli.parser import command
 from medusa_kit.console import err
 from medusa_kit.errors import MedusaKitError

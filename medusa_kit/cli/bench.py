@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from medusa_kit.cli import bench_endpoint, bench_report, engine_options, options
+from medusa_kit.cli.chat import notes
 from medusa_kit.cli.prompts import OWN_PROMPTS, load_both, read_prompt_set
 
 DEFAULT_PEERS = ("transformers", "prompt-lookup")
@@ -158,9 +159,9 @@ def _report(
     more["breakdown"] = {name: asdict(breakdown) for name, breakdown in breakdowns.items()}
     report.about = bench_about(engines, prompts, sampling, asked, **more)
     what, where = bench_report.engine_title(engine, report.about.setup)
-    bench_report.show(report, breakdowns, what, where, options.quantised_note(engine))
+    bench_report.show(report, breakdowns, what, where, notes.quantised_note(engine))
     if output is not None:
-        report.write(engine.base.info.name + options.weights_note(engine), output)
+        report.write(engine.base.info.name + notes.weights_note(engine), output)
 
 
 def _named(heads: list[str]) -> dict[str, str]:

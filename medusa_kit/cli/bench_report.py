@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from medusa_kit import console
-from medusa_kit.cli import options
+from medusa_kit.cli.chat import notes
 from medusa_kit.settings.engine import FLOAT32
 
 LOSSY = "lossy"  # in the column that says how many answers are the same
@@ -53,7 +53,7 @@ def _meaning_of_same(report: Any) -> str:
 def _references(report: Any) -> str:
     """The references that answers were compared with, once for each precision of them."""
     compared = [result for result in report.ran if result.total.identical is not None]
-    precisions = {result.identical_to: options.precision_of(result) for result in compared}
+    precisions = {result.identical_to: notes.precision_of(result) for result in compared}
     if len(precisions) == 1:
         return str(next(iter(precisions)))
     return ", or ".join(
@@ -149,7 +149,7 @@ def engine_title(engine: Any, setup: Mapping[str, Any]) -> tuple[str, str]:
     info = engine.base.info
     return (
         f"{info.name}, {info.dtype}, {info.device}, attention {engine.attention.name}"
-        f"{options.weights_note(engine)}",
+        f"{notes.weights_note(engine)}",
         f"steps by {setup['steps_run_by']}; {setup['processor']}, threads {setup['threads']}, "
         f"torch {setup['torch']}, transformers {setup['transformers']}",
     )

@@ -60,8 +60,8 @@ def convert(
     reason. On stdout: the command that serves what was written, or converts it further.
     """
     from medusa_kit.base.loading import load_base_model
-    from medusa_kit.heads.formats.convert import check_call, check_source
-    from medusa_kit.heads.formats.convert import convert as run
+    from medusa_kit.heads.convert import check_call, check_source
+    from medusa_kit.heads.convert import convert as run
     from medusa_kit.heads.formats.files import local_heads_folder
 
     place = local_heads_folder(source)

@@ -7,6 +7,7 @@ import typer
 
 from medusa_kit import console
 from medusa_kit.cli import engine_options, options
+from medusa_kit.cli.chat import notes
 from medusa_kit.cli.chat import sampling as chat_sampling
 from medusa_kit.errors import UsageError
 from medusa_kit.garbage import no_search
@@ -61,7 +62,7 @@ def generate(
             console.note(
                 f"{stats.new_tokens} tokens, {stats.tokens_per_second:.1f} tokens/s, "
                 f"acceptance length {stats.acceptance_length:.2f} ({stats.drafter})"
-                f"{options.rule_note(stats)}"
+                f"{notes.rule_note(stats)}"
             )
             if reason := first_reason(stats.drafter_notes):
                 console.note(reason)

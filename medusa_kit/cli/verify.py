@@ -7,6 +7,7 @@ import typer
 
 from medusa_kit import console
 from medusa_kit.cli import engine_options, options
+from medusa_kit.cli.chat import notes
 from medusa_kit.cli.prompts import OWN_PROMPTS, load_both, read_prompts
 from medusa_kit.outputs import check_file, has_keys
 
@@ -99,11 +100,11 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
             f"weights rounded to {engine.weights} are LOSSY: answers are held against those of the "
             "same rounded model, not of the checkpoint, and none counts as identical"
         )
-    if (note := options.quantised_note(engine)) is not None:
+    if (note := notes.quantised_note(engine)) is not None:
         console.note(note)
     attention = engine.attention.name
     title = (
-        f"{engine.base.info.name}{options.weights_note(engine)}, "
+        f"{engine.base.info.name}{notes.weights_note(engine)}, "
         f"drafter {engine.own_drafter}, attention {attention}, "
         f"steps by {engine.steps_run_by}, "
         f"rounding tolerance {engine.rounding_tolerance:.1e}, "

@@ -27,6 +27,7 @@ from medusa_kit.errors import (
     unreadable,
 )
 from medusa_kit.files import atomic_write, parse_json, write_json
+from medusa_kit.heads import foreign
 from medusa_kit.heads.blocks import RecurrentNetwork
 from medusa_kit.heads.config import (
     KINDS,
@@ -36,7 +37,6 @@ from medusa_kit.heads.config import (
     check_reduced_ids,
 )
 from medusa_kit.heads.digest import heads_digest
-from medusa_kit.heads.formats import kit
 from medusa_kit.heads.formats.recognise import read_foreign
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.undrawn import Undrawn
@@ -173,7 +173,7 @@ def load_heads(
 ) -> MedusaHeads:
     """Heads from `folder`, in the base's dtype and on its device, ready to draft.
 
-    A checkpoint of another engine is recognised and converted in memory (medusa_kit.heads.formats).
+    A checkpoint of another engine is recognised and converted in memory (foreign.py).
     `force` puts them on a base with another fingerprint; sizes must fit all the same. `pickles`:
     whether checkpoints that are pickles of plain tensors are opened.
     Raises CheckpointError (missing, cut off, wrong tensors), IncompatibleBaseError (wrong base).
@@ -181,8 +181,8 @@ def load_heads(
     folder = expanded(folder)
     base.changes()  # so that its fingerprint is that of its weights as they are now
     console.stage("reading the heads")
-    if not says_ours(folder) and (foreign := read_foreign(folder, pickles=pickles)) is not None:
-        return kit.loaded(foreign, base, folder)
+    if not says_ours(folder) and (found := read_foreign(folder, pickles=pickles)) is not None:
+        return foreign.loaded(found, base, folder)
     config = read_config(folder)
     check_base(config, base, force)
     tensors = _read_tensors(folder / WEIGHTS_NAME)

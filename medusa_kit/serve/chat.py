@@ -10,12 +10,12 @@ from medusa_kit.data.text_size import check_size
 from medusa_kit.serve.calls.reading import AnswerReader
 from medusa_kit.serve.calls.template_variables import template_variables
 from medusa_kit.serve.calls.tool_calls import delta_of, read_answer
+from medusa_kit.serve.calls.tools import Constraint
 from medusa_kit.serve.logprobs import token_logprobs
 from medusa_kit.serve.operations.body_route import BodyRoute
 from medusa_kit.serve.schema import ChatRequest
 from medusa_kit.serve.service import Service
 from medusa_kit.serve.streaming import Piece, Reply, respond, service_of
-from medusa_kit.serve.tools import Constraint
 
 router = APIRouter(route_class=BodyRoute)
 

@@ -20,8 +20,8 @@ from medusa_kit.engine.turns import Answered, Prompt, next_prompt
 from medusa_kit.serve.calls.reading import AnswerReader, Reading, reasoning_of
 from medusa_kit.serve.calls.tool_calls import read_answer
 from medusa_kit.serve.calls.tool_messages import Message
+from medusa_kit.serve.calls.tools import Constraint, encode_shown
 from medusa_kit.serve.errors import RequestError
-from medusa_kit.serve.tools import Constraint, encode_shown
 
 
 @dataclass(frozen=True)

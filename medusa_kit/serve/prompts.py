@@ -9,10 +9,10 @@ from medusa_kit.base.tokenizer.ids import check_token_ids
 from medusa_kit.data.text_size import check_fits, check_size
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
+from medusa_kit.serve.calls.tools import Constraint
 from medusa_kit.serve.conversations import ChatPrompt, Conversations
 from medusa_kit.serve.errors import RequestError
 from medusa_kit.serve.hints import hint_for_client
-from medusa_kit.serve.tools import Constraint
 
 
 def encode_prompts(

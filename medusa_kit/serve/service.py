@@ -34,10 +34,11 @@ from medusa_kit.infer.decode.accept.grammar import prepare_grammars
 from medusa_kit.infer.decode.scheduler import BatchStats
 from medusa_kit.infer.decode.threaded.submission import Emission
 from medusa_kit.infer.details import OutputOptions
-from medusa_kit.serve.bounded.constraints import Constraints
-from medusa_kit.serve.bounded.deadline import Deadline, Threads
 from medusa_kit.serve.calls.call_grammar import behind_reasoning
+from medusa_kit.serve.calls.tools import UNCONSTRAINED, Constraint
+from medusa_kit.serve.constraints import Constraints
 from medusa_kit.serve.conversations import ChatPrompt, Conversations
+from medusa_kit.serve.deadline import Deadline, Threads
 from medusa_kit.serve.drafting import check_drafting
 from medusa_kit.serve.errors import NoSuchModelError, RequestError, ServerClosingError, field_of
 from medusa_kit.serve.hints import hint_for_client
@@ -46,7 +47,6 @@ from medusa_kit.serve.operations.imports import import_all
 from medusa_kit.serve.operations.metrics import AnswerClock, Metrics
 from medusa_kit.serve.prompts import encode_prompts
 from medusa_kit.serve.schema import Request
-from medusa_kit.serve.tools import UNCONSTRAINED, Constraint
 from medusa_kit.settings.serve import ServeConfig
 
 T = TypeVar("T")

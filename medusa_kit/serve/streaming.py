@@ -22,13 +22,13 @@ from medusa_kit.engine.shared_batch import Answer
 from medusa_kit.infer.decode.detokenize import Settled, TextStream
 from medusa_kit.infer.decode.threaded.submission import Emission
 from medusa_kit.infer.details import TokenScore, VerifiedTree
-from medusa_kit.serve.bounded.deadline import Deadline
 from medusa_kit.serve.calls.reading import NO_READING, Reading
+from medusa_kit.serve.calls.tools import UNCONSTRAINED, Constraint
+from medusa_kit.serve.deadline import Deadline
 from medusa_kit.serve.errors import described
 from medusa_kit.serve.logprobs import Scored, ScoredText, text_of_token
 from medusa_kit.serve.schema import Request
 from medusa_kit.serve.service import Answers, Prompts, Service
-from medusa_kit.serve.tools import UNCONSTRAINED, Constraint
 from medusa_kit.version import __version__
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 
 from medusa_kit.base.gguf import byte_tokenizer
-from medusa_kit.base.remembered.described import own_config, read_config, read_tokenizer
+from medusa_kit.base.remembered_configs import own_config, read_config, read_tokenizer
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_environments_that_share_a_cache_folder_keep_their_own(
 def test_neither_needs_the_code_of_models_the_second_time(folder: Path) -> None:
     read_config(str(folder)), read_tokenizer(str(folder))
     code = (
-        "import sys; from medusa_kit.base.remembered.described import *;"
+        "import sys; from medusa_kit.base.remembered_configs import *;"
         f"read_config({str(folder)!r}); read_tokenizer({str(folder)!r});"
         "print([m for m in sys.modules if m in ('torch._dynamo', 'transformers.modeling_utils',"
         "'transformers.activations')])"

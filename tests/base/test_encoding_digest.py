@@ -11,7 +11,7 @@ from support.text.other_encodings import base_that_reads, with_pairs
 from transformers import AutoTokenizer
 
 from medusa_kit.base.loading import load_base_model
-from medusa_kit.base.remembered.described import read_tokenizer
+from medusa_kit.base.remembered_configs import read_tokenizer
 from medusa_kit.base.tokenizer.encoding_digest import Encodings, compare, encoding_digest
 
 

@@ -13,7 +13,7 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.own_models import FETCHED_MODELS, FetchedModel
 from medusa_kit.bench.independent_encoding import kept_encodings
 from medusa_kit.errors import CheckpointError
-from medusa_kit.heads.formats.convert import _loadable_name
+from medusa_kit.heads.convert import _loadable_name
 from medusa_kit.hub.card import KNOWN_BASES
 from medusa_kit.serve.models import base_name
 from medusa_kit.settings.engine import FETCHED_NAMES, OWN_MODELS

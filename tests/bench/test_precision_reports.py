@@ -27,7 +27,8 @@ from medusa_kit.bench.methods import standard_methods
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.report import ONE_NODE, TRANSFORMERS, Answers
 from medusa_kit.bench.verify import OwnScores, verify
-from medusa_kit.cli import bench_report, options
+from medusa_kit.cli import bench_report
+from medusa_kit.cli.chat import notes
 from medusa_kit.engine.engine import Engine, GenerationResult
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -284,8 +285,8 @@ def test_notes_name_what_is_not_float32(base: BaseModel) -> None:
         assert (stats.as_dict()["activations"], stats.lossy) == (activations, False)
         assert engine.lossy_by == []
         name = "" if activations == FLOAT32 else f"{activations} activations"
-        assert options.precision_of(engine) == options.precision_of(stats) == name
-        for note in (options.rule_note(stats), options.weights_note(engine)):
+        assert notes.precision_of(engine) == notes.precision_of(stats) == name
+        for note in (notes.rule_note(stats), notes.weights_note(engine)):
             assert note == (f"{note[:2]}{name}" if name else "")
-        caveat = options.quantised_note(engine)
+        caveat = notes.quantised_note(engine)
         assert caveat is None if not name else str(caveat).startswith(name)

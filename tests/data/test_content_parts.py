@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from medusa_kit.base.gguf import CHATML_TEMPLATE, byte_tokenizer
-from medusa_kit.base.remembered.described import read_tokenizer
+from medusa_kit.base.remembered_configs import read_tokenizer
 from medusa_kit.base.tokenizer.content_parts import takes_parts_alone
 from medusa_kit.base.tokenizer.turn_end import end_of_turn
 from medusa_kit.data.chat import encode_conversation

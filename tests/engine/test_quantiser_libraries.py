@@ -23,7 +23,7 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.bench.breakdown import _weight_bytes
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.verify import verify
-from medusa_kit.cli import options
+from medusa_kit.cli.chat import notes
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.infer.cpu.describe import Unsupported, describe
 from medusa_kit.infer.cpu.int8_weights import check_before_loading
@@ -116,9 +116,9 @@ def test_a_quantised_folder_decodes_as_plain_transformers_does(
 
     stats = engine.generate(prompts[0], max_new_tokens=4).stats
     assert (stats.quantization, stats.rounding_tolerance) == (name, engine.check.rounding_tolerance)
-    assert options.rule_note(stats) == f"; base quantised ({name})"
-    assert name in options.weights_note(engine)
-    said = options.quantised_note(engine)
+    assert notes.rule_note(stats) == f"; base quantised ({name})"
+    assert name in notes.weights_note(engine)
+    said = notes.quantised_note(engine)
     assert said is not None
     assert f"the rounding tolerance ({engine.check.rounding_tolerance:.1e}) may flip" in said
     assert "torch." not in capsys.readouterr().err  # e.g. a line for every product

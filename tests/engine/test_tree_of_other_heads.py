@@ -17,7 +17,7 @@ from medusa_kit.engine.load import build_engine, with_heads
 from medusa_kit.errors import TreeError
 from medusa_kit.heads import save_heads
 from medusa_kit.heads.checkpoint import stored_digest
-from medusa_kit.heads.formats.convert import convert
+from medusa_kit.heads.convert import convert
 from medusa_kit.tree.candidate_tree import CandidateTree, save_tree
 
 TREE = CandidateTree.chain(2)

@@ -11,7 +11,7 @@ from support.same_heads import FP32, base_in, our_heads, saved
 
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.heads import MedusaHeads, save_heads
-from medusa_kit.heads.formats.convert import convert
+from medusa_kit.heads.convert import convert
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 

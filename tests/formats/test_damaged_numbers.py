@@ -7,7 +7,7 @@ from support.same_heads import FP32, base_in, saved
 
 from medusa_kit.errors import CheckpointError
 from medusa_kit.heads import save_heads
-from medusa_kit.heads.formats.convert import convert
+from medusa_kit.heads.convert import convert
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

@@ -13,7 +13,7 @@ from support.same_heads import FP32, base_in, base_matrix, hidden, logits_of, sa
 
 from medusa_kit.errors import CheckpointError
 from medusa_kit.heads import load_heads
-from medusa_kit.heads.formats.convert import convert
+from medusa_kit.heads.convert import convert
 
 
 @pytest.mark.parametrize("to", LOADERS)

@@ -8,7 +8,7 @@ from support.small_engines import random_heads
 from support.text.other_encodings import base_that_reads
 
 from medusa_kit.heads import read_config, save_heads
-from medusa_kit.heads.formats.convert import convert
+from medusa_kit.heads.convert import convert
 
 THEN, NOW = base_that_reads(single_digits=False), base_that_reads(single_digits=True)
 

@@ -45,7 +45,7 @@ from support.tiny_models import tiny_base
 
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.heads import MedusaHeads, load_heads, read_config, save_heads
-from medusa_kit.heads.formats.convert import WRITERS, convert
+from medusa_kit.heads.convert import WRITERS, convert
 
 
 @pytest.mark.parametrize("to", [*LOADERS, "medusa-kit"])
@@ -424,7 +424,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError("No space left on device")
 
     source, _ = saved(tmp_path / "ours")
-    monkeypatch.setattr("medusa_kit.heads.formats.convert.save_file", half_a_file)
+    monkeypatch.setattr("medusa_kit.heads.convert.save_file", half_a_file)
     with pytest.raises(OSError, match="No space"):
         convert(source, tmp_path / "out", "tgi")
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]

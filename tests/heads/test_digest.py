@@ -11,7 +11,7 @@ from support.tiny_models import tiny_base
 from medusa_kit.base.model import BaseModel
 from medusa_kit.heads import load_heads, save_heads
 from medusa_kit.heads.checkpoint import read_config, stored_digest, write_config
-from medusa_kit.heads.formats.convert import convert
+from medusa_kit.heads.convert import convert
 from medusa_kit.heads.kinds import MedusaHeads
 
 

@@ -19,7 +19,7 @@ import medusa_kit
 from medusa_kit.base.layerwise import layerwise_model
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import wrap_model
-from medusa_kit.base.remembered.described import own_config, read_config
+from medusa_kit.base.remembered_configs import own_config, read_config
 from medusa_kit.base.text_part import _no_towers, causal_model, load_causal
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.cpu import kernels

@@ -17,7 +17,7 @@ from support.small_engines import engine_with_heads
 
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.infer.decode.accept.grammar import GrammarMask
-from medusa_kit.serve.tools import constraint_of
+from medusa_kit.serve.calls.tools import constraint_of
 
 TOKENS = 120
 QUESTION: list[Any] = [{"role": "user", "content": "The weather in Oslo?"}]

@@ -15,7 +15,7 @@ from medusa_kit.base import adapters
 from medusa_kit.errors import MedusaKitError, WriteError
 from medusa_kit.files import atomic_write
 from medusa_kit.heads import MedusaHeads, load_heads, save_heads
-from medusa_kit.heads.formats.convert import convert
+from medusa_kit.heads.convert import convert
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import loop, preparation, result, trainer
 from medusa_kit.train.features.shards import write_shard

@@ -1,1 +1,1 @@
-"""`medusa-kit chat`: a streaming chat in the terminal."""
+"""Answers in the terminal: the chat, and what other commands say of an answer or a model, too."""

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from medusa_kit import console, ctrl_c
-from medusa_kit.cli import options
-from medusa_kit.cli.chat import interrupt, view
+from medusa_kit.cli.chat import interrupt, notes, view
 from medusa_kit.cli.chat.drawing import drawing
 from medusa_kit.errors import ContextLengthError, MedusaKitError
 
@@ -220,7 +219,7 @@ class Chat:
                 return
         plain = streaming.result
         comparison = f"{self._speeds(result, plain)}, {self._agreement(result, plain)}"
-        console.note(comparison + options.rule_note(result.stats))
+        console.note(comparison + notes.rule_note(result.stats))
 
     def _speeds(self, result: Any, plain: Any) -> str:
         """The speeds of both, without the prompt, which was read for the first answer alone."""

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from medusa_kit import console
-from medusa_kit.cli import options
+from medusa_kit.cli.chat import notes
 from medusa_kit.cli.chat.wrap import Styled, WordWrap
 from medusa_kit.console import BACK, ERASE, SAVE
 
@@ -170,4 +170,4 @@ def closing(result: Any, max_new_tokens: int, verbose: bool = False) -> str:
         full = stats.new_tokens < max_new_tokens
         limit = f"at the limit of {counted(max_new_tokens, 'token')} (-n)"
         parts.append(f"stopped {'where the context is full' if full else limit}")
-    return "; ".join(parts or ["an empty answer"]) + options.rule_note(stats)
+    return "; ".join(parts or ["an empty answer"]) + notes.rule_note(stats)

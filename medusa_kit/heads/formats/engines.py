@@ -4,7 +4,6 @@ import shlex
 from typing import Protocol
 
 from medusa_kit.errors import CheckpointError, ConfigError
-from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.settings.quick import MadeFor
 
 OWN_NAME = "medusa-kit"
@@ -24,6 +23,13 @@ class Shape(Protocol):
     def projection(self) -> str: ...
     @property
     def reduced_size(self) -> int | None: ...
+
+
+class OfBase(Shape, Protocol):
+    """What a config of heads says besides."""
+
+    @property
+    def base_model_name(self) -> str: ...
 
 
 def formats_for(heads: Shape) -> list[str]:
@@ -55,7 +61,7 @@ def how_to_train(to: str, base_name: str | None) -> str:
     )
 
 
-def check_shape(config: HeadsConfig, to: str) -> None:
+def check_shape(config: OfBase, to: str) -> None:
     """Raises ConfigError for kinds that other engines lack, CheckpointError for heads of some
     tokens where the format holds none."""
     hint = how_to_train(to, config.base_model_name)

@@ -1,1 +1,1 @@
-"""What a client or a disk can make slow: each has a place of its own, a budget, and an end."""
+"""Child processes with limits of the kernel, in which schemas are tried."""

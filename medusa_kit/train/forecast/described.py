@@ -9,7 +9,7 @@ from medusa_kit.base.files import check_readable, resolve, stored_config
 from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.model import BaseModel, BaseModelInfo
 from medusa_kit.base.placement import DTYPES
-from medusa_kit.base.remembered.described import own_config
+from medusa_kit.base.remembered_configs import own_config
 from medusa_kit.base.text_part import causal_model
 from medusa_kit.errors import CheckpointError
 from medusa_kit.settings.recipe import BaseSection

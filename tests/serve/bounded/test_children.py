@@ -18,11 +18,12 @@ import pytest
 
 import medusa_kit
 from medusa_kit.errors import ClosedError, ConfigError, MedusaKitError, QueueFullError
-from medusa_kit.serve.bounded import child, constraints, lanes
+from medusa_kit.serve import constraints
+from medusa_kit.serve.bounded import child, lanes
 from medusa_kit.serve.bounded.child import Budget
-from medusa_kit.serve.bounded.constraints import Constraints
+from medusa_kit.serve.calls.tools import constraint_of
+from medusa_kit.serve.constraints import Constraints
 from medusa_kit.serve.errors import ServerClosingError
-from medusa_kit.serve.tools import constraint_of
 
 SOON = 60.0  # seconds after which a test has failed
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="by /proc")

@@ -12,7 +12,7 @@ from medusa_kit.infer.decode.accept.grammar_source import begun_fault_of
 from medusa_kit.serve.calls import schemas
 from medusa_kit.serve.calls.joined_patterns import max_joined
 from medusa_kit.serve.calls.schemas import usable
-from medusa_kit.serve.tools import constraint_of
+from medusa_kit.serve.calls.tools import constraint_of
 from medusa_kit.settings.grammar import Grammar
 
 AHEAD = "^(?=.*[0-9]).{8,}$"

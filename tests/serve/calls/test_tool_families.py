@@ -16,9 +16,9 @@ from support.tiny_models import tiny_model
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.serve.app import create_app
+from medusa_kit.serve.calls.tools import constraint_of
 from medusa_kit.serve.operations import logs
 from medusa_kit.serve.service import Service
-from medusa_kit.serve.tools import constraint_of
 from medusa_kit.settings.serve import ServeConfig
 
 MESSAGES = (

@@ -10,8 +10,8 @@ from support.small_engines import build_engine
 from medusa_kit.engine.recent_turns import RecentTurns
 from medusa_kit.errors import ConfigError
 from medusa_kit.serve.calls.tool_calls import CallReader, read_answer
+from medusa_kit.serve.calls.tools import Constraint, constraint_of
 from medusa_kit.serve.conversations import Conversations
-from medusa_kit.serve.tools import Constraint, constraint_of
 
 WEATHER = {
     "type": "function",

@@ -36,7 +36,7 @@ from medusa_kit.base.model_state import ATTRIBUTE as WATCH
 from medusa_kit.base.model_state import ModelWatch
 from medusa_kit.base.placement import pick_device, requested_dtype
 from medusa_kit.base.quantization import raw_bytes
-from medusa_kit.base.remembered.checks import SOURCES
+from medusa_kit.base.remembered_checks import SOURCES
 from medusa_kit.base.tokenizer.check import look_at_tokenizer
 from medusa_kit.errors import CheckpointError
 from medusa_kit.infer.cpu import kernels

@@ -23,7 +23,7 @@ from medusa_kit.base.gguf import gguf_digest
 from medusa_kit.base.gguf_files.parts import stem
 from medusa_kit.base.model import CHECKPOINT, FINAL_NORM_NAMES, INT8, VARIANT_KEY
 from medusa_kit.base.quantization import num_weights
-from medusa_kit.base.remembered.described import settings_of
+from medusa_kit.base.remembered_configs import settings_of
 from medusa_kit.base.stored_tensors import (
     GGUFTensors,
     StoredTensors,

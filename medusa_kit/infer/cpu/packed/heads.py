@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.base.quantization import raw_bytes
-from medusa_kit.base.remembered.checks import code_digest
+from medusa_kit.base.remembered_checks import code_digest
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.blocks import GatedBlock
 from medusa_kit.infer.cpu.int8_weights import packed_rounded

@@ -13,7 +13,7 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.base.processor import processor_name
-from medusa_kit.base.remembered.checks import code_digest
+from medusa_kit.base.remembered_checks import code_digest
 from medusa_kit.infer.decode.node_choice.cost import SIZES, StepCost
 from medusa_kit.infer.decode.repeated_steps import IN_A_ROW, SETTLED, RepeatedSteps
 from medusa_kit.infer.decode.timing import Clock

@@ -13,7 +13,7 @@ from support.tiny_models import tiny_base
 from support.wrapped import WrappedVerifier, raising
 
 from medusa_kit import console
-from medusa_kit.base.remembered.checks import code_digest
+from medusa_kit.base.remembered_checks import code_digest
 from medusa_kit.infer.decode.node_choice import measured
 from medusa_kit.infer.decode.node_choice.cost import SIZES, SLOPE, StepCost
 from medusa_kit.infer.decode.node_choice.measured import MeasuredSteps

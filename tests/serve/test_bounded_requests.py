@@ -16,10 +16,10 @@ from support.small_engines import random_heads
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import save_heads
-from medusa_kit.serve import chat
-from medusa_kit.serve.bounded import constraints, lanes
+from medusa_kit.serve import chat, constraints
+from medusa_kit.serve.bounded import lanes
 from medusa_kit.serve.bounded.child import Budget
-from medusa_kit.serve.bounded.deadline import Threads
+from medusa_kit.serve.deadline import Threads
 
 MESSAGES: list[Any] = [{"role": "user", "content": "What is the sea?"}]
 SOON = 60.0  # seconds after which a test has failed

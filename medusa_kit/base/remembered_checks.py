@@ -16,7 +16,7 @@ from medusa_kit.store.records import Record, short_digest
 from medusa_kit.version import __version__
 
 SOURCES = ("embedded", "gguf", "folder", "hub")  # of models whose code is the library's
-PACKAGE = Path(__file__).parents[2]
+PACKAGE = Path(__file__).parents[1]
 CHECKED_CODE = ("base", "infer")  # folders of the package
 
 

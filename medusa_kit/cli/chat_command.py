@@ -7,6 +7,7 @@ import typer
 
 from medusa_kit import console
 from medusa_kit.cli import engine_options, options
+from medusa_kit.cli.chat import notes
 from medusa_kit.cli.chat import sampling as chat_sampling
 from medusa_kit.cli.chat.conversation import PROMPT, Chat
 from medusa_kit.cli.chat.view import counted
@@ -71,5 +72,5 @@ def _greeting(engine: Any) -> str:
     elif engine.own_drafter == "auto":
         drafting += ", no heads"
     about = f"{info.model_type}, {info.dtype}, {info.device}, {engine.attention.name}"
-    about += options.weights_note(engine)
+    about += notes.weights_note(engine)
     return f"{info.name} ({about}); {drafting}"

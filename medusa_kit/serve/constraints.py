@@ -14,9 +14,9 @@ from medusa_kit.background import in_background
 from medusa_kit.errors import ClosedError, ConfigError, MedusaKitError, QueueFullError
 from medusa_kit.serve.bounded.child import Answer, constraint_from, look_at
 from medusa_kit.serve.bounded.lanes import MAX_QUICK, MAX_SLOW, NICE, QUICK, SLOW, Lane
+from medusa_kit.serve.calls.tools import Constraint, constraint_of
 from medusa_kit.serve.errors import ServerClosingError
 from medusa_kit.serve.hints import SIMPLER
-from medusa_kit.serve.tools import Constraint, constraint_of
 
 KEPT, MAX_KEPT = 1024, 32 << 20  # answers, and bytes of what was asked for
 LOOK = 0.1  # seconds until those who wait see that the server closes

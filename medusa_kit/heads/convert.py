@@ -12,10 +12,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import CheckpointError, ConfigError, did_you_mean
 from medusa_kit.files import atomic_write, write_json
 from medusa_kit.heads import checkpoint
-from medusa_kit.heads.formats import numbered, prefixed, vllm
-from medusa_kit.heads.formats.engines import check_shape
-from medusa_kit.heads.formats.files import CONFIG_NAME
-from medusa_kit.heads.formats.kit import (
+from medusa_kit.heads.foreign import (
     KIT_FORMAT,
     check_sizes,
     from_kit,
@@ -23,6 +20,9 @@ from medusa_kit.heads.formats.kit import (
     simplified,
     to_kit,
 )
+from medusa_kit.heads.formats import numbered, prefixed, vllm
+from medusa_kit.heads.formats.engines import check_shape
+from medusa_kit.heads.formats.files import CONFIG_NAME
 from medusa_kit.heads.formats.neutral import ForeignHeads
 from medusa_kit.heads.formats.recognise import ADAPTER_CONFIG, read_foreign
 from medusa_kit.heads.formats.target import LAYOUTS, Target, Written

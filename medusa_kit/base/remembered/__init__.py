@@ -1,1 +1,0 @@
-"""What earlier loads found out, kept in the cache folder."""
