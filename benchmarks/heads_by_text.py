@@ -23,7 +23,7 @@ from medusa_kit import console
 from medusa_kit.base.placement import DTYPES
 from medusa_kit.files import write_json, write_text
 from medusa_kit.heads import load_heads
-from medusa_kit.infer.cpu.packed.base import base_for_decoding
+from medusa_kit.infer.cpu.packed_base import base_for_decoding
 from medusa_kit.quick.answers import read_answers
 from medusa_kit.settings.recipe import TrainRecipe, load_recipe
 from medusa_kit.tree.replay import replay

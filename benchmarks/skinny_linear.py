@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from medusa_kit import console
 from medusa_kit.base.files import gguf_source
 from medusa_kit.base.loading import load_base_model
-from medusa_kit.infer.cpu.int8_weights import int8_blocks
 from medusa_kit.infer.cpu.linear import make_native
-from medusa_kit.infer.cpu.mkl_linear import install_packed_linears, pack_for_rows
 from medusa_kit.infer.cpu.packed.gguf_blocks import GGUFBlocks
+from medusa_kit.infer.cpu.packed.int8_weights import int8_blocks
+from medusa_kit.infer.mkl_linear import install_packed_linears, pack_for_rows
 
 Run = Callable[[dict[int, Tensor]], Any]
 

@@ -90,7 +90,7 @@ def test_what_is_a_persons_own_is_refused_before_anything_is_loaded(
     def load(*_, **__):
         raise AssertionError("a model was loaded")
 
-    for module in ("base.loading", "infer.cpu.packed.base"):  # what loads looks the name up first
+    for module in ("base.loading", "infer.cpu.packed_base"):  # what loads looks the name up first
         monkeypatch.setattr(f"medusa_kit.{module}.resolve", load)
     Path("p.jsonl").write_text("".join(json.dumps({"prompt": f"{i}?"}) + "\n" for i in range(40)))
     for path, text in files.items():

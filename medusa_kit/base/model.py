@@ -43,7 +43,7 @@ RELATIVE_TOLERANCE = {
     torch.float16: 2e-2,
 }
 FINAL_NORM_NAMES = ("norm", "final_layernorm", "ln_f", "final_layer_norm", "final_norm")
-CHECKPOINT, INT8 = allowed("weights")  # whose numbers, see infer/cpu/int8_weights.py
+CHECKPOINT, INT8 = allowed("weights")  # whose numbers, see infer/cpu/packed/int8_weights.py
 VARIANT_KEY = "medusa_kit_variant"  # in the config of a model that Medusa-2 trained: its digest
 
 
@@ -80,7 +80,7 @@ class BaseModelInfo:
 class BaseModel:
     """A frozen transformers causal LM, its tokenizer, and the two functions that heads need.
 
-    A light one (infer/cpu/packed/base.py) computes them without `model`, which it loads when
+    A light one (infer/cpu/packed_base.py) computes them without `model`, which it loads when
     somebody asks for it.
     """
 

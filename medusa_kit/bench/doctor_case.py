@@ -22,10 +22,10 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine, find_heads
 from medusa_kit.errors import CheckpointError, DataError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.heads import MedusaHeads, load_heads
-from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
 from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.mkl_linear import pack_for_rows
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.statistics import RankStatistics

@@ -19,9 +19,9 @@ from medusa_kit.base.layerwise import LayerwiseModel, layerwise_model
 from medusa_kit.base.model import INT8, BaseModel
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.infer.cpu.int8_weights import rounded
-from medusa_kit.infer.cpu.mkl_linear import free_memory
+from medusa_kit.infer.cpu.packed.int8_weights import rounded
 from medusa_kit.infer.decode.accept.sampler import Sampler
+from medusa_kit.infer.mkl_linear import free_memory
 from medusa_kit.settings.sampling import SamplingParams
 
 SHARE_OF_MEMORY = 0.5  # of the free memory: a model takes more while it is loaded

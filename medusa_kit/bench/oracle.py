@@ -14,7 +14,7 @@ from torch import Tensor
 
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel
-from medusa_kit.infer.cpu.int8_weights import with_weights
+from medusa_kit.infer.cpu.packed.int8_weights import with_weights
 
 
 class Oracle:

@@ -117,7 +117,7 @@ def _generate_here(
     from medusa_kit.distill.answer_file import check_answer_file
     from medusa_kit.distill.generate import generate_answers
     from medusa_kit.engine.before_loading import check_bias
-    from medusa_kit.infer.cpu.packed.base import base_for_decoding
+    from medusa_kit.infer.cpu.packed_base import base_for_decoding
 
     check_answer_file(output)
     check_bias(model, place["revision"], how["sampling"])

@@ -35,7 +35,7 @@ from medusa_kit.heads.formats.files import local_heads_folder
 from medusa_kit.heads.formats.recognise import read_foreign
 from medusa_kit.infer.attention import choice
 from medusa_kit.infer.cpu.activations import check_before_loading as check_activations
-from medusa_kit.infer.cpu.int8_weights import check_before_loading as check_weights
+from medusa_kit.infer.cpu.packed.int8_weights import check_before_loading as check_weights
 from medusa_kit.infer.cpu.verifier import refuse_large_trees
 from medusa_kit.infer.decode.accept.generation_settings import check_own_settings
 from medusa_kit.infer.decode.accept.logits_processing import check_bias_ids

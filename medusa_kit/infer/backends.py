@@ -17,17 +17,17 @@ from medusa_kit.infer.chains.choice import verifier_for
 from medusa_kit.infer.cpu.activations import with_activations
 from medusa_kit.infer.cpu.cache_dtype import store_cache_as
 from medusa_kit.infer.cpu.decoder import native_decoder
-from medusa_kit.infer.cpu.describe import Unsupported
-from medusa_kit.infer.cpu.kernels import OFF_SWITCH
+from medusa_kit.infer.cpu.library.kernels import OFF_SWITCH
 from medusa_kit.infer.cpu.linear import install_native_linears
-from medusa_kit.infer.cpu.mkl_linear import (
+from medusa_kit.infer.cpu.packed.describe import Unsupported
+from medusa_kit.infer.cpu.packed_base import PackedBase
+from medusa_kit.infer.cpu.verifier import NativeVerifier
+from medusa_kit.infer.device.shapes import use_fixed_shapes
+from medusa_kit.infer.mkl_linear import (
     SHARE_OF_KERNELS,
     fits_in_memory,
     install_packed_linears,
 )
-from medusa_kit.infer.cpu.packed.base import PackedBase
-from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.device.shapes import use_fixed_shapes
 from medusa_kit.infer.self_check import (
     TreeCheck,
     check_trees,

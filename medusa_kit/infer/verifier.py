@@ -19,8 +19,8 @@ from medusa_kit.infer.attention import ATTENTION_NAME, install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.sdpa import without_cudnn
 from medusa_kit.infer.attention.watched_layers import watching
-from medusa_kit.infer.cpu.mkl_linear import forget_packs, using_packs
 from medusa_kit.infer.draft import Draft
+from medusa_kit.infer.mkl_linear import forget_packs, using_packs
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, StepHolder, TreeStep
 from medusa_kit.locks import lock_of

@@ -14,7 +14,7 @@ from medusa_kit.engine.before_loading import AnyTree
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine, with_heads
 from medusa_kit.errors import CheckpointError, ConfigError, DataError
-from medusa_kit.infer.cpu.packed.base import base_for_decoding
+from medusa_kit.infer.cpu.packed_base import base_for_decoding
 from medusa_kit.paths import beside
 from medusa_kit.quick import plan, settings
 from medusa_kit.quick.answers import check_encoding

@@ -23,7 +23,7 @@ from medusa_kit.equal_rows import contents
 from medusa_kit.errors import DataError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.ranks import UNAVAILABLE, token_ranks
-from medusa_kit.infer.cpu.int8_weights import refuse_int8_weights
+from medusa_kit.infer.cpu.packed.int8_weights import refuse_int8_weights
 from medusa_kit.infer.decode.accept.rules import accept
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.tree.dynamic import NUM_RANKS as DYNAMIC_RANKS

@@ -22,8 +22,8 @@ from medusa_kit.base.placement import AUTO, load_dtype, requested_dtype, stored_
 from medusa_kit.engine import before_loading
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention import choice
-from medusa_kit.infer.cpu import int8_weights
-from medusa_kit.infer.cpu.packed import base as packed_base
+from medusa_kit.infer.cpu import packed_base as packed_base
+from medusa_kit.infer.cpu.packed import int8_weights
 from medusa_kit.settings.engine import EngineConfig
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)

@@ -12,7 +12,7 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.base.tokenizer.turn_end import end_of_turn
 from medusa_kit.data.chat import encode_conversation
-from medusa_kit.infer.cpu.packed.base import base_for_decoding
+from medusa_kit.infer.cpu.packed_base import base_for_decoding
 
 EACH, DONE = "{% for m in messages %}", "{% endfor %}"
 SAID = "{% if m['role'] == 'assistant' %}"

@@ -19,7 +19,7 @@ from medusa_kit.bench.verify import verify
 from medusa_kit.bench.verify_report import VerifyReport
 from medusa_kit.engine.engine import Engine, GenerationResult
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.infer.cpu.int8_weights import with_weights
+from medusa_kit.infer.cpu.packed.int8_weights import with_weights
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 

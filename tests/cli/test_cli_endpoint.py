@@ -15,7 +15,7 @@ from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.data.readers import AnswerRow, read_rows
 from medusa_kit.distill import openai_client
 from medusa_kit.engine import load as loading
-from medusa_kit.infer.cpu.packed import base as packed_base
+from medusa_kit.infer.cpu import packed_base as packed_base
 
 Run = Callable[..., tuple[int, str, str]]
 SHORT = [

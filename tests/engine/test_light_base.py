@@ -23,9 +23,9 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.heads import save_heads
 from medusa_kit.infer import self_check
-from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.cpu.int8_weights import with_weights
-from medusa_kit.infer.cpu.packed.base import PackedBase, base_for_decoding
+from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.packed.int8_weights import with_weights
+from medusa_kit.infer.cpu.packed_base import PackedBase, base_for_decoding
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.settings.recipe import load_recipe
 from medusa_kit.train.trainer import train
@@ -250,7 +250,7 @@ def test_heads_learn_the_same_from_a_light_base(folder: Path, tmp_path: Path) ->
 COMMANDS = """
     import io, sys
     from medusa_kit import cli
-    from medusa_kit.infer.cpu.packed.base import PackedBase
+    from medusa_kit.infer.cpu.packed_base import PackedBase
 
     def refuse(base):
         raise AssertionError("the model was asked for")

@@ -15,8 +15,8 @@ from torch.utils import cpp_extension
 import medusa_kit
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.cpu import mkl_linear as packed_linear
+from medusa_kit.infer import mkl_linear as packed_linear
+from medusa_kit.infer.cpu.library import kernels
 
 SYSTEMS = {"Darwin": "arm64", "Windows": "AMD64"}
 

@@ -22,7 +22,7 @@ from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.verify import verify
 from medusa_kit.cli import verify as cli_verify
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.infer.cpu.mkl_linear import PackedLinear, install_packed_linears
+from medusa_kit.infer.mkl_linear import PackedLinear, install_packed_linears
 from medusa_kit.infer.self_check import self_check
 
 

@@ -25,7 +25,7 @@ from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters.estimates import AcceptanceEstimate
-from medusa_kit.infer.cpu import kernels
+from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 
 # How often each thread asks. Steps through torch take turns in Python, and are slow beside others.

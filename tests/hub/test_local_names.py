@@ -14,7 +14,7 @@ from medusa_kit.heads import MedusaHeads, save_heads
 from medusa_kit.heads.checkpoint import read_config, write_config
 from medusa_kit.hub.card import CardOptions, render_card
 from medusa_kit.hub.measured import read_measured
-from medusa_kit.infer.cpu.packed.base import base_for_decoding
+from medusa_kit.infer.cpu.packed_base import base_for_decoding
 from medusa_kit.settings.engine import DEBUG_NAME
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train.trainer import train

@@ -13,7 +13,7 @@ import medusa_kit
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.verify import verify
-from medusa_kit.infer.cpu.packed.base import base_for_decoding
+from medusa_kit.infer.cpu.packed_base import base_for_decoding
 from medusa_kit.settings.recipe import load_recipe
 from medusa_kit.train.forecast.described import DescribedBase
 from medusa_kit.train.trainer import train

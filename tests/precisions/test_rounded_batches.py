@@ -27,7 +27,7 @@ from torch import Tensor
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.cpu.cache_dtype import store_cache_as
-from medusa_kit.infer.cpu.kernels import MAX_ROWS
+from medusa_kit.infer.cpu.library.kernels import MAX_ROWS
 from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.infer.verifier import Verifier
 

@@ -6,7 +6,7 @@ from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.heads.source import HeadsSource
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
+from medusa_kit.infer.mkl_linear import pack_for_rows
 
 
 def build(context: DraftContext, options: Any) -> HeadsSource:

@@ -23,10 +23,10 @@ from medusa_kit.errors import Live
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.draws import RowsDraws
 from medusa_kit.heads.guesser import GrownTrees, Guesses, Least, Texts
-from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
-from medusa_kit.infer.cpu.int8_weights import rounding
+from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.packed.heads import COLUMNS, PackedHeads, packed_heads
+from medusa_kit.infer.cpu.packed.int8_weights import rounding
 from medusa_kit.infer.cpu.packed.packing import PackedMatrix
 from medusa_kit.infer.cpu.recurrent import PackedRecurrent
 from medusa_kit.locks import SharedLock

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from medusa_kit.base.fingerprint import version_of
 from medusa_kit.base.quantization import is_plain_linear
-from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.cpu.mkl_linear import Packing, plain_linears
+from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.packed.gguf_blocks import equal_blocks
 from medusa_kit.infer.cpu.packed.packing import Blocks, PackedMatrix, pack
+from medusa_kit.infer.mkl_linear import Packing, plain_linears
 
 
 class NativeLinear(Packing):

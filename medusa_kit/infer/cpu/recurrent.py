@@ -7,9 +7,9 @@ Shapes: D hidden, K heads.
 """
 
 from medusa_kit.heads.blocks import NORM_EPSILON, UNIT_EPSILON
-from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.cpu.int8_weights import rounding
+from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.packed.heads import GAIN, INPUT, PackedHeads
+from medusa_kit.infer.cpu.packed.int8_weights import rounding
 
 
 class PackedRecurrent:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.errors import Live, NotFiniteError
-from medusa_kit.infer.cpu.mkl_linear import using_packs
 from medusa_kit.infer.decode.accept.sampler import has_scores
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.decode.group import Group, by_request, drafts_of, without_watched
@@ -28,6 +27,7 @@ from medusa_kit.infer.decode.timing import Clock, Laps, StepTiming
 from medusa_kit.infer.details import token_scores
 from medusa_kit.infer.draft import Draft, Drafter, flat_nodes
 from medusa_kit.infer.likeliest import no_scores
+from medusa_kit.infer.mkl_linear import using_packs
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores
 from medusa_kit.infer.verifier import Verifier

@@ -35,8 +35,8 @@ from medusa_kit.bench.gpu.shapes import (
 )
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.errors import MedusaKitError
+from medusa_kit.infer import mkl_linear as packed_linear
 from medusa_kit.infer.attention import triton_backend
-from medusa_kit.infer.cpu import mkl_linear as packed_linear
 
 # torch's own, when dynamo is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from medusa_kit.infer.cpu import int8_weights
+from medusa_kit.infer.cpu.packed import int8_weights
 
 
 @pytest.fixture(scope="module")

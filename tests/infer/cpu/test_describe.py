@@ -6,9 +6,9 @@ from torch import nn
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.infer.backends import prepare_backends
-from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.cpu.describe import Unsupported, describe
+from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.linear import NativeLinear
+from medusa_kit.infer.cpu.packed.describe import Unsupported, describe
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 
 pytestmark = pytest.mark.skipif(

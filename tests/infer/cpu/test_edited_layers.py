@@ -10,9 +10,9 @@ from support.tiny_models import tiny_model
 from torch import nn
 
 from medusa_kit.base.model import wrap_model
-from medusa_kit.infer.cpu import kernels
+from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.linear import install_native_linears
-from medusa_kit.infer.cpu.mkl_linear import forget_packs, using_packs
+from medusa_kit.infer.mkl_linear import forget_packs, using_packs
 
 pytestmark = pytest.mark.skipif(kernels.load_library() is None, reason="no compiler")
 

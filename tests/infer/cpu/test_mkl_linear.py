@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from medusa_kit.infer.cpu import mkl_linear as packed_linear
-from medusa_kit.infer.cpu.mkl_linear import (
+from medusa_kit.infer import mkl_linear as packed_linear
+from medusa_kit.infer.mkl_linear import (
     PackedLinear,
     _packed_rows,
     forget_packs,

@@ -15,13 +15,13 @@ from support.tiny_models import model_of
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.files import file_digest
 from medusa_kit.heads import MedusaHeads, load_heads, save_heads
-from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.heads import NativeHeads
+from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.packed import heads as packed_module
-from medusa_kit.infer.cpu.packed.base import PackedBase, base_for_decoding
 from medusa_kit.infer.cpu.packed.file import DIGEST, FILE
 from medusa_kit.infer.cpu.packed.heads import PackedHeads, packed_heads
+from medusa_kit.infer.cpu.packed_base import PackedBase, base_for_decoding
 
 pytestmark = pytest.mark.skipif(
     kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"

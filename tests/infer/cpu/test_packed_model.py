@@ -16,15 +16,15 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder, native_decoder
-from medusa_kit.infer.cpu.describe import Unsupported
 from medusa_kit.infer.cpu.heads import NativeHeads
-from medusa_kit.infer.cpu.int8_weights import with_weights
+from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.packed import cache as packed_cache
 from medusa_kit.infer.cpu.packed import packing_up
 from medusa_kit.infer.cpu.packed.cache import packed_model
+from medusa_kit.infer.cpu.packed.describe import Unsupported
 from medusa_kit.infer.cpu.packed.file import FileSink
+from medusa_kit.infer.cpu.packed.int8_weights import with_weights
 from medusa_kit.infer.cpu.packed.model import PackedModel, chosen_rows, expanded_rows
 from medusa_kit.infer.cpu.packed.packing import pack
 from medusa_kit.infer.tree_cache import TreeCache

@@ -16,7 +16,7 @@ import pytest
 from support.callers import all_at_once
 from torch.utils import cpp_extension
 
-from medusa_kit.infer.cpu import kernels
+from medusa_kit.infer.cpu.library import kernels
 
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 pytestmark = pytest.mark.skipif(

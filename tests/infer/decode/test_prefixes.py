@@ -19,7 +19,7 @@ from support.tiny_models import tiny_base
 from transformers.pytorch_utils import Conv1D
 
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.cpu import kernels
+from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.decode.scheduler import Scheduler
 
 in_cpp = pytest.mark.skipif(

@@ -5,7 +5,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.cpu.int8_weights import rounded
+from medusa_kit.infer.cpu.packed.int8_weights import rounded
 from support.tiny_models import COMMON, STOP
 
 WIDE = {**COMMON, "hidden_size": 96, "head_dim": 16, "num_attention_heads": 6}

@@ -18,9 +18,9 @@ from torch import Tensor
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.activations import activations_of
-from medusa_kit.infer.cpu.packed.base import base_for_decoding
+from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.packed_base import base_for_decoding
 from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.infer.verifier import Verifier
 from support.gguf import tiny_files

@@ -15,7 +15,7 @@ from medusa_kit.data.chat import EncodedExample
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.infer.attention import install_tree_attention
-from medusa_kit.infer.cpu.packed.base import base_for_decoding
+from medusa_kit.infer.cpu.packed_base import base_for_decoding
 from medusa_kit.settings.recipe import load_recipe
 from medusa_kit.train.data import on_all_tokens, prepare
 from medusa_kit.train.features import runners_up

@@ -33,10 +33,8 @@ from medusa_kit.base.stored_tensors import (
 )
 from medusa_kit.errors import CheckpointError
 from medusa_kit.files import file_digest
-from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.cpu.describe import ModelParts, Unsupported, check_family, describe
-from medusa_kit.infer.cpu.int8_weights import GROUP, int8_blocks, none_fits, report_rounded
-from medusa_kit.infer.cpu.mkl_linear import plain_linears
+from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.packed.describe import ModelParts, Unsupported, check_family, describe
 from medusa_kit.infer.cpu.packed.file import (
     DIGEST,
     FILE,
@@ -47,9 +45,11 @@ from medusa_kit.infer.cpu.packed.file import (
     write_file,
 )
 from medusa_kit.infer.cpu.packed.gguf_blocks import blocks_in_order, read_factors, read_scales
+from medusa_kit.infer.cpu.packed.int8_weights import GROUP, int8_blocks, none_fits, report_rounded
 from medusa_kit.infer.cpu.packed.model import PackedModel, opened
 from medusa_kit.infer.cpu.packed.packing import Blocks, Rows
 from medusa_kit.infer.cpu.packed.packing_up import Packing, model_of, row_pieces
+from medusa_kit.infer.mkl_linear import plain_linears
 from medusa_kit.store.builds import NotUsable, Origin, announce_work, make_file_once
 from medusa_kit.store.records import cache_folder, content_digest
 

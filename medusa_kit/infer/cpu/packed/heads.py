@@ -20,8 +20,8 @@ from medusa_kit.base.quantization import raw_bytes
 from medusa_kit.base.remembered_checks import code_digest
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.blocks import GatedBlock
-from medusa_kit.infer.cpu.int8_weights import packed_rounded
 from medusa_kit.infer.cpu.packed.file import DIGEST, FILE, LAYOUT, FileSink, mapped, write_file
+from medusa_kit.infer.cpu.packed.int8_weights import packed_rounded
 from medusa_kit.infer.cpu.packed.model import chosen_rows, matrix_in
 from medusa_kit.infer.cpu.packed.packing import LANES, PackedMatrix, interleaved
 from medusa_kit.store.builds import NotUsable, Origin, make_file_once

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from medusa_kit.infer.cpu.describe import LayerParts, ModelParts, Unsupported
+from medusa_kit.infer.cpu.packed.describe import LayerParts, ModelParts, Unsupported
 from medusa_kit.infer.cpu.packed.file import Sink
 from medusa_kit.infer.cpu.packed.model import (
     EMBEDDING,

@@ -34,7 +34,7 @@ X86 = {  # names as mk_isa reports them, and as levels.cpp has them
 }
 LINKED = ("-shared", "-pthread", "-s", "-static-libstdc++", "-Wl,--gc-sections")
 EXPORTED = "{ global: mk_*; local: *; };"
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1]  # of the sources
 
 
 def digest_of_sources(*more: object) -> str:

@@ -17,9 +17,10 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.errors import ConfigError, check_count, unknown_value
-from medusa_kit.infer.cpu.levels import (
+from medusa_kit.infer.cpu.library.levels import (
     COMPILED,
     FLAGS,
+    FOLDER,
     X86,
     digest_of_sources,
     packaged_library,
@@ -246,7 +247,6 @@ def build(machine_flags: tuple[str, ...]) -> ctypes.CDLL:
 
     Raises OSError and what torch's loader raises.
     """
-    sources = Path(__file__).parent
     name = f"medusa_kit_{digest_of_sources(machine_flags, _processor())}"
 
     def compile_into(path: Path) -> None:
@@ -254,7 +254,7 @@ def build(machine_flags: tuple[str, ...]) -> ctypes.CDLL:
 
         cpp_extension.load(
             name,
-            [str(sources / file) for file in COMPILED],
+            [str(FOLDER / file) for file in COMPILED],
             extra_cflags=[*FLAGS, *machine_flags],
             extra_ldflags=["-pthread"],
             # A new one: the loader's lock survives a killed process.

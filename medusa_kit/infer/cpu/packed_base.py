@@ -39,13 +39,13 @@ from medusa_kit.base.quantization import raw_bytes
 from medusa_kit.base.remembered_checks import SOURCES
 from medusa_kit.base.tokenizer.check import look_at_tokenizer
 from medusa_kit.errors import CheckpointError
-from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
-from medusa_kit.infer.cpu.describe import Unsupported
-from medusa_kit.infer.cpu.int8_weights import rounded, with_weights
+from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.packed.cache import packed_model
+from medusa_kit.infer.cpu.packed.describe import Unsupported
+from medusa_kit.infer.cpu.packed.int8_weights import rounded, with_weights
 from medusa_kit.infer.cpu.packed.model import PackedModel
-from medusa_kit.infer.cpu.packed.texts import hidden_of_texts
+from medusa_kit.infer.cpu.packed_texts import hidden_of_texts
 from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of
 
