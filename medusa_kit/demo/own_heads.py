@@ -11,8 +11,8 @@ from medusa_kit.demo.work import Deadline, Work
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import with_heads
 from medusa_kit.files import parse_json, write_text
-from medusa_kit.infer.backends import check_base
 from medusa_kit.infer.cpu.packed_base import base_for_decoding
+from medusa_kit.infer.runners.backends import check_base
 from medusa_kit.quick import settings
 from medusa_kit.quick.answers import Written, answer, read_answers
 from medusa_kit.quick.prompts import read_prompts

@@ -26,12 +26,12 @@ from medusa_kit.data.rows import EXAMPLES
 from medusa_kit.distill.answer_file import ASKED, AnswerFile, answer_file, digest_of
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.errors import ConfigError, DataError, unknown_value
-from medusa_kit.infer.backends import Backends, prepare_backends
 from medusa_kit.infer.cpu.packed.int8_weights import refuse_int8_weights
 from medusa_kit.infer.decode.accept.logits_processing import check_bias_ids
 from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.mkl_linear import pack_for_rows
+from medusa_kit.infer.runners.backends import Backends, prepare_backends
 from medusa_kit.settings.sampling import SamplingParams
 
 GROUP_BATCHES = (

@@ -20,7 +20,7 @@ from medusa_kit.errors import CheckpointError, ConfigError, DeviceMemoryError, M
 from medusa_kit.heads import load_heads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.heads.derived import TREE_NAME
-from medusa_kit.infer.adapted_verifier import adapted
+from medusa_kit.infer.runners.adapted_verifier import adapted
 from medusa_kit.settings.drafters import READ_HEADS
 from medusa_kit.store.beside import found_beside
 

@@ -30,7 +30,6 @@ from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.derived import TREE_NAME
 from medusa_kit.heads.formats.files import local_heads_folder
-from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.cpu.heads import install_native_heads
 from medusa_kit.infer.cpu.packed.int8_weights import with_weights
 from medusa_kit.infer.cpu.packed_base import base_for_decoding
@@ -38,6 +37,7 @@ from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.decode.accept.logits_processing import check_own_values
 from medusa_kit.infer.decode.node_choice.measured import MeasuredSteps
 from medusa_kit.infer.decode.scheduler import Scheduler, max_kept_bytes
+from medusa_kit.infer.runners.backends import prepare_backends
 from medusa_kit.settings.engine import (
     Activations,
     Attention,

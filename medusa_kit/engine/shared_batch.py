@@ -14,7 +14,6 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.engine.result import GenerationResult
 from medusa_kit.engine.streaming import Streaming
 from medusa_kit.errors import ConfigError, Live, check_count
-from medusa_kit.infer.adapted_verifier import AdaptedVerifier
 from medusa_kit.infer.decode.detokenize import TextStream
 from medusa_kit.infer.decode.request import Emitted, Request
 from medusa_kit.infer.decode.scheduler import BatchStats, Scheduler
@@ -22,6 +21,7 @@ from medusa_kit.infer.decode.threaded.scheduler_thread import SchedulerThread
 from medusa_kit.infer.decode.threaded.submission import Emission, OnTokens, Submission
 from medusa_kit.infer.details import NOTHING, OutputOptions
 from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.runners.adapted_verifier import AdaptedVerifier
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import KeyedLocks
 from medusa_kit.settings.drafters import READ_HEADS

@@ -23,8 +23,6 @@ from medusa_kit.base.families import needs_chains
 from medusa_kit.base.faults import finite
 from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError, MedusaKitError
-from medusa_kit.infer.attention.choice import cannot_use
-from medusa_kit.infer.chains.choice import verifier_for
 from medusa_kit.infer.draft import UNUSED, Draft, Topology, flat_nodes
 from medusa_kit.infer.own_rounding import (
     FAILURES,
@@ -89,32 +87,6 @@ class TreeCheck:
 def coarsest(checks: Iterable[TreeCheck]) -> TreeCheck:
     """The check with the largest tolerance, which holds for whatever runs a step."""
     return max(checks, key=lambda check: check.rounding_tolerance)
-
-
-def self_check(base: BaseModel) -> TreeCheck:
-    """`check_trees` before heads are trained for a base: without trees they are of no use."""
-    return checked_verifier(base)[1]
-
-
-def checked_verifier(base: BaseModel, attention: str = "auto") -> tuple[Verifier, TreeCheck]:
-    """A verifier that has passed `check_trees`, and what was measured.
-
-    Where a backend fails the check and `sdpa`, the reference, passes it, `auto` does without that
-    backend and says so. If it was asked for by name, that is an error. Raises ConfigError,
-    IncompatibleBaseError.
-    """
-    verifier = verifier_for(base, attention)
-    form = verifier.own_attention
-    if form is not None and attention not in ("auto", "sdpa"):
-        reason = f"{base.info.model_type} computes its attention itself ({form})"
-        raise cannot_use(attention, reason)
-    try:
-        return verifier, check_backends(verifier)
-    except IncompatibleBaseError as error:
-        if attention in ("auto", "sdpa"):
-            raise
-        check_trees(verifier_for(base, "sdpa"))  # raises if the model is at fault
-        raise cannot_use(attention, error.message) from error
 
 
 def check_backends(verifier: Verifier) -> TreeCheck:

@@ -6,7 +6,7 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.base.placement import pick_device
-from medusa_kit.infer.backends import check_base
+from medusa_kit.infer.runners.backends import check_base
 from medusa_kit.quick import report, settings
 from medusa_kit.quick.run import show_plan
 from medusa_kit.quick.session import Session

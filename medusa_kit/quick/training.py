@@ -9,7 +9,7 @@ from medusa_kit.base.origin import HEADS
 from medusa_kit.errors import CheckpointError, MedusaKitError
 from medusa_kit.files import parse_json, write_text
 from medusa_kit.heads.checkpoint import stored_digest
-from medusa_kit.infer.backends import check_base
+from medusa_kit.infer.runners.backends import check_base
 from medusa_kit.quick import plan, settings
 from medusa_kit.quick.answers import read_answers
 from medusa_kit.quick.plan import minutes

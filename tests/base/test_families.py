@@ -94,7 +94,7 @@ def test_the_self_check_refuses_what_no_name_shows(monkeypatch: pytest.MonkeyPat
     """The same model under a name that is not on the list, refused with what went wrong."""
     from medusa_kit.infer import verifier
     from medusa_kit.infer.chains import choice
-    from medusa_kit.infer.self_check import self_check
+    from medusa_kit.infer.chains.choice import self_check
 
     monkeypatch.setattr(verifier, "refuse_impossible", lambda *_: None)
     bloom = model_of("bloom", vocab_size=96, hidden_size=32, n_layer=2, n_head=4)

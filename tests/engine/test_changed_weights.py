@@ -28,10 +28,10 @@ from medusa_kit.base.model_state import ModelWatch
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, IncompatibleBaseError, ModelChangedError
 from medusa_kit.heads import load_heads, save_heads
-from medusa_kit.infer import backends
 from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.device.verifier import CapturedVerifier
+from medusa_kit.infer.runners import backends
 from medusa_kit.locks import lock_of
 from medusa_kit.settings.sampling import SamplingParams
 

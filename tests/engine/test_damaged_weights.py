@@ -22,7 +22,7 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.load import load
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError
 from medusa_kit.heads import load_heads, save_heads
-from medusa_kit.infer.self_check import self_check
+from medusa_kit.infer.chains.choice import self_check
 from medusa_kit.settings.recipe import LoraSection
 
 NUMBERS = {"nan": float("nan"), "infinite": float("inf")}

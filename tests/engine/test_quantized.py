@@ -22,8 +22,8 @@ from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.verify import verify
 from medusa_kit.cli import verify as cli_verify
 from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer.chains.choice import self_check
 from medusa_kit.infer.mkl_linear import PackedLinear, install_packed_linears
-from medusa_kit.infer.self_check import self_check
 
 
 def quantise_folder(folder: Path, input_step: float) -> Path:

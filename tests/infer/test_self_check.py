@@ -12,8 +12,9 @@ from medusa_kit.base.layerwise import LayerwiseModel, layerwise_model
 from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError
 from medusa_kit.infer import attention, tree_step
+from medusa_kit.infer.chains.choice import self_check
 from medusa_kit.infer.own_rounding import own_rounding
-from medusa_kit.infer.self_check import check_trees, self_check
+from medusa_kit.infer.self_check import check_trees
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
 

@@ -7,9 +7,9 @@ from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.native.damaged import A_MODEL, check_stored_numbers
 from medusa_kit.drafters.native.other_kinds import refuse_other_kinds
 from medusa_kit.errors import AnyError, CheckpointError, ConfigError, IncompatibleBaseError
-from medusa_kit.infer.adapted_verifier import AdaptedVerifier
-from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.cpu.packed_base import base_for_decoding
+from medusa_kit.infer.runners.adapted_verifier import AdaptedVerifier
+from medusa_kit.infer.runners.backends import prepare_backends
 from medusa_kit.infer.verifier import Verifier
 
 

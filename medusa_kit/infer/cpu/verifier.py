@@ -15,10 +15,10 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
+from medusa_kit.infer.chains.choice import checked_verifier
 from medusa_kit.infer.cpu.decoder import NativeDecoder, Watched, native_decoder
 from medusa_kit.infer.cpu.library.kernels import MAX_ROWS
 from medusa_kit.infer.cpu.packed.describe import Unsupported
-from medusa_kit.infer.self_check import checked_verifier
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, StepHolder
 from medusa_kit.infer.verifier import Verifier

@@ -14,8 +14,8 @@ from medusa_kit.infer.attention import choice
 from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.sdpa import explicit, tree_sdpa
+from medusa_kit.infer.chains.choice import checked_verifier
 from medusa_kit.infer.device.step import FixedStep
-from medusa_kit.infer.self_check import checked_verifier
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.attention.triton_backend import ancestor_words, tree_triton
+from medusa_kit.infer.chains.choice import checked_verifier
 from medusa_kit.infer.device.step import FixedStep
-from medusa_kit.infer.self_check import checked_verifier
 
 
 def test_ancestor_words_hold_every_pair() -> None:

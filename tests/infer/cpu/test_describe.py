@@ -5,11 +5,11 @@ from support.tiny_models import model_of, tiny_model
 from torch import nn
 
 from medusa_kit.base.model import wrap_model
-from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.linear import NativeLinear
 from medusa_kit.infer.cpu.packed.describe import Unsupported, describe
 from medusa_kit.infer.cpu.verifier import NativeVerifier
+from medusa_kit.infer.runners.backends import prepare_backends
 
 pytestmark = pytest.mark.skipif(
     kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"

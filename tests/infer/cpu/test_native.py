@@ -19,8 +19,6 @@ from torch import nn
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.infer import backends as backends_module
-from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.linear import install_native_linears
@@ -28,6 +26,8 @@ from medusa_kit.infer.cpu.packed.gguf_blocks import READERS, blocks_of, read_sca
 from medusa_kit.infer.cpu.packed.packing import Blocks, pack
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.draft import Draft, Topology, flat_nodes
+from medusa_kit.infer.runners import backends as backends_module
+from medusa_kit.infer.runners.backends import prepare_backends
 from medusa_kit.infer.verifier import Verifier
 
 pytestmark = pytest.mark.skipif(

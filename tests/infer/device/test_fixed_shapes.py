@@ -25,7 +25,6 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters import draft_with
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.adapted_verifier import adapted
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
@@ -35,6 +34,7 @@ from medusa_kit.infer.device.guard import HostRead, NoHostReads
 from medusa_kit.infer.device.step import FixedStep
 from medusa_kit.infer.device.verifier import AGAIN_AFTER, CapturedVerifier, usual_steps
 from medusa_kit.infer.draft import Topology
+from medusa_kit.infer.runners.adapted_verifier import adapted
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, TreeStep
 from medusa_kit.infer.verifier import Verifier

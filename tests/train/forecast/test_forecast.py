@@ -22,7 +22,7 @@ RECIPE = ROOT / "recipes/debug.yaml"
 RUN = """
 import resource, sys
 from pathlib import Path
-from medusa_kit.infer.backends import check_base
+from medusa_kit.infer.runners.backends import check_base
 from medusa_kit.infer.cpu.packed_base import base_for_decoding
 from medusa_kit.settings.recipe import load_recipe
 from medusa_kit.train.forecast.dry_run import dry_run

@@ -1,6 +1,6 @@
 """The fastest verifier for a model on its machine, self-checked: every command decodes through it.
 
-On CUDA, forwards are captured and replayed as graphs where they can be (`cuda_graph/`).
+On CUDA, forwards are captured and replayed as graphs where they can be (`infer/device/`).
 On a CPU, whole steps run in C++ for the families that it knows. Else linear layers run in C++, or
 torch's MKL packs them. Whatever is chosen must pass the same self-check as the model alone.
 """
@@ -13,7 +13,7 @@ import torch
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.infer.chains.choice import verifier_for
+from medusa_kit.infer.chains.choice import checked_verifier, self_check, verifier_for
 from medusa_kit.infer.cpu.activations import with_activations
 from medusa_kit.infer.cpu.cache_dtype import store_cache_as
 from medusa_kit.infer.cpu.decoder import native_decoder
@@ -28,13 +28,7 @@ from medusa_kit.infer.mkl_linear import (
     fits_in_memory,
     install_packed_linears,
 )
-from medusa_kit.infer.self_check import (
-    TreeCheck,
-    check_trees,
-    checked_verifier,
-    coarsest,
-    self_check,
-)
+from medusa_kit.infer.self_check import TreeCheck, check_trees, coarsest
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.engine import FLOAT32
 

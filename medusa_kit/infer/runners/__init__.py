@@ -1,0 +1,1 @@
+"""Which verifier runs a model on its machine, and one whose forwards have an adapter."""
