@@ -20,7 +20,7 @@ from medusa_kit.engine.conversation import Conversation
 from medusa_kit.engine.given import Prompt, check_prompt, prompt_list, stop_strings
 from medusa_kit.engine.result import GenerationResult, GenerationStats
 from medusa_kit.engine.shared_batch import MAX_PAUSE, SharedBatch, check_options
-from medusa_kit.engine.streaming import Streaming
+from medusa_kit.engine.streaming import Streaming, guessers
 from medusa_kit.errors import ConfigError, Live, check_count
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.choice import AttentionChoice
@@ -169,7 +169,7 @@ class Engine(Live):
             request,
             TextStream(self.base.tokenizer, stops),
             lambda: self._result(request, built.describe(), built.notes),
-            lambda count: built.guessed_by(drafter or self.own_drafter, count),
+            lambda count: guessers(request.credits, drafter or self.own_drafter, count),
         )
 
     def shared_batch(

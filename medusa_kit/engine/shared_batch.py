@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary, finalize
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.engine.result import GenerationResult
-from medusa_kit.engine.streaming import Streaming
+from medusa_kit.engine.streaming import Streaming, guessers
 from medusa_kit.errors import ConfigError, Live, check_count
 from medusa_kit.infer.decode.detokenize import TextStream
 from medusa_kit.infer.decode.request import Emitted, Request
@@ -126,8 +126,7 @@ class Answer(Live):
 
     def guessers(self, emission: Emission) -> list[str]:
         """The drafters that guessed the emission's first tokens, those accepted at depth 1, 2, …"""
-        known, count = emission.credits, emission.num_guessed
-        return [self.drafter] * count if known is None else known[:count]
+        return guessers(emission.credits, self.drafter, emission.num_guessed)
 
     def cancel(self) -> None:
         """End it within a step, from any thread."""

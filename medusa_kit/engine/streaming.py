@@ -37,6 +37,12 @@ class Piece(str):
         return (self.spans,)
 
 
+def guessers(credits: Sequence[str] | None, drafter: str, count: int) -> list[str]:
+    """Who guessed the first `count` tokens of a step: `credits`, or the drafter where it has no
+    several sources."""
+    return [drafter] * count if credits is None else list(credits[:count])
+
+
 class Streaming(Live):
     """An iterator over the pieces of an answer's text as they come; it can be read once.
 

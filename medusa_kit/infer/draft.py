@@ -21,6 +21,7 @@ from medusa_kit.heads.draws import RowDraws
 from medusa_kit.infer.decode.accept.sampler import Sampler
 from medusa_kit.infer.decode.node_choice.choice import Chances
 from medusa_kit.infer.decode.node_choice.cost import StepCost
+from medusa_kit.infer.decode.timing import StepTiming
 from medusa_kit.infer.host_tree import HostTree, host_tree
 from medusa_kit.infer.likeliest import likeliest
 from medusa_kit.infer.tree_step import Nodes
@@ -122,6 +123,8 @@ class RequestText:
     kept: dict[Any, Any] = field(default_factory=dict, repr=False)  # by the drafter that keeps it
     token_ids: list[int] = field(default_factory=list)  # of the answer, as far as it was emitted
     finish_reason: str | None = None  # stop | length | cancelled | error
+    # Sources of the tokens accepted in the newest step, where its drafter has several.
+    credits: list[str] | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -174,7 +177,7 @@ def unread(tokens: list[int], root: int, num_read: int) -> list[int]:
 class StepResult:
     """The outcome of verifying a draft, for drafters that learn from it."""
 
-    draft: Draft
+    draft: Draft  # as proposed or selected, or a part of it (`Verifier.fitted`)
     paths: Sequence[Sequence[int]]  # accepted nodes of each request, root not included
     next_roots: Sequence[int]  # the token after each request's last accepted node
     hidden: PerRequest  # (N, D)
@@ -185,6 +188,7 @@ class StepResult:
     tokens_read: Sequence[Sequence[int]] | None = None
     layers: PerRequest = ()  # (N, X): outputs of watched layers, one after another
     requests: Sequence[RequestText] = ()  # whose draft it was
+    timing: StepTiming | None = None  # of the step, up to here
 
     def tokens(self, index: int) -> Sequence[int]:
         """Tokens of a request's nodes, of the used ones at least."""
@@ -241,6 +245,19 @@ def flat_nodes(drafts: Sequence[Draft]) -> Nodes:
     )
 
 
+class Candidates(ABC):
+    """Draft tokens of which the batch selects how many it verifies."""
+
+    @property
+    @abstractmethod
+    def chances(self) -> Sequence[Chances]:
+        """How likely each request's draft tokens are."""
+
+    @abstractmethod
+    def select(self, counts: Sequence[int]) -> Draft:
+        """The likeliest of them, so many for each request, none or more."""
+
+
 class Drafter(ABC, Live):
     """What proposes draft tokens, at each step for all requests that it drafts for.
 
@@ -255,19 +272,13 @@ class Drafter(ABC, Live):
     watches: tuple[int, ...] = ()  # layers of the base whose outputs it reads (`StepResult.layers`)
     has_candidates: bool = False  # whether the batch chooses how many draft tokens it verifies
     rewinds: bool = False  # whether drafts may be taken back, since they depend on the root alone
-    # Of one with several sources: those of each request's tokens accepted in the last step.
-    credits: list[list[str]] | None = None
 
     @abstractmethod
     def propose(self, state: State) -> Draft:
         """A tree for each request."""
 
-    def candidates(self, state: State, cost: StepCost, num_others: int) -> Sequence[Chances]:
-        """How likely each request's draft tokens are, in place of `propose`. `select` follows."""
-        raise NotImplementedError
-
-    def select(self, counts: Sequence[int]) -> Draft:
-        """The likeliest of the candidates, so many for each request, none or more."""
+    def candidates(self, state: State, cost: StepCost, num_others: int) -> Candidates:
+        """Draft tokens and how likely they are, in place of `propose`."""
         raise NotImplementedError
 
     # What follows is empty: one that keeps nothing between steps has nothing to do.
@@ -289,13 +300,6 @@ class Drafter(ABC, Live):
     def notes(self) -> list[str]:
         """Reasons, and figures over all requests so far; those begin as FIGURES says."""
         return []
-
-    def guessed_by(self, name: str, count: int) -> list[str]:
-        """Who guessed the first request's first `count` tokens of the last step. `name`: where it
-        has no several sources."""
-        if self.credits is None or not count:
-            return [name] * count
-        return list(self.credits[0][:count])
 
 
 def first_reason(notes: Sequence[str]) -> str:

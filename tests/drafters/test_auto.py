@@ -26,6 +26,7 @@ from medusa_kit.drafters.mixed.sources import usual_sources
 from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of
 from medusa_kit.infer.decode.node_choice.choice import choose_nodes
 from medusa_kit.infer.decode.node_choice.cost import StepCost
+from medusa_kit.infer.decode.timing import StepTiming
 from medusa_kit.infer.draft import State, StepResult
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -79,14 +80,19 @@ class Alone:
         self.drafter, self.clock, self.num_others = drafter, clock, num_others
         self.cost = StepCost(measured={1: 1.0, 32: 1.0 + 31 * slope})
         self.sizes: list[int] = []
+        self.displaced = 0.0  # seconds by which the newest drafting makes the forward longer
 
     def step(self, state: State, text: Sequence[int]) -> State:
         """One step of the loop; everything that takes time moves the clock."""
+        start = self.clock.now
         found = self.drafter.candidates(state, self.cost, self.num_others)
-        draft = self.drafter.select(choose_nodes(found, self.num_others, self.cost).counts)
+        draft = found.select(choose_nodes(found.chances, self.num_others, self.cost).counts)
         tokens, parents = draft.tokens_BN[0].tolist(), draft.topologies[0].parents
         self.sizes.append(len(tokens))
-        self.clock.now += self.cost.seconds(self.num_others + len(tokens))
+        forward = self.cost.seconds(self.num_others + len(tokens)) + self.displaced
+        nodes, rows = self.num_others + len(tokens), self.num_others + 1
+        timing = StepTiming(self.clock.now - start, forward, 0.0, 0.0, nodes, rows)
+        self.clock.now, self.displaced = self.clock.now + forward, 0.0
         path, at = list[int](), len(state.tokens[0])
         while (
             following := self._child(tokens, parents, path, text[at + 1 + len(path)])
@@ -94,7 +100,9 @@ class Alone:
             path.append(following)
         kept = [tokens[0], *(tokens[n] for n in path)]
         root, (request,) = text[at + len(kept)], state.requests
-        result = StepResult(draft, [path], [root], EMPTY, EMPTY, requests=state.requests)
+        result = StepResult(
+            draft, [path], [root], EMPTY, EMPTY, requests=state.requests, timing=timing
+        )
         self.drafter.observe(result)
         request.text, request.root = [*request.text, *kept], root
         return State([request])
@@ -116,7 +124,7 @@ class Alone:
 
 
 def auto(sources: Sequence[Stub], clock: Clock) -> AutoDrafter:
-    return AutoDrafter("auto", sources, PolicyStats(AcceptanceEstimate()), 16, CPU, clock=clock)
+    return AutoDrafter("auto", sources, PolicyStats(AcceptanceEstimate()), 16, CPU)
 
 
 def text_of(length: int) -> list[int]:
@@ -195,7 +203,7 @@ def test_the_next_request_begins_with_what_the_last_one_has_learned() -> None:
     drafter = auto([first], clock)
     Alone(drafter, clock, num_others=15).decode(text)
     again = Stub("suffix", text, 0.0, clock, seconds=0.3)
-    following = AutoDrafter("auto", [again], drafter.experience, 16, CPU, clock=clock)
+    following = AutoDrafter("auto", [again], drafter.experience, 16, CPU)
     steps = Alone(following, clock, num_others=15).decode(text)
     assert again.asked <= max(first.asked, 8)
     assert again.asked < 0.1 * steps
@@ -248,35 +256,40 @@ def test_the_price_of_asking_is_that_of_whole_steps() -> None:
     clock, text = Clock(), text_of(1500)
     heads = Stub("medusa", text, 0.5, clock)
     loop, guess = Alone(auto([heads], clock), clock, slope=0.3), heads.guess
-    step, longer = loop.step, [0.0]
 
     def displacing(state: State) -> list[Trie]:
-        longer[0] = 0.9
+        loop.displaced = 0.9
         return guess(state)
 
-    def whole(state: State, text: Sequence[int]) -> State:
-        observe = loop.drafter.observe
-
-        def later(result: StepResult) -> None:
-            clock.now, longer[0] = clock.now + longer[0], 0.0
-            observe(result)
-
-        loop.drafter.observe = later  # type: ignore[method-assign]
-        try:
-            return step(state, text)
-        finally:
-            loop.drafter.observe = observe  # type: ignore[method-assign]
-
-    heads.guess, loop.step = displacing, whole  # type: ignore[method-assign]
+    heads.guess = displacing  # type: ignore[method-assign]
     steps = loop.decode(text)
     assert heads.asked < 0.1 * steps
     assert clock.now < 1.05 * steps
 
 
+def test_what_two_steps_draft_is_kept_apart_until_each_is_observed() -> None:
+    text, other = text_of(40), text_of(80)[40:]
+    clock = Clock()
+    drafter = auto([Stub("suffix", [*text, *other], 1.0, clock)], clock)
+    cost, states = StepCost(measured={1: 1.0, 32: 1.1}), list[State]()
+    for tokens in (text, other):
+        states.append(begun(drafter, state_from([tokens[:1]], [tokens[1]])))
+    found = [drafter.candidates(state, cost, 0) for state in states]
+    drafts = [one.select([2]) for one in found]
+    timing = StepTiming(0.0, 1.0, 0.0, 0.0, 3, 1)
+    for state, draft, path in zip(states, drafts, ([1, 2], []), strict=True):
+        requests = state.requests
+        drafter.observe(
+            StepResult(draft, [path], [0], EMPTY, EMPTY, requests=requests, timing=timing)
+        )
+    assert [state.requests[0].credits for state in states] == [["suffix", "suffix"], []]
+    assert drafter.shares["suffix"] == SourceUsage(2, 4)
+
+
 def test_without_a_batch_that_chooses_all_sources_fill_the_tree() -> None:
     clock, text = Clock(), text_of(40)
     sources = [Stub("suffix", text, 1.0, clock), Stub("medusa", text, 0.0, clock)]
-    drafter = AutoDrafter("auto", sources, PolicyStats(AcceptanceEstimate()), 6, CPU, clock=clock)
+    drafter = AutoDrafter("auto", sources, PolicyStats(AcceptanceEstimate()), 6, CPU)
     draft = drafter.propose(state_from([text[:1]], [text[1]]))
     assert [source.asked for source in sources] == [1, 1]
     assert draft.topologies[0].num_used == 6

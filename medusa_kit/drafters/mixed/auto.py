@@ -12,7 +12,6 @@ Its time is that of whole steps, with the source and without, beyond t(n).
 """
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +32,8 @@ from medusa_kit.drafters.mixed.sources import (
 from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of, learn
 from medusa_kit.infer.decode.node_choice.choice import choose_nodes
 from medusa_kit.infer.decode.node_choice.cost import StepCost
-from medusa_kit.infer.draft import Draft, Drafter, RequestText, State, StepResult
+from medusa_kit.infer.decode.timing import StepTiming
+from medusa_kit.infer.draft import Candidates, Draft, Drafter, RequestText, State, StepResult
 from medusa_kit.locks import SharedLock
 from medusa_kit.settings.drafters import SOURCES
 
@@ -64,12 +64,15 @@ class PolicyStats:
             explorer.new_text()
 
 
-class Step:
-    """What is drafted in the current step, and what that promises. `about`: the number of requests
-    in it, to a factor of two: what gains for one does not gain for many."""
+class Step(Candidates):
+    """What is drafted in a step, and what that promises. `about`: the number of requests in it, to
+    a factor of two: what gains for one does not gain for many."""
 
-    def __init__(self, cost: StepCost, num_others: int, num_own: int, chains: bool) -> None:
-        self.cost, self.num_others, self.num_own, self.chains = cost, num_others, num_own, chains
+    def __init__(
+        self, drafter: "AutoDrafter", cost: StepCost, num_others: int, num_own: int
+    ) -> None:
+        self.drafter, self.cost = drafter, cost
+        self.num_others, self.num_own = num_others, num_own
         self.num_rows = num_others + num_own
         self.about = self.num_rows.bit_length()
         self.min_chance = cost.least_chance(self.num_rows)  # of a draft token that gains
@@ -100,18 +103,19 @@ class Step:
                 whole.merge(trie)
         else:
             self.tries = list(tries)
-        self.orders = [likeliest(one, self.chains) for one in self.tries]
+        self.orders = [likeliest(one, self.drafter.chains) for one in self.tries]
 
-    def chances(self, max_nodes: int) -> list[list[float]]:
+    @property
+    def chances(self) -> list[list[float]]:
+        max_nodes = self.drafter.num_nodes
         return [[chance for _, chance in order[1:max_nodes]] for order in self.orders]
 
-    def promise(self, max_nodes: int) -> None:
+    def promise(self) -> None:
         """What is drafted so far is what text promises."""
-        chosen = choose_nodes(self.chances(max_nodes), self.num_others, self.cost)
+        chosen = choose_nodes(self.chances, self.num_others, self.cost)
         self.promised, self.seconds = chosen.tokens - self.num_others, chosen.seconds
 
-    def keep(self, counts: Sequence[int]) -> None:
-        """The likeliest draft tokens of each request are verified."""
+    def select(self, counts: Sequence[int]) -> "Drafted":
         pairs = list(zip(self.orders, counts, strict=True))
         self.tries = [
             trie.kept([node for node, _ in order[: 1 + count]])
@@ -120,6 +124,12 @@ class Step:
         self.num_guesses = sum(trie.num_nodes - 1 for trie in self.tries)
         right = (chance for order, count in pairs for _, chance in order[1 : 1 + count])
         self.expected = self.num_own + sum(right)
+        return drafted(self.tries, self.drafter.device, self)
+
+    def taken(self, timing: StepTiming) -> float:
+        """The seconds of the step beyond what the base model took for these nodes."""
+        expected = self.cost.seconds(self.num_rows + self.num_guesses)
+        return timing.drafting + timing.verifying - expected
 
     def gain_of_text(self, overheads: Overheads) -> float:
         """A request's tokens that text adds to a plain step, less those of the time it takes."""
@@ -137,13 +147,26 @@ class Step:
         return (tokens - (seconds - self.seconds) * rate) / self.num_own
 
 
+@dataclass(frozen=True)
+class Drafted(Draft):
+    """A draft with what its drafter learns by. `step`: None where nothing was chosen."""
+
+    tries: Sequence[Trie]
+    step: Step | None
+
+
+def drafted(tries: Sequence[Trie], device: torch.device, step: Step | None = None) -> Drafted:
+    draft = draft_of(tries, device)
+    return Drafted(draft.tokens_BN, draft.topologies, tries, step)
+
+
 def likeliest(trie: Trie, chains: bool) -> list[tuple[int, float]]:
     """Its nodes with their chances, the root first and likeliest first; of a chain if need be."""
     return trie.best_path() if chains else trie.by_chance()
 
 
 class AutoDrafter(Drafter):
-    """Asks its sources where that gains. `clock`: in seconds."""
+    """Asks its sources where that gains."""
 
     has_candidates = True
 
@@ -156,7 +179,6 @@ class AutoDrafter(Drafter):
         device: torch.device,
         chains: bool = False,
         reasons: Sequence[str] = (),
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`chains`: whether a request's draft tokens must follow one another. `reasons`: why
         expected sources are missing."""
@@ -164,15 +186,11 @@ class AutoDrafter(Drafter):
         self.texts = [source for source in sources if not source.computes]
         self.computing = [source for source in sources if source.computes]
         self.num_nodes, self.device, self.chains = max_nodes, device, chains
-        self.reasons, self.clock = reasons, clock
+        self.reasons = reasons
         self.num_ranks = max((source.num_ranks for source in sources), default=0)
         self.reads_prompts = any(source.reads_prompts for source in sources)
         self.watches = tuple(layer for source in sources for layer in source.watches)
         self.shares: dict[str, SourceUsage] = {}
-        self.credits: list[list[str]] = []
-        self._tries: list[Trie] = []  # of the current step, what is verified
-        self._step: Step | None = None  # the current one, where the batch chooses
-        self._start = 0.0
 
     def describe(self) -> str:
         """Its name, and how often each source drafted."""
@@ -188,24 +206,22 @@ class AutoDrafter(Drafter):
         for source in self.sources:
             source.begin(request)
 
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State) -> Drafted:
         """The likeliest draft tokens of all sources, as many as there may be."""
         tries = merged(self.sources, state, self.experience.acceptance)
         orders = [likeliest(trie, self.chains)[: self.num_nodes] for trie in tries]
-        self._step = None
-        self._tries = [
+        kept = [
             trie.kept([node for node, _ in order])
             for trie, order in zip(tries, orders, strict=True)
         ]
-        return draft_of(self._tries, self.device)
+        return drafted(kept, self.device)
 
-    def candidates(self, state: State, cost: StepCost, num_others: int) -> list[list[float]]:
-        self._start = self.clock()
-        step = self._step = Step(cost, num_others, len(state.roots_B), self.chains)
+    def candidates(self, state: State, cost: StepCost, num_others: int) -> Step:
+        step = Step(self, cost, num_others, len(state.roots_B))
         self._ask_texts(step, state)
         if self.computing:
             self._ask_computing(step, state)
-        return step.chances(self.num_nodes)
+        return step
 
     def _ask_texts(self, step: Step, state: State) -> None:
         if self.texts:
@@ -213,7 +229,7 @@ class AutoDrafter(Drafter):
             step.asked_text = step.text.choose()
         asked = self.texts if step.asked_text else []
         step.add(self._guesses(step, asked, state))
-        step.promise(self.num_nodes)
+        step.promise()
 
     def _ask_computing(self, step: Step, state: State) -> None:
         promised = int(STEPS * math.log2(step.promised / step.num_own))
@@ -236,34 +252,29 @@ class AutoDrafter(Drafter):
             return step.hope
         share = (step.num_own / step.promised) ** 2  # it adds less where more is promised
         own = sorted((share * chance for chance in source.calibrated), reverse=True)
-        more = [sorted([*own, *known], reverse=True) for known in step.chances(self.num_nodes)]
+        more = [sorted([*own, *known], reverse=True) for known in step.chances]
         chosen = choose_nodes(more, step.num_others, step.cost)
         rate = (step.num_others + step.promised) / step.seconds
         tokens = chosen.tokens - step.num_others - step.promised
         return (tokens - (chosen.seconds - step.seconds) * rate) / step.num_own
 
-    def select(self, counts: Sequence[int]) -> Draft:
-        step = self._step
-        assert step is not None, "there are no candidates"
-        step.keep(counts)
-        self._tries = step.tries
-        return draft_of(self._tries, self.device)
-
     def observe(self, result: StepResult) -> None:
-        if (step := self._step) is not None:
-            self._learn(step, self.clock() - self._start)
-        learn(self.experience.acceptance, self._tries, result)
-        self.credits = credited(self._tries, result)
+        draft = result.draft
+        assert isinstance(draft, Drafted), "another drafter's draft"
+        if draft.step is not None and result.timing is not None:
+            self._learn(draft.step, result.timing)
+        learn(self.experience.acceptance, draft.tries, result)
+        for request, credit in zip(result.requests, credited(draft.tries, result), strict=True):
+            request.credits = credit
         for source in self.sources:
             source.observe(result)
-        for trie, path in zip(self._tries, result.paths, strict=True):
+        for trie, path in zip(draft.tries, result.paths, strict=True):
             self.shares.setdefault(sources_of(trie), SourceUsage()).count(1, len(path))
 
-    def _learn(self, step: Step, seconds: float) -> None:
+    def _learn(self, step: Step, timing: StepTiming) -> None:
         """What the step took, and what asking has gained."""
         overheads = self.experience.overheads
-        overhead = seconds - step.cost.seconds(step.num_rows + step.num_guesses)
-        overheads.record(step.kind, overhead, step.plain)
+        overheads.record(step.kind, step.taken(timing), step.plain)
         if step.text is not None:
             step.text.record(step.asked_text, step.gain_of_text(overheads))
         if step.computed is not None:

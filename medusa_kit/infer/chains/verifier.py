@@ -7,6 +7,7 @@ Shapes: B batch, N nodes with root, M of them scored, D hidden, V vocabulary.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -62,7 +63,7 @@ class ChainVerifier(Verifier):
         if paths == [topology.parents for topology in draft.topologies]:
             return draft
         topologies = [shared_topology(path, device) for path in paths]
-        return Draft(draft.tokens_BN, topologies)
+        return replace(draft, topologies=topologies)
 
     @no_gradients
     def score(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> NodeScores:

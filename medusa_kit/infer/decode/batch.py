@@ -9,6 +9,7 @@ Shapes: B requests, N nodes of all their trees, D hidden.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -379,12 +380,11 @@ class Batch(Live):
             accept, num_nodes = laps.lap(), self.num_nodes + unread
             if self.cost is not None:
                 self.cost.record(num_nodes, forward + accept)
+            timing = StepTiming(drafting, forward, accept, 0.0, num_nodes, len(requests))
             for group, step, trees in steps:
                 with FailAlone(*group.requests):
-                    emitted += group.go_on(step, trees, len(requests))
-            self.timing = StepTiming(
-                drafting, forward, accept, laps.lap(), num_nodes, len(requests)
-            )
+                    emitted += group.go_on(step, trees, timing)
+            self.timing = replace(timing, rest=laps.lap())
             for request in requests:
                 request.timing = self.timing
         return emitted

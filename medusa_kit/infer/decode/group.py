@@ -5,17 +5,19 @@ tokens.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from torch import Tensor
 
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
-from medusa_kit.infer.decode.node_choice.choice import Chances, choose_nodes
+from medusa_kit.infer.decode.node_choice.choice import choose_nodes
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 from medusa_kit.infer.decode.read_back import read_back
 from medusa_kit.infer.decode.request import Emitted, FailAlone, Request
+from medusa_kit.infer.decode.timing import StepTiming
 from medusa_kit.infer.details import VerifiedTree, token_scores
-from medusa_kit.infer.draft import Draft, Drafter, State, StepResult
+from medusa_kit.infer.draft import Candidates, Draft, Drafter, State, StepResult
 from medusa_kit.infer.tree_step import Nodes, NodeScores
 from medusa_kit.transfer import to_device
 
@@ -43,18 +45,13 @@ class Group:
         """Go on without the requests that have finished."""
         self.requests = [request for request in self.requests if request.finish_reason is None]
 
-    def candidates(self, cost: StepCost, num_others: int) -> Sequence[Chances] | None:
-        """Chances of each request's candidates, of which the batch selects how many are verified;
-        None: the drafter chooses itself."""
+    def candidates(self, cost: StepCost, num_others: int) -> Candidates | None:
+        """Of which the batch selects how many are verified; None: the drafter chooses itself."""
         self._chosen = self.drafter.has_candidates
         return self.drafter.candidates(self.state, cost, num_others) if self._chosen else None
 
     def propose(self) -> Draft:
         return self.drafter.propose(self.state)
-
-    def select(self, counts: Sequence[int]) -> Draft:
-        """The draft with so many of the candidates for each request."""
-        return self.drafter.select(counts)
 
     def accept(self, draft: Draft, scored: Sequence[ScoredTree], last_position: int) -> StepResult:
         """What each request keeps of its tree, and its next root."""
@@ -79,11 +76,10 @@ class Group:
             list(self.requests),
         )
 
-    def go_on(self, step: StepResult, scored: Sequence[ScoredTree], num_requests: int) -> Emitted:
-        """Tell the drafter, emit what was accepted, and move on to the next roots.
-        `num_requests`: of all groups in the step."""
-        self.drafter.observe(step)
-        credits = self.drafter.credits
+    def go_on(self, step: StepResult, scored: Sequence[ScoredTree], timing: StepTiming) -> Emitted:
+        """Tell the drafter, emit what was accepted, and move on to the next roots. `timing`: of the
+        step so far."""
+        self.drafter.observe(replace(step, timing=timing))
         emitted: Emitted = []
         for index, (request, path) in enumerate(zip(self.requests, step.paths, strict=True)):
             accepted, last = [scored[index].tokens[node] for node in path], path[-1] if path else 0
@@ -97,9 +93,8 @@ class Group:
             with FailAlone(request):
                 kept = request.take([*accepted, step.next_roots[index]])
                 num_nodes = len(scored[index].tokens)
-                together = num_requests if self._chosen else 0
+                together = timing.num_requests if self._chosen else 0
                 request.count_step(len(kept), len(path), num_nodes, together)
-                request.credits = credits[index] if credits else None
                 self._report(request, step, index, kept)
                 if (near := scored[index].near_ties) is not None and request.counts_near_ties:
                     request.near_ties += sum(near[node] for node in [0, *path])
@@ -129,25 +124,25 @@ def drafts_of(
     `num_others`: tokens that the step reads in any case.
     """
     num_requests = sum(len(group.requests) for group in groups)
-    candidates, drafts = dict[Group, Sequence[Chances]](), dict[Group, Draft]()
+    candidates, drafts = dict[Group, Candidates](), dict[Group, Draft]()
     for group in groups:
         with FailAlone(*group.requests):
             others = num_others + num_requests - len(group.requests)
-            chances = None if cost is None else group.candidates(cost, others)
-            if chances is None:
+            found = None if cost is None else group.candidates(cost, others)
+            if found is None:
                 drafts[group] = group.propose()
             else:
-                candidates[group] = chances
+                candidates[group] = found
     if cost is not None:
         fixed = num_others + sum(
             topology.num_used for draft in drafts.values() for topology in draft.topologies
         )
-        all_chances = [chances for of_group in candidates.values() for chances in of_group]
+        all_chances = [chances for found in candidates.values() for chances in found.chances]
         counts = iter(choose_nodes(all_chances, fixed, cost).counts)
-        for group, chances in candidates.items():
-            chosen = [next(counts) for _ in chances]
+        for group, found in candidates.items():
+            chosen = [next(counts) for _ in found.chances]
             with FailAlone(*group.requests):
-                drafts[group] = group.select(chosen)
+                drafts[group] = found.select(chosen)
     return [(group, drafts[group]) for group in groups if group in drafts]
 
 

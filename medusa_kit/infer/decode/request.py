@@ -43,7 +43,6 @@ class Request(RequestText, Live):
     depth_counts: dict[int, int] = field(default_factory=dict)  # accepted depth -> steps
     first_scores: list[TokenScore] | None = None  # of the first token, where they are requested
     num_guessed: int = 0  # of the newest step's tokens: these came first, from a drafter
-    credits: list[str] | None = None  # sources of those tokens, where its drafter has several
     output_options: OutputOptions = NOTHING
     scores: list[TokenScore] | None = None  # of the newest step's tokens, where requested
     tree: VerifiedTree | None = None  # of the newest step, where it is requested

@@ -18,7 +18,7 @@ class StepTiming:
     drafting  drafters propose, and the nodes are chosen that pay
     forward   the base model scores the nodes, until the host has read the result
     accept    the accepted path of each request is found, and stays in the KV cache
-    rest      drafters learn, tokens are emitted
+    rest      drafters learn, by what is known before it, and tokens are emitted
     num_nodes     nodes verified, and tokens read in front of them
     num_requests  requests that took part
     """

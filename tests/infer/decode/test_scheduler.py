@@ -6,6 +6,7 @@ Hypothesis chooses who comes when, with what, who is cancelled and which calls f
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ from medusa_kit.drafters.text.suffix import SuffixDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.decode.node_choice.cost import LearnedSteps, StepCost
 from medusa_kit.infer.decode.scheduler import Scheduler
+from medusa_kit.infer.decode.timing import StepTiming
+from medusa_kit.infer.draft import StepResult
 from medusa_kit.infer.tree_cache import TreeCache
 
 FAMILIES = ["llama-tied", "gemma3", "gpt2", "gemma2"]  # the first two in C++, where it can be built
@@ -81,10 +84,20 @@ def failing(engine: Engine, plan: Plan) -> tuple[Any, dict[str, Any], list[TreeC
         return cache
 
     scoring = {name: fault(name) for name in OF_VERIFIER}
-    drafting = {name: fault(name) for name in OF_DRAFTERS}
+    drafting = {name: fault(name) for name in OF_DRAFTERS if name != "select"}
+    drafting["candidates"] = selecting(drafting["candidates"], fault("select"))
     verifier = WrappedVerifier(engine.verifier, new_cache=new_cache, **scoring)
     shared = {name: Wrapped(drafter, **drafting) for name, drafter in drafters(engine).items()}
     return verifier, shared, caches
+
+
+def selecting(candidates: Callable[..., Any], select: Callable[..., Any]) -> Callable[..., Any]:
+    """`candidates`, of which a selection is `select`."""
+
+    def call(original: Callable[..., Any], *args: Any) -> Any:
+        return Wrapped(candidates(original, *args), select=select)
+
+    return call
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -171,6 +184,26 @@ def test_room_is_made_for_a_longer_request() -> None:
     scheduler.add(rows[1], drafter)
     served(scheduler, rows)
     assert [row.token_ids for row in rows] == [exact("llama-tied", row) for row in rows]
+
+
+def test_a_drafter_learns_by_the_clock_of_the_step() -> None:
+    engine, seen = engine_for("llama-tied"), list[StepTiming]()
+
+    def observe(original: Callable[..., Any], step: StepResult) -> None:
+        assert step.timing is not None
+        seen.append(step.timing)
+        original(step)
+
+    scheduler, row = Scheduler(engine.verifier, 1), row_for(engine, 5, LONGEST)
+    drafter: Any = Wrapped(drafters(engine)["heads"], observe=observe)
+    scheduler.add(row, drafter)
+    scheduler.step()  # reads the prompt
+    for count in (1, 2):
+        scheduler.step()
+        assert row.timing is not None
+        assert len(seen) == count
+        assert replace(row.timing, rest=0.0) == seen[-1]
+        assert seen[-1].forward > 0
 
 
 def test_answers_reach_a_store_of_past_answers_once_each(tmp_path: Path) -> None:
