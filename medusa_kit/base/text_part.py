@@ -95,7 +95,7 @@ def _with_output(decoder: Any) -> Any:
     family = next(kind for kind in decoder.__mro__[1:] if kind.__name__.endswith("PreTrainedModel"))
     named = {
         "__module__": decoder.__module__,  # transformers reads there what the class can do
-        "__init__": functools.partialmethod(_build, decoder),
+        "__init__": functools.partialmethod(_build, family, decoder),
         "forward": _forward,
         "base_model_prefix": "model",
         "_tied_weights_keys": {"lm_head.weight": "model.embed_tokens.weight"},
@@ -104,8 +104,8 @@ def _with_output(decoder: Any) -> Any:
     return type(name, (family, GenerationMixin), named)
 
 
-def _build(self: Any, decoder: Any, config: Any) -> None:
-    super(type(self), self).__init__(config)
+def _build(self: Any, family: Any, decoder: Any, config: Any) -> None:
+    family.__init__(self, config)  # not by super(): that of a subclass would come back here
     self.model = decoder(config)
     self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
     self.post_init()
