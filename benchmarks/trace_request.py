@@ -1,77 +1,120 @@
-"""Follows one request through the code: the modules that it passes, and the forms that the draft
-tokens of a step take.
+"""Follows one request through the code: every module and function of the kit that runs for it, in
+any thread, and the classes of which a step makes objects.
 
-    python benchmarks/trace_request.py --model debug-tiny
+    python benchmarks/trace_request.py --model debug-tiny --heads untrained
 
-A module counts where one of its functions gets the request, or a list that holds it, or the text
-that becomes it. A form is a class of this kit that holds draft tokens, and that a function returns
-belongs to. Each is listed where it comes first.
+One line for each drafter, then the modules of the last one in the order in which they first run. A
+call is one that Python's profiler reports: a generator that goes on counts again, comprehensions
+and lambdas do not count. What C++ does inside a call is not seen. Where a short and a long answer
+differ is counted as that of the steps, the remainder as outside of them. `guesses` is `all`: what
+the policy chooses by the clock differs from run to run.
 """
 
 import argparse
+import ctypes
 import sys
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import medusa_kit
-from medusa_kit.drafters.trie import Trie
-from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
-from medusa_kit.infer.draft import Draft, RequestText, State, StepResult
-from medusa_kit.infer.tree_step import Nodes, NodeScores
 
-PACKAGE = Path(medusa_kit.__file__).parent
-FORMS = (Trie, Draft, Nodes, NodeScores, ScoredTree, StepResult)
-PROMPT = [{"role": "user", "content": "Write one, one, one and one again."}]
+PACKAGE = str(Path(medusa_kit.__file__).parent)
+PROMPT = [{"role": "user", "content": "Write a short story about a dog."}]
+SHORT, LONG = 9, 33  # tokens of the answers that are compared
 
 
-def holds_it(value: Any) -> bool:
-    if isinstance(value, RequestText | State) or value is PROMPT:
-        return True
-    return isinstance(value, list | tuple) and any(isinstance(one, RequestText) for one in value)
+@dataclass
+class Run:
+    """What ran while one answer was made."""
+
+    calls: Counter[tuple[str, str]] = field(default_factory=Counter)  # by module and function
+    objects: dict[int, Any] = field(default_factory=dict)  # kept, so that no number comes again
+
+    @property
+    def modules(self) -> list[str]:
+        return list(dict.fromkeys(module for module, _ in self.calls))
+
+    def made(self) -> Counter[str]:
+        """How many objects were seen of each class of the kit."""
+        return Counter(type(one).__name__ for one in self.objects.values())
 
 
 class Trace:
-    """What `sys.setprofile` calls. Modules and forms, in the order in which they come first."""
+    """What the profiler of each thread calls. `run`: where it is counted, None for nowhere."""
 
     def __init__(self) -> None:
-        self.modules: dict[str, str] = {}
-        self.forms: dict[str, str] = {}
+        self.run: Run | None = None
 
     def __call__(self, frame: FrameType, event: str, value: Any) -> None:
-        path = Path(frame.f_code.co_filename)
-        if event not in ("call", "return") or PACKAGE not in path.parents:
+        run, code = self.run, frame.f_code
+        if run is None or event not in ("call", "return"):
             return
-        module = str(path.relative_to(PACKAGE))
-        if event == "call":
-            if any(holds_it(one) for one in frame.f_locals.values()):
-                self.modules.setdefault(module, frame.f_code.co_name)
+        if not code.co_filename.startswith(PACKAGE) or code.co_name.startswith("<"):
             return
-        some = value[0] if isinstance(value, list | tuple) and value else value
-        for found in (some, frame.f_locals.get("self")):
-            if isinstance(found, FORMS):
-                self.forms.setdefault(type(found).__name__, f"{module}: {frame.f_code.co_name}")
+        if event == "return":
+            self._see(run, (value,))
+            return
+        run.calls[code.co_filename[len(PACKAGE) + 1 :], code.co_name] += 1
+        self._see(run, list(frame.f_locals.values()))
+
+    def _see(self, run: Run, values: Iterable[Any]) -> None:
+        for value in values:
+            ours = type(value).__module__.startswith("medusa_kit.")
+            if ours and not isinstance(value, ctypes.Array):  # whose class belongs to who made it
+                run.objects.setdefault(id(value), value)
+            if type(value) in (list, tuple):
+                self._see(run, value)
+
+
+def traced(engine: Any, trace: Trace, drafter: str, tokens: int) -> tuple[Run, int]:
+    """(what ran, steps) of one answer."""
+    run = trace.run = Run()
+    sys.setprofile(trace)
+    try:
+        result = engine.generate(PROMPT, max_new_tokens=tokens, drafter=drafter)
+    finally:
+        sys.setprofile(None)
+        trace.run = None
+    return run, result.stats.num_steps
+
+
+def report(engine: Any, trace: Trace, drafter: str) -> Run:
+    """Print the counts of one drafter."""
+    engine.generate(PROMPT, max_new_tokens=LONG, drafter=drafter)  # what is made once
+    (short, few), (long, many) = (traced(engine, trace, drafter, n) for n in (SHORT, LONG))
+    steps, calls = many - few, long.calls.total()
+    a_step = (calls - short.calls.total()) / steps
+    more = long.made()
+    more.subtract(short.made())
+    made = [f"{name} {count / steps:.2g}" for name, count in more.most_common() if count > 0]
+    outside = calls - a_step * many
+    print(
+        f"{drafter}: {len(long.modules)} modules, {len(long.calls)} functions, "
+        f"{a_step:.1f} calls a step and {outside:.0f} outside of {many} steps"
+    )
+    print(f"  objects made a step, by class: {', '.join(made)}")
+    return long
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="debug-tiny")
     parser.add_argument("--heads", default="untrained")
+    parser.add_argument("--drafters", default="none,medusa,suffix,auto")
     options = parser.parse_args()
-    engine = medusa_kit.load(options.model, heads=options.heads)
-    engine.generate(PROMPT, max_new_tokens=48)  # what is made once
     trace = Trace()
-    sys.setprofile(trace)
-    try:
-        engine.generate(PROMPT, max_new_tokens=48)
-    finally:
-        sys.setprofile(None)
-    print(f"{len(trace.modules)} modules that a request passes:")
-    for number, (module, function) in enumerate(trace.modules.items(), start=1):
-        print(f"  {number:2} {module}: {function}")
-    print(f"{len(trace.forms)} forms of a step's draft tokens:")
-    for name, where in trace.forms.items():
-        print(f"     {name}, first from {where}")
+    threading.setprofile(trace)  # of threads that the engine starts
+    engine = medusa_kit.load(options.model, heads=options.heads, guesses="all")
+    for drafter in options.drafters.split(","):
+        run = report(engine, trace, drafter)
+    for number, module in enumerate(run.modules, start=1):
+        functions = sorted({name for file, name in run.calls if file == module})
+        print(f"  {number:2} {module}: {', '.join(functions)}")
 
 
 if __name__ == "__main__":
