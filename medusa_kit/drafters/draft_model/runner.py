@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.drafters.slots import Slots
-from medusa_kit.infer.decode.prefix_cache.prefixes import common_length
+from medusa_kit.infer.decode.slots import common_length
 from medusa_kit.infer.draft import ROOT, Draft, flat_nodes, shared_topology
 from medusa_kit.infer.renewal import up_to_date
 from medusa_kit.infer.tree_cache import TreeCache

@@ -19,11 +19,11 @@ from medusa_kit import console
 from medusa_kit.errors import Live, NotFiniteError
 from medusa_kit.infer.decode.accept.sampler import has_scores
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
-from medusa_kit.infer.decode.group import Group, by_request, drafts_of, without_watched
+from medusa_kit.infer.decode.group import by_request, drafts_of, groups_of, without_watched
 from medusa_kit.infer.decode.node_choice.cost import StepCost
-from medusa_kit.infer.decode.prefix_cache.prefixes import WORTH_A_COPY, PrefixCache, Start
 from medusa_kit.infer.decode.request import Emitted, FailAlone, Request, together_or_alone
 from medusa_kit.infer.decode.schedule import Piece, Schedule
+from medusa_kit.infer.decode.slots import WORTH_A_COPY, Slot, Slots, Start
 from medusa_kit.infer.decode.timing import Clock, Laps, StepTiming
 from medusa_kit.infer.details import token_scores
 from medusa_kit.infer.draft import Draft, Drafter, flat_nodes
@@ -66,12 +66,10 @@ class Batch(Live):
     ) -> None:
         self.verifier, self._reuse, self._clock = verifier, reuse_prefixes, clock
         self.cache: TreeCache = verifier.new_cache(max_rows, num_positions)
-        self.prefixes = PrefixCache(max_rows)
-        self._schedule: Schedule[Request] = Schedule(max_rows, max_pause)
+        self.slots = Slots(max_rows)
+        self._schedule: Schedule[Request] = Schedule(self.slots, max_rows, max_pause)
         self.cost: StepCost | None = None  # by which draft tokens are chosen; None: all are taken
         self._longest = self._max_nodes = 1
-        self._drafters: dict[Request, Drafter] = {}
-        self._groups: dict[int, Group] = {}  # requests that run, by their drafter
         self._finished: list[Request] = []  # that have left since `take_finished`
         self.num_steps = self.num_nodes = 0  # forwards over trees; nodes in the last one
         self.timing: StepTiming | None = None  # of the newest step, if it verified trees
@@ -81,7 +79,7 @@ class Batch(Live):
     def num_requests(self) -> int:
         """Requests that have not left yet; those that have finished leave with the next step."""
         self.remove_finished()
-        return self._schedule.num_requests
+        return len(self._schedule.requests)
 
     @property
     def max_rows(self) -> int:
@@ -91,16 +89,16 @@ class Batch(Live):
     @property
     def cached_tokens(self) -> list[int]:
         """How many tokens each slot without a request still caches of an earlier one, if any."""
-        return [n for slot in self._schedule.free if (n := len(self.prefixes.tokens[slot]))]
+        return [count for slot in self.slots.free if (count := len(slot.text))]
 
     @property
     def num_reading(self) -> int:
         """Requests whose prompts are being read."""
-        return self._schedule.num_reading
+        return len(self._schedule.served) - self.num_running
 
     @property
     def num_running(self) -> int:
-        return self._schedule.num_running
+        return len(self._schedule.running)
 
     def add(self, request: Request, drafter: Drafter) -> None:
         """Let a request in as soon as a slot is free. Those with the same drafter draft together.
@@ -115,15 +113,14 @@ class Batch(Live):
             positions = max(needed, min(int(growth * self.cache.num_positions), max_positions))
             self._with_room(lambda: self.cache.grow(positions))
         self._longest, self._max_nodes = longest, max_nodes
-        self._drafters[request] = drafter
-        self._schedule.add(request, len(request.prompt_ids))
+        request.drafter = drafter
+        self._schedule.add(request)
 
     def grow(self, num_positions: int, num_slots: int) -> None:
         """Make room for longer requests, and for more of them."""
         new = num_slots - len(self.cache.lengths)
         self.cache.grow(num_positions, num_slots)
-        self.prefixes.add_slots(new)
-        self._schedule.add_slots(new)
+        self.slots.add(new)
 
     def use(self, max_rows: int) -> None:
         """Decode at most `max_rows` requests at once from now on."""
@@ -131,30 +128,30 @@ class Batch(Live):
 
     def clear(self) -> None:
         """Cancel every request; what is cached of them stays for others."""
-        for request in self._drafters:
+        for request in self._schedule.requests:
             request.cancel()
         self.take_finished()
 
     def fail(self, error: Exception) -> None:
         """End every request here, since `error` was none of a request's or a drafter's."""
-        for request in self._drafters:
+        for request in self._schedule.requests:
             request.fail(error)
 
     @property
     def has_ended(self) -> bool:
         """Whether requests have ended that nobody has taken yet."""
-        return bool(self._finished) or any(request.finish_reason for request in self._drafters)
+        return bool(self._finished) or any(
+            request.finish_reason for request in self._schedule.requests
+        )
 
     def start_over(self, error: Exception) -> None:
         """End every request that has begun, and those that have ended but were not taken yet, with
         `error`. Nothing is kept of what they read; the others go on waiting."""
-        begun = [one for one in self._drafters if self._schedule.has_begun(one)]
-        for request in (*begun, *self._finished):
+        for request in (*self._schedule.served, *self._finished):
             request.finish_reason, request.error = "error", error
         self.remove_finished()
-        slots = len(self.cache.lengths)
-        self.cache = self.verifier.new_cache(slots, self.cache.num_positions)
-        self.prefixes = PrefixCache(slots)
+        self.cache = self.verifier.new_cache(len(self.cache.lengths), self.cache.num_positions)
+        self.slots.forget_texts()
 
     def raise_error(self) -> None:
         """Raise the error of a request that failed and has left since the last call."""
@@ -176,7 +173,7 @@ class Batch(Live):
 
     def _step(self) -> Emitted:
         self.remove_finished()
-        ran = bool(self._groups)
+        ran = bool(self._schedule.running)
         emitted = self._read_prompts()
         self.remove_finished()
         if ran or not emitted:
@@ -185,7 +182,7 @@ class Batch(Live):
 
     def remove_finished(self) -> None:
         """Requests that have finished leave; their drafters hear what has become of them."""
-        while finished := [request for request in self._drafters if request.finish_reason]:
+        while finished := [one for one in self._schedule.requests if one.finish_reason]:
             self._leave(finished)
             self._finished += finished
 
@@ -197,38 +194,31 @@ class Batch(Live):
 
     def _leave(self, finished: Sequence[Request]) -> None:
         for request in finished:
-            if (slot := self._schedule.leave(request)) is not None:
+            self._schedule.leave(request)
+            if (slot := request.slot) is not None:
                 text = [*request.prompt_ids, *request.token_ids]
                 # Others must not go on after keys and values that are no numbers.
                 damaged = isinstance(request.error, NotFiniteError)
-                cached = [] if damaged else text[: self.cache.lengths[slot]]
-                self.prefixes.leave(slot, cached, len(request.prompt_ids))
-        for key, group in list(self._groups.items()):
-            group.remove_finished()
-            if not group.requests:
-                del self._groups[key]
-        by_drafter = dict[int, list[Request]]()
-        for request in finished:
-            by_drafter.setdefault(id(self._drafters[request]), []).append(request)
-        for requests in by_drafter.values():
-            drafter = self._drafters[requests[0]]
+                cached = [] if damaged else text[: self.cache.lengths[slot.number]]
+                self.slots.leave(slot, cached, len(request.prompt_ids))
+                request.slot = None
+        for group in groups_of(finished):
             try:
-                drafter.finish(requests)
+                group.drafter.finish(group.requests)
             except Exception as error:  # the answers are there
-                console.warn(f"drafter {drafter.name} could not keep answers: {error}")
+                console.warn(f"drafter {group.drafter.name} could not keep answers: {error}")
         for request in finished:
-            del self._drafters[request]
             request.forget()
 
     def _read_prompts(self) -> Emitted:
         """The first token of each request whose prompt has been read to its end."""
-        for request, _ in self._schedule.admit(self._slot_for):
+        for request in self._schedule.admit(self._slot_for):
             request.begin(self.verifier.attention)
         self.remove_finished()
         emitted: Emitted = []
         for pieces in self._schedule.reading(self.verifier.prompt_chunk(1)):
             for piece, end in zip(pieces, self._read(pieces), strict=True):
-                request = piece.key
+                request = piece.request
                 if piece.is_last and end is not None:
                     with FailAlone(request):
                         emitted += self._first_token(request, *self._with_scores(piece, end))
@@ -241,23 +231,27 @@ class Batch(Live):
 
         def read(first: int, last: int) -> list[PromptEnd]:
             some_pieces = pieces[first:last]
-            slots = [piece.slot for piece in some_pieces]
-            for piece in some_pieces:
-                if self.cache.lengths[piece.slot] != piece.start:  # by a call that failed
-                    self.cache.keep_first(piece.slot, piece.start)
-            texts = [piece.key.prompt_ids[piece.start : piece.end] for piece in some_pieces]
-            observed = [piece for piece in some_pieces if _reads_prompts(self._drafters[piece.key])]
+            slots = _numbers([piece.request for piece in some_pieces])
+            for piece, slot in zip(some_pieces, slots, strict=True):
+                if self.cache.lengths[slot] != piece.start:  # by a call that failed
+                    self.cache.keep_first(slot, piece.start)
+            texts = [piece.request.prompt_ids[piece.start : piece.end] for piece in some_pieces]
+            observed = [
+                (piece.request, slot)
+                for piece, slot in zip(some_pieces, slots, strict=True)
+                if _reads_prompts(piece.request.drafter)
+            ]
             seen = dict[int, Tensor]() if observed else None
             hidden_BD, logits_BV = self._with_room(
                 lambda: self.verifier.read_prompts(self.cache, slots, texts, seen)
             )
             if seen:  # empty where C++ has read them
-                for piece in observed:
-                    piece.key.prompt_parts.append(seen[piece.slot])
+                for request, slot in observed:
+                    request.prompt_parts.append(seen[slot])
             hidden_BD, _ = without_watched(hidden_BD, self.verifier.watched_size)
             return list(zip(hidden_BD.split(1), logits_BV, strict=True))
 
-        return together_or_alone(read, [piece.key for piece in pieces])
+        return together_or_alone(read, [piece.request for piece in pieces])
 
     def _with_scores(self, piece: Piece[Request], end: PromptEnd) -> PromptEnd:
         """The end of a prompt that was read, from which a token can follow. Where none can and
@@ -266,12 +260,13 @@ class Batch(Live):
         Raises NotFiniteError."""
         if has_scores(end[1]):
             return end
-        request, length = piece.key, piece.end
+        request, length = piece.request, piece.end
         if not (request.num_cached or self.verifier.base.info.quantized):
             raise no_scores(length)
         request.num_cached, request.prompt_parts = 0, []
-        self.cache.keep_first(piece.slot, 0)
-        (again,) = self._read([Piece(request, piece.slot, 0, length, is_last=True)])
+        for slot in _numbers([request]):
+            self.cache.keep_first(slot, 0)
+        (again,) = self._read([Piece(request, 0, length)])
         if again is None or not has_scores(again[1]):
             raise request.error or no_scores(length)
         return again
@@ -297,38 +292,36 @@ class Batch(Live):
         self._begin(request, root, hidden_1D)
         return [(request, emitted)]
 
-    def _slot_for(
-        self, request: Request, free: Sequence[int], later: Sequence[Request]
-    ) -> tuple[int, int]:
+    def _slot_for(self, request: Request, later: Sequence[Request]) -> tuple[Slot, int]:
         """(slot for a request, tokens of its prompt that are cached there)."""
-        start = Start(min(free), 0)
+        start = Start(min(self.slots.free, key=lambda slot: slot.number), 0)
         with FailAlone(request):
             if self._reuse:
                 prompts = [request.prompt_ids for request in later]
-                start = self.prefixes.start(
-                    request.prompt_ids, free, self._texts(), prompts, self.cache.usable
+                start = self.slots.start(
+                    request.prompt_ids, self._texts(), prompts, self.cache.usable
                 )
+            number = start.slot.number
             if start.source is not None:
-                self.cache.copy_first(start.source, start.slot, start.length)
+                self.cache.copy_first(start.source.number, number, start.length)
             else:
-                self.cache.keep_first(start.slot, start.length)
+                self.cache.keep_first(number, start.length)
             if start.common >= start.length + WORTH_A_COPY:
-                self.cache.mark(start.slot, start.common)
+                self.cache.mark(number, start.common)
             request.num_cached = start.length
             return start.slot, start.length
-        self.cache.forget(start.slot)  # it may hold a part of what was copied
+        self.cache.forget(start.slot.number)  # it may hold a part of what was copied
         return start.slot, 0
 
-    def _texts(self) -> dict[int, list[int]]:
+    def _texts(self) -> dict[Slot, list[int]]:
         """What the cache holds, between steps, in slots of requests that run or are being read."""
-        running = [request for group in self._groups.values() for request in group.requests]
-        texts = {self._schedule.slot_of(request): request.text for request in running}
-        for slot, request in self._schedule.slots_read_into().items():
-            texts[slot] = request.prompt_ids[: self.cache.lengths[slot]]
-        return texts
+        return {
+            slot: request.text or request.prompt_ids[: self.cache.lengths[slot.number]]
+            for request in self._schedule.served
+            if (slot := request.slot) is not None
+        }
 
     def _begin(self, request: Request, root: int, hidden_1D: Tensor) -> None:
-        self._schedule.begin(request)
         if request.finish_reason is not None:  # its first token was its last
             return
         request.text, request.root, request.hidden_1D = list(request.prompt_ids), root, hidden_1D
@@ -338,26 +331,22 @@ class Batch(Live):
                 request.prompt_hidden = torch.cat([hidden_TD for hidden_TD, _ in parts])
             if layers := [layers_TX for _, layers_TX in parts if layers_TX is not None]:
                 request.prompt_layers = torch.cat(layers)
-        drafter = self._drafters[request]
-        group = self._groups.setdefault(id(drafter), Group(drafter))
-        with FailAlone(request, *group.requests):
-            group.add(request)
+        drafter = request.drafter
+        assert drafter is not None
+        with FailAlone(*(one for one in self._schedule.running if one.drafter is drafter)):
+            drafter.begin(request)
         request.prompt_parts, request.prompt_hidden, request.prompt_layers = [], None, None
 
     def _verify_trees(self) -> Emitted:
-        running = [
-            self._schedule.slot_of(request)
-            for group in self._groups.values()
-            for request in group.requests
-        ]
-        laps, unread = Laps(self._clock), self.cache.num_unread(running)
+        running = self._schedule.running
+        laps, unread = Laps(self._clock), self.cache.num_unread(_numbers(running))
         drafted = [
             (group, self.verifier.fitted(draft))
-            for group, draft in drafts_of(list(self._groups.values()), self.cost, unread)
+            for group, draft in drafts_of(groups_of(running), self.cost, unread)
         ]
         drafting = laps.lap()
         requests = [request for group, _ in drafted for request in group.requests]
-        slots = [self._schedule.slot_of(request) for request in requests]
+        slots = _numbers(requests)
         emitted: Emitted = []
         with FailAlone(*requests):
             scored = self._score([draft for _, draft in drafted], requests, slots)
@@ -398,7 +387,7 @@ class Batch(Live):
         nodes = flat_nodes(drafts)
         self.num_steps, self.num_nodes = self.num_steps + 1, sum(nodes.counts)
 
-        ranks = max(self._drafters[request].num_ranks for request in requests)
+        ranks = max(request.drafter.num_ranks for request in requests if request.drafter)
 
         def score(first: int, last: int) -> list[ScoredTree]:
             some_nodes = nodes.of_trees(first, last)
@@ -432,5 +421,10 @@ class Batch(Live):
         return self.verifier.base.info.context_length - 1
 
 
-def _reads_prompts(drafter: Drafter) -> bool:
-    return drafter.reads_prompts or bool(drafter.watches)
+def _numbers(requests: Sequence[Request]) -> list[int]:
+    """Their rows in the cache."""
+    return [request.slot.number for request in requests if request.slot is not None]
+
+
+def _reads_prompts(drafter: Drafter | None) -> bool:
+    return drafter is not None and (drafter.reads_prompts or bool(drafter.watches))

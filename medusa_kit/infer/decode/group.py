@@ -25,25 +25,15 @@ T = TypeVar("T")
 
 
 class Group:
-    """Requests of a batch with the same drafter."""
+    """Requests of one step with the same drafter."""
 
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
+    def __init__(self, drafter: Drafter, requests: list[Request]) -> None:
+        self.drafter, self.requests = drafter, requests
         self._chosen = False
-        self.requests: list[Request] = []
 
     @property
     def state(self) -> State:
         return State(self.requests)
-
-    def add(self, request: Request) -> None:
-        """Let a request join whose prompt has been read."""
-        self.drafter.begin(request)
-        self.requests.append(request)
-
-    def remove_finished(self) -> None:
-        """Go on without the requests that have finished."""
-        self.requests = [request for request in self.requests if request.finish_reason is None]
 
     def candidates(self, cost: StepCost, num_others: int) -> Candidates | None:
         """Of which the batch selects how many are verified; None: the drafter chooses itself."""
@@ -113,6 +103,19 @@ class Group:
             parents = step.draft.topologies[index].used_parents
             tokens = list(step.tokens(index)[: len(parents)])
             request.tree = VerifiedTree(list(parents), tokens, list(path[: len(kept)]))
+
+
+def groups_of(requests: Sequence[Request]) -> list[Group]:
+    """The requests of a step by their drafters."""
+    groups = dict[int, Group]()
+    for request in requests:
+        drafter = request.drafter
+        assert drafter is not None
+        if id(drafter) in groups:
+            groups[id(drafter)].requests.append(request)
+        else:
+            groups[id(drafter)] = Group(drafter, [request])
+    return list(groups.values())
 
 
 def drafts_of(

@@ -15,9 +15,10 @@ from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.decode.accept.grammar import grammar_mask
 from medusa_kit.infer.decode.accept.sampler import Sampler
 from medusa_kit.infer.decode.detokenize import StopPosition, StopStrings
+from medusa_kit.infer.decode.slots import Slot
 from medusa_kit.infer.decode.timing import StepTiming
 from medusa_kit.infer.details import NOTHING, OutputOptions, TokenScore, VerifiedTree
-from medusa_kit.infer.draft import RequestText
+from medusa_kit.infer.draft import Drafter, RequestText
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -56,6 +57,9 @@ class Request(RequestText, Live):
     seconds: float = 0.0
     first_seconds: float = 0.0
     verifier: Verifier | None = None  # that decodes it; None: its batch's
+    drafter: Drafter | None = None  # that drafts for it; None before a batch has it
+    slot: Slot | None = None  # in the KV cache, from when its prompt is read until it leaves
+    num_read: int = 0  # first tokens of its prompt that are cached, or are read now
     prompt_parts: list[Tensor] = field(default_factory=list, repr=False)  # hidden states, as read
     _started: float | None = None
 

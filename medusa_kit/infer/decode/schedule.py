@@ -1,42 +1,51 @@
 """Who waits, reads its prompt, or runs: the order of work in a batch that requests join and leave.
 
-Plain Python over keys, so that it can be followed, and tested, without a model. Requests are served
-in the order in which they came. Prompts are read in pieces between steps, for a bounded time while
-other requests run, which bounds the time between their tokens.
+Plain Python, so that it can be followed, and tested, without a model. Requests are served in the
+order in which they came. Prompts are read in pieces between steps, for a bounded time while other
+requests run, which bounds the time between their tokens.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-K = TypeVar("K", bound=Hashable)
+from medusa_kit.infer.decode.slots import Slot, Slots
+
 MIN_TOKENS = 16  # tokens of prompts that are read between two steps in any case: each gets on
 NEWEST = 0.5  # weight of the newest measurement
-# (key, free slots, keys that get a slot after it) -> (its slot, how many tokens of its prompt
-# are cached there already, less than all of them)
-Choose = Callable[[K, Sequence[int], Sequence[K]], tuple[int, int]]
 
 
-@dataclass
-class _Prompt(Generic[K]):
-    key: K
-    length: int
-    slot: int = -1
-    read: int = 0
+class Scheduled(Protocol):
+    """What is seen here of a request."""
+
+    @property
+    def prompt_ids(self) -> Sequence[int]: ...
+
+    slot: Slot | None  # None while it waits, and once it has left
+    num_read: int  # first tokens of its prompt that are cached, or are read now
+    text: list[int]  # empty until it runs
+
+
+R = TypeVar("R", bound=Scheduled)
+# (request, those that get a slot after it) -> (its slot, how many tokens of its prompt are cached
+# there already, less than all of them)
+Choose = Callable[[R, Sequence[R]], tuple[Slot, int]]
 
 
 @dataclass(frozen=True)
-class Piece(Generic[K]):
-    """Tokens `start` to before `end` of a prompt, to be read into `slot` of the cache."""
+class Piece(Generic[R]):
+    """Tokens `start` to before `end` of a request's prompt, to be read into its slot."""
 
-    key: K
-    slot: int
+    request: R
     start: int
     end: int
-    is_last: bool
+
+    @property
+    def is_last(self) -> bool:
+        return self.end == len(self.request.prompt_ids)
 
 
 class ReadingSpeed:
@@ -65,70 +74,57 @@ class ReadingSpeed:
             self._per_token = old + NEWEST * (per_token - old)
 
 
-class Schedule(Generic[K]):
-    """`max_rows`: requests that may read their prompts or run at once, each in a slot of its own.
-    `max_pause`: seconds for which prompts may be read between two steps while requests run; None:
-    until all have been read. `clock`: in seconds."""
+class Schedule(Generic[R]):
+    """`slots`: for requests that read their prompts or run, each in one of its own. `max_rows`: of
+    them at once, at most. `max_pause`: seconds for which prompts may be read between two steps
+    while requests run; None: until all have been read. `clock`: in seconds."""
 
     def __init__(
         self,
+        slots: Slots,
         max_rows: int,
         max_pause: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.max_rows, self._max_pause, self._clock = max_rows, max_pause, clock
+        self.slots, self.max_rows = slots, max_rows
+        self._max_pause, self._clock = max_pause, clock
         self._speed = None if max_pause is None else ReadingSpeed(max_pause)
-        self._free = list(range(max_rows))
-        self._waiting: deque[_Prompt[K]] = deque()
-        self._reading: deque[_Prompt[K]] = deque()
-        self._running: dict[K, int] = {}  # with their slots
+        self.waiting: deque[R] = deque()
+        self.served: list[R] = []  # those with a slot, in the order in which they got it
 
     @property
-    def num_requests(self) -> int:
-        """Requests that wait, read or run."""
-        return len(self._waiting) + self._num_served
+    def requests(self) -> list[R]:
+        """All that wait, read or run."""
+        return [*self.served, *self.waiting]
 
     @property
-    def free(self) -> Sequence[int]:
-        """Slots without a request."""
-        return self._free
+    def running(self) -> list[R]:
+        """Those whose prompts have been read."""
+        return [request for request in self.served if request.text]
 
-    @property
-    def num_reading(self) -> int:
-        return len(self._reading)
+    def add(self, request: R) -> None:
+        self.waiting.append(request)
 
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    def add(self, key: K, prompt_length: int) -> None:
-        self._waiting.append(_Prompt(key, prompt_length))
-
-    def add_slots(self, count: int) -> None:
-        """Add `count` slots, numbered after those that are there."""
-        first = len(self._free) + self._num_served
-        self._free += range(first, first + count)
-
-    def admit(self, choose: Choose[K]) -> list[tuple[K, int]]:
-        """Give free slots to those that wait: (key, slot) of each."""
-        admitted = []
-        while self._waiting and self._free and self._num_served < self.max_rows:
-            prompt = self._waiting.popleft()
-            remaining = min(len(self._free), self.max_rows - self._num_served) - 1
-            later = [prompt.key for prompt in islice(self._waiting, remaining)]
-            prompt.slot, prompt.read = choose(prompt.key, self._free, later)
-            self._free.remove(prompt.slot)
-            self._reading.append(prompt)
-            admitted.append((prompt.key, prompt.slot))
+    def admit(self, choose: Choose[R]) -> list[R]:
+        """Give free slots to those that wait, which are returned."""
+        admitted = list[R]()
+        while self.waiting and (rows := self._num_free):
+            request = self.waiting.popleft()
+            later = list(islice(self.waiting, rows - 1))
+            request.slot, request.num_read = choose(request, later)
+            self.slots.free.remove(request.slot)
+            self.served.append(request)
+            admitted.append(request)
         return admitted
 
     @property
-    def _num_served(self) -> int:
-        return len(self._reading) + len(self._running)
+    def _num_free(self) -> int:
+        """How many more may be served now."""
+        return max(0, min(len(self.slots.free), self.max_rows - len(self.served)))
 
-    def reading(self, max_tokens: int) -> Iterator[list[Piece[K]]]:
+    def reading(self, max_tokens: int) -> Iterator[list[Piece[R]]]:
         """What to read before the next step, at most `max_tokens` at once: of the earliest prompt,
-        then of those after it. `begin` follows for a key whose last piece has been read.
+        then of those after it.
 
         Where none runs, a step is a call or what may be read while some run, whichever is more.
         """
@@ -137,53 +133,28 @@ class Schedule(Generic[K]):
                 yield pieces
             return
         started, read = self._clock(), 0
-        remaining = speed.num_tokens if self._running else max(speed.num_tokens, max_tokens)
+        remaining = speed.num_tokens if self.running else max(speed.num_tokens, max_tokens)
         while remaining > 0 and (pieces := self._pieces(min(max_tokens, remaining))):
             size = sum(piece.end - piece.start for piece in pieces)
             remaining, read = remaining - size, read + size
             yield pieces
-            if self._running and self._clock() - started >= self._max_pause:
+            if self.running and self._clock() - started >= self._max_pause:
                 break
         if read:
             speed.record(read, self._clock() - started)
 
-    def _pieces(self, max_tokens: int) -> list[Piece[K]]:
-        pieces, remaining = [], max_tokens
-        for prompt in self._reading:
+    def _pieces(self, max_tokens: int) -> list[Piece[R]]:
+        pieces, remaining = list[Piece[R]](), max_tokens
+        for request in self.served:
             if not remaining:
                 break
-            end = min(prompt.length, prompt.read + remaining)
-            is_last = end == prompt.length
-            pieces.append(Piece(prompt.key, prompt.slot, prompt.read, end, is_last))
-            remaining -= end - prompt.read
-            prompt.read = end
+            start = request.num_read
+            end = min(len(request.prompt_ids), start + remaining)
+            if end > start:
+                pieces.append(Piece(request, start, end))
+                remaining, request.num_read = remaining - (end - start), end
         return pieces
 
-    def begin(self, key: K) -> None:
-        """Let a request run from now on, since its prompt has been read."""
-        prompt = next(prompt for prompt in self._reading if prompt.key == key)
-        self._reading.remove(prompt)
-        self._running[key] = prompt.slot
-
-    def has_begun(self, key: K) -> bool:
-        """Whether a request has been given a slot."""
-        return key in self._running or any(prompt.key == key for prompt in self._reading)
-
-    def slot_of(self, key: K) -> int:
-        """The slot of a request that runs."""
-        return self._running[key]
-
-    def slots_read_into(self) -> dict[int, K]:
-        """The slots of requests whose prompts are being read."""
-        return {prompt.slot: prompt.key for prompt in self._reading}
-
-    def leave(self, key: K) -> int | None:
-        """Forget a request, wherever it is, and free its slot, which is returned if it had one."""
-        slot = self._running.pop(key, None)
-        for queue in (self._waiting, self._reading):
-            for prompt in [prompt for prompt in queue if prompt.key == key]:
-                queue.remove(prompt)
-                slot = prompt.slot if prompt.slot >= 0 else slot
-        if slot is not None:
-            self._free.append(slot)
-        return slot
+    def leave(self, request: R) -> None:
+        """Forget a request, wherever it is. Its slot, if it has one, is freed by `Slots.leave`."""
+        (self.waiting if request.slot is None else self.served).remove(request)

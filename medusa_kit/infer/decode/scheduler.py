@@ -249,7 +249,7 @@ class Scheduler(Live):
                 (shared, batch)
                 for batch, _ in self._idle
                 if batch.verifier is verifier
-                and (shared := batch.prefixes.num_shared(prompts)) >= min_shared
+                and (shared := batch.slots.num_shared(prompts)) >= min_shared
                 and fits(batch)
             ]
             if not candidates:

@@ -1,15 +1,32 @@
 """The order of work in a batch, by itself: no model, and a clock that counts tokens and nodes."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from medusa_kit.infer.decode.schedule import MIN_TOKENS, ReadingSpeed, Schedule
+from medusa_kit.infer.decode.slots import Slot, Slots
 
 MAX_AT_ONCE = 24  # tokens of prompts in one forward
 FORWARD, TOKEN = 0.25, 1.0  # what reading costs by the clock: in each forward, and for each token
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request; `answer`: how many tokens it gets. `text` has them once it runs."""
+
+    key: int
+    prompt: int
+    answer: int
+    slot: Slot | None = None
+    num_read: int = 0
+    text: list[int] = field(default_factory=list)
+
+    @property
+    def prompt_ids(self) -> Sequence[int]:
+        return range(self.prompt)
 
 
 class Run:
@@ -20,12 +37,11 @@ class Run:
         self, max_rows: int, max_pause: float | None, arrivals: Sequence[Sequence[tuple[int, int]]]
     ) -> None:
         self.now = 0.0
-        self.schedule: Schedule[int] = Schedule(max_rows, max_pause, lambda: self.now)
+        self.slots = Slots(max_rows)
+        self.schedule: Schedule[Asked] = Schedule(self.slots, max_rows, max_pause, lambda: self.now)
         self.arrivals, self.max_rows = arrivals, max_rows
-        self.lengths: list[tuple[int, int]] = []
-        self.read: dict[int, int] = {}
-        self.said: dict[int, int] = {}
-        self.slots: dict[int, int] = {}
+        self.asked: list[Asked] = []
+        self.read: dict[Asked, int] = {}
         self.first_tokens: list[int] = []  # requests in the order in which their prompts were read
         self.most_between = (
             0.0  # seconds for which prompts were read between two tokens of a request
@@ -34,40 +50,40 @@ class Run:
 
     def step(self, number: int) -> None:
         for prompt, answer in self.arrivals[number] if number < len(self.arrivals) else ():
-            self.schedule.add(len(self.lengths), prompt)
-            self.lengths.append((prompt, answer))
-        for key, slot in self.schedule.admit(lambda key, free, later: (min(free), 0)):
-            assert slot not in self.slots.values(), "two requests in one slot"
-            self.slots[key] = slot
-            self.read[key] = 0
-        assert len(self.slots) <= self.max_rows
-        running, before, forwards = list(self.said), self.now, 0
+            self.asked.append(Asked(len(self.asked), prompt, answer))
+            self.schedule.add(self.asked[-1])
+        for one in self.schedule.admit(lambda one, later: (self.slots.free[0], 0)):
+            self.read[one] = 0
+        numbers = [one.slot.number for one in self.schedule.served if one.slot is not None]
+        assert len(set(numbers)) == len(self.schedule.served), "two requests in one slot"
+        assert len(numbers) <= self.max_rows
+        running, before, forwards = self.schedule.running, self.now, 0
         for pieces in self.schedule.reading(MAX_AT_ONCE):
             size = sum(piece.end - piece.start for piece in pieces)
             assert 0 < size <= MAX_AT_ONCE
             self.now += FORWARD + TOKEN * size
             forwards += 1
             for piece in pieces:
-                assert piece.start == self.read[piece.key], "a piece was left out"
-                assert piece.slot == self.slots[piece.key]
-                self.read[piece.key] = piece.end
-                assert piece.is_last == (piece.end == self.lengths[piece.key][0])
+                one = piece.request
+                assert piece.start == self.read[one], "a piece was left out"
+                self.read[one] = piece.end
+                assert piece.is_last == (piece.end == one.prompt)
                 if piece.is_last:
-                    self.schedule.begin(piece.key)
-                    self.said[piece.key] = 0
-                    self.first_tokens.append(piece.key)
+                    one.text = [0]
+                    self.first_tokens.append(one.key)
         if running:
             self.most_between = max(self.most_between, self.now - before)
             self.forwards = max(self.forwards, forwards)
-        for key in list(self.said):
-            self.said[key] += 1
-            if self.said[key] == self.lengths[key][1]:
-                self.leave(key)
+        for one in self.schedule.running:
+            one.text.append(0)
+            if len(one.text) > one.answer:
+                self.leave(one)
 
-    def leave(self, key: int) -> None:
-        self.schedule.leave(key)
-        self.said.pop(key, None)
-        self.slots.pop(key, None)
+    def leave(self, one: Asked) -> None:
+        self.schedule.leave(one)
+        if one.slot is not None:
+            self.slots.leave(one.slot, [], 0)
+            one.slot = None
 
 
 ROWS = st.lists(
@@ -80,16 +96,15 @@ def test_every_row_is_served_in_order_within_the_pause(
     max_rows: int, pause: float | None, arrivals: list[list[tuple[int, int]]]
 ) -> None:
     run, steps = Run(max_rows, pause, arrivals), 0
-    while steps < len(arrivals) or run.schedule.num_requests:
+    while steps < len(arrivals) or run.schedule.requests:
         run.step(steps)
         steps += 1
         assert steps < 2000, "somebody starves"
-    assert run.first_tokens == list(range(len(run.lengths)))  # first come, first served
-    assert not run.slots
+    assert run.first_tokens == list(range(len(run.asked)))  # first come, first served
     if pause is not None:  # beyond it there is a forward that had begun, or the least of tokens
         most = max(pause, FORWARD + TOKEN * MIN_TOKENS)
         assert run.most_between <= most + run.forwards * FORWARD
-    assert sorted(run.schedule.free) == list(range(max_rows))  # no slot is lost
+    assert sorted(slot.number for slot in run.slots.free) == list(range(max_rows))
 
 
 @given(
@@ -100,14 +115,18 @@ def test_rows_may_leave_from_anywhere(
     arrivals: list[list[tuple[int, int]]], gone: list[tuple[int, int]]
 ) -> None:
     run, steps = Run(2, 3.0, arrivals), 0
-    while steps < len(arrivals) or run.schedule.num_requests:
+    while steps < len(arrivals) or run.schedule.requests:
         run.step(steps)
         for step, key in gone:
-            if step == steps and key < len(run.lengths):
-                run.leave(key)
+            if step == steps and run.asked[key : key + 1] and run.asked[key] in here(run):
+                run.leave(run.asked[key])
         steps += 1
         assert steps < 2000, "somebody starves"
-    assert sorted(run.schedule.free) == [0, 1]
+    assert sorted(slot.number for slot in run.slots.free) == [0, 1]
+
+
+def here(run: Run) -> Sequence[Asked]:
+    return run.schedule.requests
 
 
 def test_rows_that_run_wait_for_a_pause_at_most() -> None:
@@ -156,20 +175,25 @@ def test_the_speed_is_learned_and_followed(
         assert one_more >= 0.95 * pause
 
 
-def test_places_are_chosen_by_whom_they_are_for() -> None:
-    schedule: Schedule[str] = Schedule(3)
-    for name in "abcd":
-        schedule.add(name, 1)
-    told: list[tuple[str, list[str]]] = []
+def test_slots_are_chosen_by_whom_they_are_for() -> None:
+    slots = Slots(3)
+    schedule: Schedule[Asked] = Schedule(slots, 3)
+    a, b, c, d = asked = [Asked(key, 1, 1) for key in range(4)]
+    for one in asked:
+        schedule.add(one)
+    told: list[tuple[Asked, list[Asked]]] = []
 
-    def least(key: str, free: Sequence[int], later: Sequence[str]) -> tuple[int, int]:
-        told.append((key, list(later)))
-        return min(free), 0
+    def first(one: Asked, later: Sequence[Asked]) -> tuple[Slot, int]:
+        told.append((one, list(later)))
+        return slots.free[0], 0
 
-    assert schedule.admit(least) == [("a", 0), ("b", 1), ("c", 2)]
-    assert told == [("a", ["b", "c"]), ("b", ["c"]), ("c", [])]  # d waits for another slot
-    assert schedule.slots_read_into() == {0: "a", 1: "b", 2: "c"}
-    assert [schedule.leave(name) for name in "bc"] == [1, 2]
-    assert schedule.admit(lambda key, free, later: (max(free), 0)) == [("d", 2)]
-    with pytest.raises(KeyError):
-        schedule.slot_of("d")  # its prompt has not been read
+    assert schedule.admit(first) == [a, b, c]
+    assert [one.slot for one in (a, b, c)] == slots.all
+    assert told == [(a, [b, c]), (b, [c]), (c, [])]  # d waits for another slot
+    for one in (b, c):
+        schedule.leave(one)
+        assert one.slot is not None
+        slots.leave(one.slot, [], 0)
+    assert schedule.admit(lambda one, later: (slots.free[-1], 0)) == [d]
+    assert d.slot is slots.all[2]
+    assert schedule.running == []  # no prompt has been read
