@@ -8,7 +8,10 @@ from support.debug_model import ROOT
 
 # A file with its folder, from one of these on; FOLDER/recipe.yaml stands for any.
 NAMED = re.compile(r"(?<![\w./-])(?:[a-z_.][\w.-]*/)+[\w-]+\.(?:py|h|cpp|toml|yaml)\b")
+FOLDERS = re.compile(r"[`(]((?:[a-z_]\w*/)+)[`),;]")
 WITHIN = (ROOT, ROOT / "medusa_kit", ROOT / "tests")
+# Files of other projects, and of a run.
+OTHERS = {"examples/medusa/convert_checkpoint.py", "src/llama-vocab.cpp", "output_dir/recipe.yaml"}
 HISTORY = ("LOG.md", "CHANGELOG.md")  # these name what there was
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -58,3 +61,15 @@ def test_a_broken_link_would_be_seen(tmp_path: Path) -> None:
 def test_files_that_are_named_are_there(page: Path) -> None:
     names = set(NAMED.findall(page.read_text()))
     assert [name for name in names if not any((top / name).exists() for top in WITHIN)] == []
+
+
+def test_files_and_folders_that_the_code_names_are_there() -> None:
+    """In comments and docstrings too, where no import would miss them."""
+    wrong = set()
+    for path in (ROOT / "medusa_kit").rglob("*"):
+        if path.suffix in (".py", ".h", ".cpp"):
+            text = path.read_text()
+            names = {*NAMED.findall(text), *FOLDERS.findall(text)} - OTHERS
+            tops = (*WITHIN, path.parent)
+            wrong |= {name for name in names if not any((top / name).exists() for top in tops)}
+    assert not wrong
