@@ -22,7 +22,8 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
-from medusa_kit.infer.draft import Draft, Drafter, State, padded_draft
+from medusa_kit.infer.draft import Drafter, State
+from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.engine import EngineOptions
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -51,12 +52,12 @@ class RightNowAndThen(Drafter):
         self.answer, self.start, self.right = answer, start, right
         self.num_nodes, self._random = 1 + chain, random.Random(seed)
 
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State) -> Forest:
         done = len(state.tokens[0]) - self.start + 1
         guesses = self.answer[done : done + self.num_nodes - 1]
         tokens = [t if self._random.random() < self.right else (t + 1) % VOCAB for t in guesses]
         nodes = [state.roots_B[0], *tokens]
-        return padded_draft([nodes], [list(range(-1, len(tokens)))], torch.device("cpu"))
+        return Forest.chains([nodes], torch.device("cpu"))
 
 
 def random_engine(family: str) -> Engine:

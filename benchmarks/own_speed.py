@@ -8,7 +8,7 @@ import random
 import time
 from typing import Any
 
-from medusa_kit.infer.tree_step import Nodes
+from medusa_kit.infer.forest import Forest
 
 SEED = 0
 
@@ -40,7 +40,7 @@ class OwnSpeed:
         taken = []
         for _ in range(1 + repeats):
             start = time.perf_counter()
-            chain = Nodes.chains([self.ids(nodes)], self.engine.base.device)
+            chain = Forest.chains([self.ids(nodes)], self.engine.base.device)
             verifier.score(cache, chain, [0]).argmax().tolist()
             taken.append(time.perf_counter() - start)
         return taken[1:]

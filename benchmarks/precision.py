@@ -22,7 +22,7 @@ import medusa_kit
 from medusa_kit import console
 from medusa_kit.infer.cpu.activations import with_activations
 from medusa_kit.infer.cpu.library.kernels import MAX_ROWS
-from medusa_kit.infer.tree_step import Nodes
+from medusa_kit.infer.forest import Forest
 
 Z = 1.96  # 95 %
 
@@ -39,7 +39,7 @@ def pieces_of(verifier, cache, tokens):
     """logits_NV after each token, a piece at a time."""
     for first in range(0, len(tokens), MAX_ROWS):
         piece = tokens[first : first + MAX_ROWS]
-        nodes = Nodes.chains([piece], verifier.base.device)
+        nodes = Forest.chains([piece], verifier.base.device)
         yield verifier.score(cache, nodes, [0]).logits_NV
         cache.commit([range(len(piece))], [0])
 

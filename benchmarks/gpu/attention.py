@@ -15,7 +15,7 @@ from benchmarks.gpu.workbench import Cannot, Workbench
 from medusa_kit.bench.gpu.shapes import Shape
 from medusa_kit.infer.attention.backend import AttentionCall, Case
 from medusa_kit.infer.attention.choice import BACKENDS
-from medusa_kit.infer.draft import Topology
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.tree_step import TreeStep
 
 LENGTHS = (512, 4096, 32768)
@@ -29,8 +29,8 @@ def attention(shape: Shape, name: str, length: int, bench: Workbench) -> dict[st
     backend, length = BACKENDS[name], bench.size(length, SMALL_LENGTH)
     if absent := backend.missing():
         raise Cannot(absent[0])
-    tree = Topology.from_parents(tree_of(NODES).parents, bench.device)
-    step = TreeStep([length], tree.depths_N[None], tree.sees_NN[None])
+    tree = Forest.of([[0] * NODES], [tree_of(NODES).parents], bench.device)
+    step = TreeStep([length], *tree.padded()[1:])
     G, E, device = shape.num_key_value_heads, shape.head_dim, bench.device
     query = torch.randn(1, NODES, shape.num_attention_heads, E, device=device, dtype=bench.dtype)
     slots = torch.randn(2, 1, G, length + NODES, E, device=device, dtype=bench.dtype)

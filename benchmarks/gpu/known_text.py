@@ -19,9 +19,9 @@ from medusa_kit.bench.gpu.shapes import Shape
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.draws import RowsDraws
-from medusa_kit.infer.draft import shared_topology
 from medusa_kit.transfer import to_device
 from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.shape import shape_of
 
 NUM_HEADS = 4
 PROMPT, ANSWER = 128, 96
@@ -51,7 +51,7 @@ class Table:
         if draws is not None:
             return None
         device = self.guess_KV.device
-        depths_N = shared_topology(tuple(parents_N.tolist()), device).depths_N
+        depths_N = to_device(shape_of(tuple(parents_N.tolist())).depths_N, device)
         roots_B1 = to_device(roots_B, device)[:, None]
         best_BN = self.guess_KV[depths_N[1:] - 1, roots_B1]
         others_BN = best_BN + to_device(ranks_N, device)[1:]

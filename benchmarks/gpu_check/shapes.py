@@ -19,7 +19,7 @@ from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.device.cache import FixedCache
 from medusa_kit.infer.device.captured import CapturedForward, Shape, fitting
 from medusa_kit.infer.device.verifier import CapturedVerifier
-from medusa_kit.infer.tree_step import Nodes
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.verifier import Forward
 
 META = torch.device("meta")
@@ -125,7 +125,7 @@ def forward_of_shape(
     cache = verifier.new_cache(rows, num_positions)
     assert isinstance(cache, FixedCache)
     cache.lengths = [attention.length] * rows
-    nodes = Nodes.chains([[0] * num_nodes] * rows, META)  # any tree takes the same kernels
+    nodes = Forest.chains([[0] * num_nodes] * rows, META)  # any tree takes the same kernels
     shape = Shape(*fitting(nodes.counts, rows), cache.num_positions)
     captured = Kept(verifier, cache, shape, forward or base.hidden_and_logits)
     captured.send(nodes, range(rows))

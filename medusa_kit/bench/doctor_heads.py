@@ -17,10 +17,12 @@ from medusa_kit.data.chat import EncodedExample
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.files import parse_json
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.draft import Draft, Drafter, State, Topology
+from medusa_kit.infer.draft import Drafter, State
+from medusa_kit.infer.forest import Forest
 from medusa_kit.train import data as training
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.replay import replay
+from medusa_kit.tree.shape import chain
 from medusa_kit.tree.statistics import NOT_AVAILABLE, RankStatistics
 from medusa_kit.tuning import calibrate as calibration
 
@@ -148,15 +150,15 @@ class OracleDrafter(Drafter):
         self._targets_PK = np.concatenate([targets[shift:], blank_PK]).clip(min=0)
         self._start, self._device = len(prompt_ids), heads.base.device
         self.num_nodes = K + 1
-        self._chain = Topology.from_parents(CandidateTree.chain(K).parents, self._device)
+        self._chain = chain(self.num_nodes)
 
     def guesses(self, position: int) -> list[int]:
         """The draft after the root, the answer's token at `position`."""
         return self._targets_PK[position].tolist()
 
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State) -> Forest:
         tokens = [state.roots_B[0], *self.guesses(len(state.tokens[0]) - self._start)]
-        return Draft(torch.tensor([tokens], device=self._device), [self._chain])
+        return Forest(torch.tensor(tokens, device=self._device), [self._chain])
 
 
 Trial = tuple[list[int], list[int], list[int], list[int]]

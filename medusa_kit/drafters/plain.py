@@ -8,7 +8,12 @@ from typing import Any
 import torch
 
 from medusa_kit.drafters.factory import DraftContext
-from medusa_kit.infer.draft import ROOT, Draft, Drafter, State, Topology, root_draft
+from medusa_kit.infer.draft import Drafter, State
+from medusa_kit.infer.forest import Forest
+from medusa_kit.transfer import to_device
+from medusa_kit.tree.shape import chain
+
+ROOT_ALONE = chain(1)
 
 
 class PlainDrafter(Drafter):
@@ -16,10 +21,10 @@ class PlainDrafter(Drafter):
     num_nodes = 1
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.topology = device, Topology.from_parents([ROOT], device)
+        self.device = device
 
-    def propose(self, state: State) -> Draft:
-        return root_draft(state.roots_B, self.device)
+    def propose(self, state: State) -> Forest:
+        return Forest(to_device(state.roots_B, self.device), [ROOT_ALONE] * len(state.roots_B))
 
 
 def build(context: DraftContext, options: Any) -> PlainDrafter:

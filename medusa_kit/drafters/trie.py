@@ -12,7 +12,9 @@ from collections.abc import Hashable, Iterable, Sequence
 import torch
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
-from medusa_kit.infer.draft import ROOT, Draft, Drafter, State, StepResult, padded_draft
+from medusa_kit.infer.draft import Drafter, State, StepResult
+from medusa_kit.infer.forest import Forest
+from medusa_kit.tree.shape import ROOT
 
 
 class Trie:
@@ -118,9 +120,9 @@ def num_right(chain: Sequence[int], path: Sequence[int], tokens: Sequence[int]) 
     return right
 
 
-def draft_of(tries: Sequence[Trie], device: torch.device) -> Draft:
-    """The draft with one trie for each row; smaller ones are padded with unused nodes."""
-    return padded_draft([one.tokens for one in tries], [one.parents for one in tries], device)
+def draft_of(tries: Sequence[Trie], device: torch.device) -> Forest:
+    """The draft with one trie for each row."""
+    return Forest.of([one.tokens for one in tries], [one.parents for one in tries], device)
 
 
 def weighed(trie: Trie, acceptance: AcceptanceEstimate) -> Trie:
@@ -160,5 +162,5 @@ class TrieDrafter(Drafter):
     def guess(self, state: State) -> list[Trie]:
         """One trie for each request."""
 
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State) -> Forest:
         return draft_of(self.guess(state), self.device)

@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from medusa_kit.heads.draws import RowsDraws
+from medusa_kit.tree.dynamic import Grown
 
 Texts = Sequence[np.ndarray | None]  # text_T (int64) of each row; None: nothing is copied from it
 Guesses = tuple[Tensor, Tensor]  # ids_KXC, scores_KXC (empty where not asked for)
@@ -22,16 +23,6 @@ class Least(NamedTuple):
 
     kept: float = -math.inf
     asked: float = -math.inf
-
-
-class GrownTrees(NamedTuple):
-    """A tree for each row, as drafters/heads/dynamic.py grows them."""
-
-    tokens_BN: Tensor
-    parents: list[list[int]]
-    depths_BN: Tensor
-    sees_BNN: Tensor  # which nodes see which: their ancestors and themselves
-    scores_BN: Tensor  # log-probabilities of the paths; 0 where there is none
 
 
 class Guesser(Protocol):
@@ -73,6 +64,6 @@ class Guesser(Protocol):
         draws: RowsDraws | None = None,
         texts: Texts = (),
         smoothing: tuple[float, ...] = (),
-    ) -> GrownTrees | None:
-        """Trees of `count` guesses of as many heads as temperatures; None where it cannot. `texts`:
-        what is copied from, if anything (drafters/heads/copying.py)."""
+    ) -> list[Grown] | None:
+        """A tree of each row, of `count` guesses of as many heads as temperatures; None where it
+        cannot. `texts`: what is copied from, if anything (drafters/heads/copying.py)."""

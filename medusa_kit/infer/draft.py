@@ -1,7 +1,6 @@
 """The drafter's interface: it proposes a tree of tokens for each request and may see the result.
 
-Topology is data: a list of parents for each request. Node 0 is the root, the base model's
-own next token. A parent comes before its children. UNUSED marks a slot that holds no node.
+A tree is data: tokens, and a parent for each. Node 0 is the root, the base model's own next token.
 
 Shapes: B batch, N nodes with root, D hidden, V vocabulary.
 """
@@ -9,10 +8,9 @@ Shapes: B batch, N nodes with root, D hidden, V vocabulary.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,90 +20,16 @@ from medusa_kit.infer.decode.accept.sampler import Sampler
 from medusa_kit.infer.decode.node_choice.choice import Chances
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 from medusa_kit.infer.decode.timing import StepTiming
-from medusa_kit.infer.host_tree import HostTree, host_tree
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.likeliest import likeliest
-from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.transfer import to_device
 
 T = TypeVar("T")
-ROOT, UNUSED = -1, -2
 PerRequest = Sequence[Tensor] | Tensor  # a tensor for each request; one where all have one shape
 COUNTS = "tokens a step: "  # how a note begins that counts an answer's steps
 NODES = "nodes: "  # and one that counts their nodes
 # Notes of figures, which are others after each answer, begin so; the rest are reasons.
 FIGURES = (COUNTS, NODES, "lookahead: ", "draft model ", "draft tokens sent to ")
-
-
-@dataclass(frozen=True)
-class Topology:
-    """Parents of one tree, and what follows from them: depths, and which nodes each node sees (its
-    ancestors and itself)."""
-
-    parents: tuple[int, ...]
-    depths_N: Tensor
-    sees_NN: Tensor
-
-    @cached_property
-    def num_used(self) -> int:
-        """Nodes up to the last one that holds something."""
-        return max(node for node, parent in enumerate(self.parents) if parent != UNUSED) + 1
-
-    @property
-    def used_parents(self) -> tuple[int, ...]:
-        return self.parents[: self.num_used]
-
-    @cached_property
-    def on_host(self) -> HostTree:
-        """The used nodes in the form that a captured forward takes."""
-        return host_tree(self.used_parents)
-
-    @cached_property
-    def used_depths(self) -> Tensor:
-        return self.depths_N[: self.num_used]
-
-    @cached_property
-    def used_sees(self) -> Tensor:
-        """Which of the used nodes see which, flat."""
-        return self.sees_NN[: self.num_used, : self.num_used].flatten()
-
-    @classmethod
-    def from_parents(cls, parents: Sequence[int], device: torch.device) -> "Topology":
-        N = len(parents)
-        depths, sees_NN = [0] * N, np.eye(N, dtype=bool)  # numpy: a tenth of torch's time per row
-        for node, parent in enumerate(parents):
-            if parent >= 0:
-                depths[node] = depths[parent] + 1
-                sees_NN[node] |= sees_NN[parent]
-        return cls(
-            tuple(parents), to_device(depths, device), to_device(torch.from_numpy(sees_NN), device)
-        )
-
-
-def path_to(node: int, parents: Sequence[int]) -> list[int]:
-    """Nodes from the root to `node`, both included."""
-    path = []
-    while node >= 0:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]
-
-
-@dataclass(frozen=True)
-class Draft:
-    """The trees of all requests: tokens_BN, and each one's topology (the same object where requests
-    share one)."""
-
-    tokens_BN: Tensor
-    topologies: Sequence[Topology]
-
-    @property
-    def flat_tokens(self) -> Tensor:
-        """Tokens of the used nodes, request after request."""
-        counts = [topology.num_used for topology in self.topologies]
-        if min(counts) == self.tokens_BN.shape[1]:
-            return self.tokens_BN.flatten()
-        trees = zip(self.tokens_BN, counts, strict=True)
-        return torch.cat([tokens_N[:count] for tokens_N, count in trees])
 
 
 @dataclass(eq=False, kw_only=True)
@@ -177,25 +101,24 @@ def unread(tokens: list[int], root: int, num_read: int) -> list[int]:
 class StepResult:
     """The outcome of verifying a draft, for drafters that learn from it."""
 
-    draft: Draft  # as proposed or selected, or a part of it (`Verifier.fitted`)
+    draft: Forest  # as proposed or selected, or a part of it (`Verifier.fitted`)
     paths: Sequence[Sequence[int]]  # accepted nodes of each request, root not included
     next_roots: Sequence[int]  # the token after each request's last accepted node
     hidden: PerRequest  # (N, D)
     logits: PerRequest  # (N, V)
     argmax_BN: Sequence[Sequence[int]] | None = None  # where the loop has them anyway
     ranked: PerRequest | None = None  # (N, R): the likeliest tokens, where they are known
-    # Tokens of each request's used nodes, where they have been read from the device.
+    # Tokens of each request's nodes, where they have been read from the device.
     tokens_read: Sequence[Sequence[int]] | None = None
     layers: PerRequest = ()  # (N, X): outputs of watched layers, one after another
     requests: Sequence[RequestText] = ()  # whose draft it was
     timing: StepTiming | None = None  # of the step, up to here
 
     def tokens(self, index: int) -> Sequence[int]:
-        """Tokens of a request's nodes, of the used ones at least."""
+        """Tokens of a request's nodes."""
         if self.tokens_read is not None:
             return self.tokens_read[index]
-        tokens: list[int] = self.draft.tokens_BN[index].tolist()
-        return tokens
+        return self.draft.token_lists()[index]
 
     def argmax(self, index: int, nodes: Sequence[int]) -> list[int]:
         """The argmax of the base model's logits after each of these nodes, without processing, or
@@ -207,44 +130,6 @@ class StepResult:
         return likeliest(logits_NV[nodes_M]).tolist()
 
 
-def root_draft(roots_B: Sequence[int], device: torch.device) -> Draft:
-    """The draft of a plain step: each request's root alone."""
-    return Draft(
-        to_device(roots_B, device)[:, None], [shared_topology((ROOT,), device)] * len(roots_B)
-    )
-
-
-def padded_draft(
-    tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], device: torch.device
-) -> Draft:
-    """The draft with these nodes for each request; smaller trees are padded with unused ones."""
-    N = max(len(tree) for tree in tokens)
-    filled = [[*tree, *[tree[0]] * (N - len(tree))] for tree in tokens]
-    topologies = [shared_topology((*tree, *[UNUSED] * (N - len(tree))), device) for tree in parents]
-    return Draft(to_device(filled, device), topologies)
-
-
-@lru_cache(maxsize=1024)
-def shared_topology(parents: tuple[int, ...], device: torch.device) -> Topology:
-    """The topology of these parents, the same object each time: trees of few shapes recur."""
-    return Topology.from_parents(parents, device)
-
-
-def flat_nodes(drafts: Sequence[Draft]) -> Nodes:
-    """The used nodes of all drafts, request after request, to be verified in one forward."""
-    topologies = [topology for draft in drafts for topology in draft.topologies]
-    if len(topologies) == 1:
-        (tree,), (draft,) = topologies, drafts
-        return Nodes(draft.flat_tokens, tree.used_depths, tree.used_sees, [tree.num_used], [tree])
-    return Nodes(
-        torch.cat([draft.flat_tokens for draft in drafts]),
-        torch.cat([topology.used_depths for topology in topologies]),
-        torch.cat([topology.used_sees for topology in topologies]),
-        [topology.num_used for topology in topologies],
-        topologies,
-    )
-
-
 class Candidates(ABC):
     """Draft tokens of which the batch selects how many it verifies."""
 
@@ -254,7 +139,7 @@ class Candidates(ABC):
         """How likely each request's draft tokens are."""
 
     @abstractmethod
-    def select(self, counts: Sequence[int]) -> Draft:
+    def select(self, counts: Sequence[int]) -> Forest:
         """The likeliest of them, so many for each request, none or more."""
 
 
@@ -274,7 +159,7 @@ class Drafter(ABC, Live):
     rewinds: bool = False  # whether drafts may be taken back, since they depend on the root alone
 
     @abstractmethod
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State) -> Forest:
         """A tree for each request."""
 
     def candidates(self, state: State, cost: StepCost, num_others: int) -> Candidates:

@@ -23,7 +23,7 @@ from medusa_kit.base.families import needs_chains
 from medusa_kit.base.faults import finite
 from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError, MedusaKitError
-from medusa_kit.infer.draft import UNUSED, Draft, Topology, flat_nodes
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.own_rounding import (
     FAILURES,
     allowed_error,
@@ -34,14 +34,15 @@ from medusa_kit.infer.own_rounding import (
 from medusa_kit.infer.verifier import Verifier, window_owners
 from medusa_kit.locks import lock_of
 from medusa_kit.no_gradients import no_gradients
+from medusa_kit.tree.shape import path_to
 
 PROMPT_LENGTHS = (5, 11)
 # Several trees in turn: each follows what was kept of the one before, so commit is checked too. For
 # the last one, a kernel that spreads long rows over several programs has to do so.
 PARENTS = (-1, 0, 0, 1, 2, 2)
 KEPT = (0, 2, 5)
-SMALLER = (-1, 0, 0, 1, UNUSED, UNUSED)  # the second row's last tree: rows may differ in size
-CHAIN, SHORT_CHAIN = (-1, 0, 1, 2, 3, 4), (-1, 0, 1, UNUSED, UNUSED, UNUSED)
+SMALLER = (-1, 0, 0, 1)  # the second row's last tree: rows may differ in size
+CHAIN, SHORT_CHAIN = (-1, 0, 1, 2, 3, 4), (-1, 0, 1)
 Shape = tuple[Sequence[int], Sequence[int]]  # parents of a tree, and the nodes that are kept of it
 # By round and row. Chains: in each round but the last one is rejected in part, the other kept.
 TREES: Sequence[Sequence[Shape]] = (
@@ -229,13 +230,13 @@ def score_random_trees(
     scored, paths = list[Tensor](), list[list[int]]()
     for shape in shapes:
         last = shape is shapes[-1]
-        topologies = [Topology.from_parents(parents, base.device) for parents, _ in shape]
-        trees = [random_ids(base, len(PARENTS), generator) for _ in prompts]
-        nodes = flat_nodes([Draft(torch.tensor(trees, device=base.device), topologies)])
+        trees = [random_ids(base, len(PARENTS), generator)[: len(parents)] for parents, _ in shape]
+        nodes = Forest.of(trees, [parents for parents, _ in shape], base.device)
         with _split_finely(verifier, last):
             scored.append(verifier.score(cache, nodes, range(len(prompts))).logits_NV)
-        for prompt, tree, topology in zip(prompts, trees, topologies, strict=True):
-            paths += [_path(node, prompt, tree, topology) for node in range(topology.num_used)]
+        for prompt, tree, (parents, _) in zip(prompts, trees, shape, strict=True):
+            for node in range(len(tree)):
+                paths.append(prompt + [tree[i] for i in path_to(node, parents)])
         kept = [nodes for _, nodes in shape]
         cache.commit(kept, range(len(prompts)))
         prompts = [
@@ -269,11 +270,6 @@ def narrow_windows(owners: Iterable[Any]) -> Iterator[bool]:
     finally:
         for owner, name, window in windows:
             setattr(owner, name, window)
-
-
-def _path(node: int, prompt: list[int], tree: list[int], topology: Topology) -> list[int]:
-    seen = topology.sees_NN[node].nonzero().flatten().tolist()
-    return prompt + [tree[i] for i in seen]
 
 
 def _no_numbers(base: BaseModel, reference: Reference) -> MedusaKitError:

@@ -11,14 +11,11 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from medusa_kit.infer.host_tree import Chain, Described
 from medusa_kit.infer.likeliest import likeliest, likeliest_of
 from medusa_kit.transfer import to_device
 
@@ -61,7 +58,7 @@ class TreeStep:
     attend: Callable[..., Tensor] | None = None  # computes an AttentionCall; None: SDPA
     split_finely: bool = False  # spread short rows over several programs too, as long rows are
     lengths_B: Tensor | None = None  # the lengths on the nodes' device, if they are there already
-    at_N: Tensor | None = None  # see `Nodes.in_padded`: the model runs these nodes as one row
+    at_N: Tensor | None = None  # see `Forest.in_padded`: the model runs these nodes as one row
     _shared: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -152,72 +149,6 @@ class TreeStep:
         for row, length in enumerate(self.lengths):
             mask_BNL[row, :, length : length + self.num_nodes] = sees_BNN[row]
         return mask_BNL
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """The trees of several rows, one after another, none padded.
-
-    `counts`: nodes of each row. `sees`: which nodes see which, counts[b] x counts[b] truth values
-    for each row, one row after another. `trees`: the same on the host, where it is known there.
-    """
-
-    tokens_N: Tensor
-    depths_N: Tensor
-    sees: Tensor
-    counts: Sequence[int]
-    trees: Sequence[Described] = ()
-
-    @classmethod
-    def chains(cls, pieces: Sequence[Sequence[int]], device: torch.device) -> "Nodes":
-        """Pieces of text: trees without branches."""
-        counts = [len(piece) for piece in pieces]
-        return cls(
-            to_device([token for piece in pieces for token in piece], device),
-            to_device([depth for count in counts for depth in range(count)], device),
-            torch.cat([_chain(count, device) for count in counts]),
-            counts,
-            [Chain(count) for count in counts],
-        )
-
-    def of_trees(self, first: int, last: int) -> "Nodes":
-        """The nodes of the trees from `first` to before `last`."""
-        if last - first == len(self.counts):
-            return self
-        counts = self.counts[first:last]
-        start, squares = sum(self.counts[:first]), sum(count**2 for count in self.counts[:first])
-        end, square_end = start + sum(counts), squares + sum(count**2 for count in counts)
-        tokens_N, depths_N = self.tokens_N[start:end], self.depths_N[start:end]
-        sees, trees = self.sees[squares:square_end], self.trees[first:last]
-        return Nodes(tokens_N, depths_N, sees, counts, trees)
-
-    def padded(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(tokens_BN, depths_BN, sees_BNN) with as many nodes in each row as the largest has;
-        those added see themselves alone."""
-        B, N = len(self.counts), max(self.counts)
-        if min(self.counts) == N:
-            return self.tokens_N.view(B, N), self.depths_N.view(B, N), self.sees.view(B, N, N)
-        tokens_BN, depths_BN = (flat.new_zeros(B, N) for flat in (self.tokens_N, self.depths_N))
-        sees_BNN = torch.eye(N, dtype=torch.bool, device=self.sees.device).repeat(B, 1, 1)
-        at = self.in_padded()
-        tokens_BN.view(-1)[at], depths_BN.view(-1)[at] = self.tokens_N, self.depths_N
-        parts = self.sees.split([count * count for count in self.counts])
-        for row, (count, part) in enumerate(zip(self.counts, parts, strict=True)):
-            sees_BNN[row, :count, :count] = part.view(count, count)
-        return tokens_BN, depths_BN, sees_BNN
-
-    def in_padded(self, last_only: bool = False) -> Tensor:
-        """Where each node, or each row's last one, is in the padded rows, counted through them."""
-        N, at = max(self.counts), list[int]()
-        for row, count in enumerate(self.counts):
-            at += [row * N + node for node in range(count - 1 if last_only else 0, count)]
-        return to_device(at, self.tokens_N.device)
-
-
-@lru_cache(maxsize=256)
-def _chain(length: int, device: torch.device) -> Tensor:
-    # By numpy: torch's tril wakes its other threads, which then spin where the C++ ones would run.
-    return torch.from_numpy(np.tri(length, dtype=np.bool_).ravel()).to(device)
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from medusa_kit.infer.attention import ATTENTION_NAME, install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.sdpa import without_cudnn
 from medusa_kit.infer.attention.watched_layers import watching
-from medusa_kit.infer.draft import Draft
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.mkl_linear import forget_packs, using_packs
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import Nodes, NodeScores, StepHolder, TreeStep
+from medusa_kit.infer.tree_step import NodeScores, StepHolder, TreeStep
 from medusa_kit.locks import lock_of
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.store.records import Record
@@ -172,8 +172,8 @@ class Verifier:
     def new_cache(self, batch_size: int, num_positions: int) -> TreeCache:
         return TreeCache(self.num_layers, batch_size, num_positions, self.cache_dtype)
 
-    def fitted(self, draft: Draft) -> Draft:
-        """As much of a draft as can be verified; its nodes keep their numbers."""
+    def fitted(self, draft: Forest) -> Forest:
+        """As much of a draft as can be verified."""
         return draft
 
     def prompt_chunk(self, num_rows: int) -> int:
@@ -248,7 +248,7 @@ class Verifier:
         return hidden_BND[:, keep_M] if of_all and keep_M is not None else hidden_BND, logits_BMV
 
     @no_gradients
-    def score(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> NodeScores:
+    def score(self, cache: TreeCache, nodes: Forest, rows: Sequence[int]) -> NodeScores:
         """Score trees after these rows of the cache, which may have different numbers of nodes.
         The nodes are in the cache, not committed."""
         return self._score(cache, nodes, rows)
@@ -292,7 +292,7 @@ class Verifier:
         whole: list[Tensor] | None = None if seen is None else []
         for indices in _of_one_size([cache.lengths[row] for row in rows], pieces):
             some_rows = [rows[index] for index in indices]
-            nodes = Nodes.chains([pieces[index] for index in indices], self.base.device)
+            nodes = Forest.chains([pieces[index] for index in indices], self.base.device)
             ends.append(self._score(cache, nodes, some_rows, prompt=True, whole=whole))
             if seen is not None and whole is not None:
                 seen.update(zip(some_rows, _split_by_row(whole.pop(), nodes.counts), strict=True))
@@ -315,7 +315,7 @@ class Verifier:
     def _score(
         self,
         cache: TreeCache,
-        nodes: Nodes,
+        nodes: Forest,
         rows: Sequence[int],
         prompt: bool = False,
         whole: list[Tensor] | None = None,

@@ -20,7 +20,6 @@ from medusa_kit.errors import TreeError
 NUM_RANKS, BEAM = 32, 8
 MAX_LENGTHS = 8  # of matches that are told apart
 MAX_SCALE = 1e9  # of a temperature or a number of smoothing
-UNUSED = -2  # as parent: the slot holds nothing
 
 
 @dataclass(frozen=True)
@@ -106,6 +105,8 @@ class DynamicTree:
 
 
 Guesses = Sequence[tuple[int, float]]  # tokens with their log-probabilities, likeliest first
+# A tree that was grown: its tokens, their parents, and the log-probabilities of the paths to them.
+Grown = tuple[list[int], list[int], list[float]]
 
 
 def best_first(
@@ -114,9 +115,8 @@ def best_first(
     depth: int,
     num_nodes: int,
     least: float = -math.inf,
-) -> tuple[list[int], list[int], list[float]]:
-    """The num_nodes - 1 most probable paths of up to `depth` tokens: (tokens, parents,
-    log-probabilities of the paths).
+) -> Grown:
+    """The tree of the num_nodes - 1 most probable paths of up to `depth` tokens.
 
     `guesses_after(path)`: of the path from the root on. After the root, nodes are ordered by
     falling probability, ties by depth, parent and rank, each rising. Fewer are returned when there

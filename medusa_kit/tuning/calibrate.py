@@ -150,9 +150,9 @@ def tree_entries(
         texts = [text_T[: len(prompt_ids) + length] for length in lengths]
         texts = texts if drafter.tree.smoothing else []
         grown = drafter.grow(hidden_BD, [row[0] for row in ahead], texts=texts)
-        for row, tokens in enumerate(grown.tokens_BN.tolist()):
+        for row, (tokens, parents, _) in enumerate(grown):
             truth = iter([*ahead[row][1:], UNAVAILABLE])  # read once for each node, down the path
-            path, _ = accept(tokens, grown.parents[row], _truth_at(truth), entries_PK.shape[1])
+            path, _ = accept(tokens, parents, _truth_at(truth), entries_PK.shape[1])
             entries_PK[start + row, : len(path)] = np.array(path, dtype=np.int16) + 1
     return entries_PK
 

@@ -87,7 +87,7 @@ class Alone:
         start = self.clock.now
         found = self.drafter.candidates(state, self.cost, self.num_others)
         draft = found.select(choose_nodes(found.chances, self.num_others, self.cost).counts)
-        tokens, parents = draft.tokens_BN[0].tolist(), draft.topologies[0].parents
+        (tokens,), parents = draft.token_lists(), draft.shapes[0].parents
         self.sizes.append(len(tokens))
         forward = self.cost.seconds(self.num_others + len(tokens)) + self.displaced
         nodes, rows = self.num_others + len(tokens), self.num_others + 1
@@ -292,8 +292,8 @@ def test_without_a_batch_that_chooses_all_sources_fill_the_tree() -> None:
     drafter = AutoDrafter("auto", sources, PolicyStats(AcceptanceEstimate()), 6, CPU)
     draft = drafter.propose(state_from([text[:1]], [text[1]]))
     assert [source.asked for source in sources] == [1, 1]
-    assert draft.topologies[0].num_used == 6
-    assert {text[2], 10_000} <= set(draft.tokens_BN[0].tolist())
+    assert draft.counts == [6]
+    assert {text[2], 10_000} <= set(draft.tokens_N.tolist())
 
 
 def test_notes_count_steps_in_words() -> None:
@@ -337,13 +337,13 @@ def _paths(trie: Trie) -> set[tuple[int, ...]]:
     return set(found)
 
 
-def test_rows_of_different_size_are_filled_with_unused_nodes() -> None:
+def test_rows_of_different_size_lie_one_after_another() -> None:
     small, large = Trie(1), Trie(2)
     large.add_chain([3, 4], 0.5)
     draft = draft_of([small, large], CPU)
-    assert draft.tokens_BN.tolist() == [[1, 1, 1], [2, 3, 4]]
-    assert draft.topologies[0].parents == (-1, -2, -2)
-    assert [one.depths_N.tolist() for one in draft.topologies] == [[0, 0, 0], [0, 1, 2]]
+    assert draft.token_lists() == [[1], [2, 3, 4]]
+    assert [shape.parents for shape in draft.shapes] == [(-1,), (-1, 0, 1)]
+    assert draft.depths_N.tolist() == [0, 0, 1, 2]
 
 
 def test_recycling_is_left_out_beside_heads_that_see_the_text() -> None:

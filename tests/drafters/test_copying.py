@@ -126,5 +126,5 @@ def test_a_follower_that_heads_do_not_name_is_drafted() -> None:
     assert isinstance(drafter, DynamicDrafter)
     state = state_from([[6, 11, 12, 6, 11, 12]], [6], torch.zeros(1, heads.config.hidden_size))
     draft = drafter.propose(state)
-    assert draft.tokens_BN.tolist() == [[6, 11, 12]]
-    assert draft.topologies[0].parents == (-1, 0, 1)
+    assert draft.token_lists() == [[6, 11, 12]]
+    assert draft.shapes[0].parents == (-1, 0, 1)

@@ -27,7 +27,8 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
-from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, Topology
+from medusa_kit.infer.draft import Drafter, State, StepResult
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -234,12 +235,10 @@ class Sharing(Drafter):
         self.begin, self.finish = source.begin, source.finish  # type: ignore
         self.observe = source.observe  # type: ignore[method-assign]
 
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State) -> Forest:
         self.turn += 1
         if self.turn % 3 == 0:
-            topology = Topology.from_parents([-1, 0], torch.device("cpu"))
-            wrong = torch.tensor([[root, 0] for root in state.roots_B])
-            return Draft(wrong, [topology] * len(wrong))
+            return Forest.chains([[root, 0] for root in state.roots_B], torch.device("cpu"))
         tries = self.source.guess(state)
         for trie in tries:
             assert trie.keys[1][0] == "draft-model"
@@ -301,7 +300,7 @@ def test_observing_a_step_it_had_no_part_in_counts_nothing() -> None:
     engine = build_engine(endless_base(8))
     drafter = drafter_for(engine, endless_base(8), {})
     state = begun(drafter, state_from([[1, 2]], [3]))
-    draft = Draft(torch.tensor([[3]]), [Topology.from_parents([-1], torch.device("cpu"))])
+    draft = Forest.chains([[3]], torch.device("cpu"))
     hidden, logits = torch.zeros(1, 1, 32), torch.zeros(1, 1, 8)
     drafter.observe(StepResult(draft, [[]], [4], hidden, logits, requests=state.requests))
     assert drafter.notes == []

@@ -23,7 +23,7 @@ from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import TreeError
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.draft import UNUSED, State
+from medusa_kit.infer.draft import State
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
@@ -87,9 +87,8 @@ def paths_by_score(heads: MedusaHeads, hidden_D, root: int, beam: int) -> list[t
 def drafted_paths(tokens: list[int], parents: tuple[int, ...]) -> list[tuple[int, ...]]:
     paths: list[tuple[int, ...]] = [(tokens[0],)]
     for node in range(1, len(tokens)):
-        if parents[node] != UNUSED:
-            assert 0 <= parents[node] < node
-            paths.append((*paths[parents[node]], tokens[node]))
+        assert 0 <= parents[node] < node
+        paths.append((*paths[parents[node]], tokens[node]))
     return paths[1:]
 
 
@@ -101,19 +100,17 @@ def test_the_most_probable_paths_in_order(heads: MedusaHeads, num_nodes: int) ->
         assert isinstance(drafter, DynamicDrafter)
         state = state_of(3)
         draft = drafter.propose(state)
-        assert draft.tokens_BN.shape == (3, num_nodes)
-        for row, topology in enumerate(draft.topologies):
+        for row, (tokens, shape) in enumerate(zip(draft.token_lists(), draft.shapes, strict=True)):
             width = RANKS**2 if heads.one_pass else beam
             every = paths_by_score(heads, state.hidden_BD[row], state.roots_B[row], width)
-            paths = drafted_paths(draft.tokens_BN[row].tolist(), topology.parents)
+            paths = drafted_paths(tokens, shape.parents)
             assert paths == every[: num_nodes - 1]
-            assert topology.parents[len(paths) + 1 :] == (UNUSED,) * (num_nodes - 1 - len(paths))
             assert len(set(paths)) == len(paths)
 
 
 def test_rows_of_a_batch_grow_trees_of_their_own(heads: MedusaHeads) -> None:
     draft = draft_with(heads, DynamicTree(9, SCALES, RANKS, 3)).propose(state_of(6))
-    assert len({topology.parents for topology in draft.topologies}) > 1
+    assert len(set(draft.shapes)) > 1
 
 
 def test_trees_that_do_not_fit_are_refused(heads: MedusaHeads, engine: Engine) -> None:

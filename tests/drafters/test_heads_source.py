@@ -37,8 +37,8 @@ def named(source: HeadsSource, state: State) -> list[int]:
 
 def test_every_node_with_its_share_of_its_parents_steps(inner: HeadsDrafter) -> None:
     state, source = state_of(inner), HeadsSource(inner, SHARES)
-    for trie, tokens in zip(source.guess(state), inner.propose(state).tokens_BN, strict=True):
-        assert trie.tokens == tokens.tolist()
+    for trie, tokens in zip(source.guess(state), inner.propose(state).token_lists(), strict=True):
+        assert trie.tokens == tokens
         assert trie.parents == list(TREE.parents)
         assert trie.chances[1:] == pytest.approx([0.5, 0.25, 0.6, 0.2, 0.2, 0.8])
 
@@ -53,8 +53,8 @@ def test_nodes_that_cannot_pay_are_not_named(
     state, source = state_of(inner), HeadsSource(inner, SHARES)
     source.set_min_chance(least, AcceptanceEstimate())
     assert named(source, state) == nodes
-    whole = inner.propose(state).tokens_BN
-    for trie, tokens in zip(source.guess(state), whole.tolist(), strict=True):
+    whole = inner.propose(state).token_lists()
+    for trie, tokens in zip(source.guess(state), whole, strict=True):
         assert trie.tokens == [tokens[0], *(tokens[node] for node in nodes)]
 
 

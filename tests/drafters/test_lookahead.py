@@ -11,9 +11,11 @@ from support.tiny_models import CONTEXT, tiny_base, tiny_model
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.text.lookahead import LookaheadDrafter, Pool
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.draft import Draft, State, StepResult, Topology, path_to
+from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.drafters import drafter_options
 from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.tree.shape import path_to
 
 CPU = torch.device("cpu")
 VOCAB = 97
@@ -88,12 +90,12 @@ def follow(token: int) -> int:
     return (5 * token + 3) % VOCAB
 
 
-def step_with(drafter: LookaheadDrafter, state: State, roots: list[int]) -> Draft:
+def step_with(drafter: LookaheadDrafter, state: State, roots: list[int]) -> Forest:
     """One step where nothing is accepted."""
     for request, root in zip(state.requests, roots, strict=True):
         request.root = root
     draft = drafter.propose(State(state.requests))
-    likeliest = [[follow(token) for token in row] for row in draft.tokens_BN.tolist()]
+    likeliest = [[follow(token) for token in row] for row in draft.token_lists()]
     paths, empty = [[] for _ in roots], torch.empty(0)
     nexts = [follow(root) for root in roots]
     step = StepResult(draft, paths, nexts, empty, empty, likeliest, requests=state.requests)
@@ -106,7 +108,7 @@ def test_the_window_is_a_chain_with_a_column_after_each_place():
     state = state_from([[7, 8]], [20])
     for root in (20, 30, 40, 50):
         draft = step_with(drafter, state, [root])
-    window, parents = state.requests[0].kept[drafter].window, draft.topologies[0].parents
+    window, parents = state.requests[0].kept[drafter].window, draft.shapes[0].parents
     assert len(window.ends) == 4
     for place, end in enumerate(window.ends):
         path = path_to(end, parents)
@@ -131,7 +133,7 @@ def test_completed_ngrams_are_what_the_base_model_says_and_are_verified_next():
     known = ngrams[0][0]
     state.requests[1].root = known
     draft = drafter.propose(State([state.requests[1]]))
-    tokens, parents = draft.tokens_BN[0].tolist(), draft.topologies[0].parents
+    tokens, parents = draft.token_lists()[0], draft.shapes[0].parents
     paths = [[tokens[n] for n in path_to(node, parents)] for node in range(len(parents))]
     chain = [known, follow(known), follow(follow(known)), follow(follow(follow(known)))]
     assert chain in paths
@@ -143,7 +145,7 @@ def test_anothers_draft_is_left_alone():
     drafter.propose(state)
     window = state.requests[0].kept[drafter].window
     before = [list(column) for column in window.columns]
-    other = Draft(torch.tensor([[20]]), [Topology.from_parents([-1], CPU)])
+    other = Forest.chains([[20]], CPU)
     logits, requests = torch.zeros(1, 1, 9), state.requests
     drafter.observe(StepResult(other, [[]], [4], torch.empty(0), logits, requests=requests))
     assert window.columns == before
@@ -160,7 +162,7 @@ def test_the_pool_keeps_the_latest():
 
 def test_likeliest_tokens_are_worked_out_where_the_loop_has_none():
     logits = torch.randn(2, 5, 11)
-    draft = Draft(torch.zeros(2, 5), [Topology.from_parents([-1, 0, 0, 0, 0], CPU)] * 2)
+    draft = Forest.of([[0] * 5] * 2, [[-1, 0, 0, 0, 0]] * 2, CPU)
     step = StepResult(draft, [[], []], [0, 0], torch.empty(0), logits)
     assert step.argmax(1, [0, 3]) == logits[1, [0, 3]].argmax(-1).tolist()
 

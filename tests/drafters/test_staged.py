@@ -62,7 +62,7 @@ class Copying(TrieDrafter):
         if not self.greedy or len(step.paths) > 1:
             return
         for node, path in zip([0, *step.paths[0]], step.paths[0], strict=False):
-            assert int(step.logits[0][node].argmax()) == int(step.draft.tokens_BN[0, path])
+            assert int(step.logits[0][node].argmax()) == int(step.draft.tokens_N[path])
 
 
 class CopyingOn(Copying):

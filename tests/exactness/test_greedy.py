@@ -17,7 +17,8 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
-from medusa_kit.infer.draft import Draft, Drafter, State, Topology
+from medusa_kit.infer.draft import Drafter, State
+from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.sampling import SamplingParams
 
 
@@ -118,12 +119,11 @@ class Oracle(Drafter):
     def __init__(self, truth: list[int]) -> None:
         self.truth, self.prompt_length = truth, 5
 
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State) -> Forest:
         done = len(state.tokens[0]) - self.prompt_length
         chain = [state.roots_B[0], *self.truth[done + 1 : done + 6]]
         chain += [0] * (6 - len(chain))
-        parents = [-1, *range(len(chain) - 1)]
-        return Draft(torch.tensor([chain]), [Topology.from_parents(parents, torch.device("cpu"))])
+        return Forest.chains([chain], torch.device("cpu"))
 
 
 def test_oracle_drafts_are_accepted_to_full_depth() -> None:

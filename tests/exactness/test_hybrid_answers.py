@@ -19,7 +19,8 @@ from medusa_kit.errors import ConfigError
 from medusa_kit.infer.chains.verifier import MAX_UNREAD, ChainVerifier
 from medusa_kit.infer.decode.batch import Batch
 from medusa_kit.infer.decode.request import Request, make_request
-from medusa_kit.infer.draft import Draft, Drafter, State, padded_draft
+from medusa_kit.infer.draft import Drafter, State
+from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.drafters import DRAFTERS
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -182,7 +183,7 @@ class AlwaysWrong(Drafter):
     def __init__(self, wrong: list[int], start: int) -> None:
         self.wrong, self.start = wrong, start
 
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State) -> Forest:
         place = len(state.tokens[0]) - self.start + 1
         guess = self.wrong[place] if place < len(self.wrong) else 3
-        return padded_draft([[state.roots_B[0], guess]], [[-1, 0]], torch.device("cpu"))
+        return Forest.chains([[state.roots_B[0], guess]], torch.device("cpu"))

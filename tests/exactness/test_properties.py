@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.attention_inputs import inputs_of
 from support.small_engines import build_engine, endless_base
 from support.tiny_models import tiny_base
 
@@ -18,18 +19,12 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.decode.accept.rules import accept
 from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
-from medusa_kit.infer.draft import (
-    UNUSED,
-    Draft,
-    Drafter,
-    State,
-    Topology,
-    flat_nodes,
-    path_to,
-)
-from medusa_kit.infer.tree_step import Nodes, TreeStep
+from medusa_kit.infer.draft import Drafter, State
+from medusa_kit.infer.forest import Forest
+from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.tree.shape import path_to
 
 CPU = torch.device("cpu")
 VOCAB = 8  # so few tokens that blind guesses are often right
@@ -38,33 +33,23 @@ COMMON = {"deadline": None, "derandomize": True}
 
 @st.composite
 def parents(draw: st.DrawFn, size: int) -> tuple[int, ...]:
-    """A tree of `size` slots, some of them unused; parents come before their children."""
-    tree = [-1]
-    for _ in range(size - 1):
-        used = [node for node, parent in enumerate(tree) if parent != UNUSED]
-        tree.append(draw(st.sampled_from([UNUSED, *used, *used])))
-    return tuple(tree)
+    """A tree of `size` nodes; parents come before their children."""
+    return (-1, *(draw(st.integers(0, node - 1)) for node in range(1, size)))
 
 
 @st.composite
 def forests(draw: st.DrawFn, rows: int) -> list[tuple[int, ...]]:
-    """A tree for each row, all of one size."""
-    size = draw(st.integers(1, 7))
-    return [draw(parents(size)) for _ in range(rows)]
+    """A tree for each row."""
+    return [draw(st.integers(1, 7).flatmap(parents)) for _ in range(rows)]
 
 
 def step_of(lengths: Sequence[int], trees: Sequence[Sequence[int]]) -> TreeStep:
-    topologies = [Topology.from_parents(tree, CPU) for tree in trees]
-    return TreeStep(
-        lengths,
-        torch.stack([topology.depths_N for topology in topologies]),
-        torch.stack([topology.sees_NN for topology in topologies]),
-    )
+    return TreeStep(lengths, *inputs_of(trees))
 
 
 def seen_slots(length: int, tree: Sequence[int], node: int, window: int | None) -> set[int]:
     """The text that leads to a node as a list of slots; a window keeps the newest of them."""
-    path = [node] if tree[node] == UNUSED else path_to(node, tree)
+    path = path_to(node, tree) if node < len(tree) else [node]  # a node that pads sees itself
     text = [*range(length), *(length + n for n in path)]
     return set(text if window is None else text[-window:])
 
@@ -77,9 +62,10 @@ def test_the_mask_is_the_set_of_ancestors(data: st.DataObject) -> None:
     window = data.draw(st.none() | st.integers(1, 20), "window")
     step = step_of(lengths, trees)
     mask_B1NL = step.mask(window)
-    assert mask_B1NL.shape == (len(lengths), 1, len(trees[0]), max(lengths) + len(trees[0]))
+    largest = max(map(len, trees))
+    assert mask_B1NL.shape == (len(lengths), 1, largest, max(lengths) + largest)
     for row, (length, tree) in enumerate(zip(lengths, trees, strict=True)):
-        for node in range(len(tree)):
+        for node in range(largest):
             found = set(mask_B1NL[row, 0, node].nonzero().flatten().tolist())
             assert found == seen_slots(length, tree, node, window)
     added = step.additive_mask(window, 1, torch.float32)
@@ -94,8 +80,7 @@ def verifier_of(family: str) -> Verifier:
 
 
 def kept_path(data: st.DataObject, tree: Sequence[int]) -> list[int]:
-    used = [node for node, parent in enumerate(tree) if parent != UNUSED]
-    return path_to(data.draw(st.sampled_from(used), "last node kept"), tree)
+    return path_to(data.draw(st.integers(0, len(tree) - 1), "last node kept"), tree)
 
 
 @settings(max_examples=25, **COMMON)
@@ -112,8 +97,7 @@ def test_after_commits_the_cache_is_that_of_a_fresh_prompt(
     for _ in range(data.draw(st.integers(1, 3), "steps")):
         trees = data.draw(forests(len(texts)), "trees")
         tokens = [[draw.randrange(96) for _ in tree] for tree in trees]
-        topologies = [Topology.from_parents(tree, CPU) for tree in trees]
-        nodes = flat_nodes([Draft(torch.tensor(tokens), topologies)])
+        nodes = Forest.of(tokens, trees, CPU)
         verifier.score(cache, nodes, range(len(texts)))
         kept = [kept_path(data, tree) for tree in trees]
         cache.commit(kept)
@@ -127,7 +111,7 @@ def test_after_commits_the_cache_is_that_of_a_fresh_prompt(
             for kind in ("keys", "values"):
                 a, b = (getattr(layer, kind)[row, :, : len(text)] for layer in (ours, theirs))
                 torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
-    roots = Nodes.chains([[0]] * len(texts), CPU)
+    roots = Forest.chains([[0]] * len(texts), CPU)
     logits = [verifier.score(c, roots, range(len(texts))).logits_NV for c in (cache, fresh)]
     torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
 
@@ -169,13 +153,11 @@ class Blind(Drafter):
         self.trees, self.random = trees, random.Random(seed)
         self.num_nodes = max(len(tree) for tree in trees)
 
-    def propose(self, state: State) -> Draft:
-        size = len(self.random.choice(self.trees))
-        fitting = [tree for tree in self.trees if len(tree) == size]
-        rows = [[root, *(self.random.randrange(VOCAB) for _ in range(size - 1))]
-                for root in state.roots_B]  # fmt: skip
-        chosen = [Topology.from_parents(self.random.choice(fitting), CPU) for _ in rows]
-        return Draft(torch.tensor(rows), chosen)
+    def propose(self, state: State) -> Forest:
+        chosen = [self.random.choice(self.trees) for _ in state.requests]
+        rows = [[root, *(self.random.randrange(VOCAB) for _ in tree[1:])]
+                for root, tree in zip(state.roots_B, chosen, strict=True)]  # fmt: skip
+        return Forest.of(rows, chosen, CPU)
 
 
 @cache

@@ -39,7 +39,8 @@ from medusa_kit.heads.noise import gumbel_noise
 from medusa_kit.infer.decode.accept import draws as draws_module
 from medusa_kit.infer.decode.accept import sampler as sampler_module
 from medusa_kit.infer.decode.accept.sampler import Sampler
-from medusa_kit.infer.draft import Draft, Drafter, State, Topology
+from medusa_kit.infer.draft import Drafter, State
+from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 
@@ -132,7 +133,7 @@ class Knowing(Drafter):
         self.truths, self.share = truths, share
         self.generator = torch.Generator().manual_seed(0)
 
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State) -> Forest:
         chains = []
         for committed, root in zip(state.tokens, state.roots_B, strict=True):
             prompt = next(p for p in self.truths if tuple(committed[: len(p)]) == p)
@@ -141,8 +142,7 @@ class Knowing(Drafter):
             right = (torch.rand(3, generator=self.generator) < self.share).tolist()
             pairs = zip(ahead, right, strict=True)
             chains.append([root, *(t if ok else (t + 1) % VOCAB for t, ok in pairs)])
-        topology = Topology.from_parents([-1, 0, 1, 2], torch.device("cpu"))
-        return Draft(torch.tensor(chains), [topology] * len(chains))
+        return Forest.chains(chains, torch.device("cpu"))
 
 
 def test_drafters_that_are_right_always_never_and_sometimes() -> None:

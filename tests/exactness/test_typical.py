@@ -26,9 +26,11 @@ from medusa_kit.bench.verify import verify
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.draft import Draft, Drafter, State, Topology, path_to
+from medusa_kit.infer.draft import Drafter, State
+from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.shape import path_to
 
 VOCAB, NODES, TOKENS = 8, 9, 24
 SETTINGS = [
@@ -42,17 +44,17 @@ SETTINGS = [
 def random_tree(committed: list[int], root: int) -> tuple[list[int], list[int]]:
     """(tokens, parents): a random tree of random tokens that the place alone decides."""
     draw = random.Random(str((committed, root)))
-    parents = [-1, *(draw.choice([-2, *range(node)]) for node in range(1, NODES))]
-    return [root, *(draw.randrange(VOCAB) for _ in range(NODES - 1))], parents
+    parents = [-1, *(draw.randrange(node) for node in range(1, draw.randint(NODES // 2, NODES)))]
+    return [root, *(draw.randrange(VOCAB) for _ in parents[1:])], parents
 
 
 class RandomTrees(Drafter):
     name, num_nodes = "random-trees", NODES
 
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State) -> Forest:
         trees = [random_tree(*row) for row in zip(state.tokens, state.roots_B, strict=True)]
-        topologies = [Topology.from_parents(parents, torch.device("cpu")) for _, parents in trees]
-        return Draft(torch.tensor([tokens for tokens, _ in trees]), topologies)
+        tokens, parents = zip(*trees, strict=True)
+        return Forest.of(tokens, parents, torch.device("cpu"))
 
 
 def distribution(
@@ -80,10 +82,8 @@ def by_hand(model: Any, prompt: list[int], params: SamplingParams) -> tuple[list
     while len(answer) < TOKENS:
         tokens, parents = random_tree([*prompt, *answer[:-1]], answer[-1])
         best, best_value = answer, (0, 0.0)
-        for node in range(1, NODES):
+        for node in range(1, len(tokens)):
             path = path_to(node, parents)
-            if path[0] != 0:
-                continue
             extended, log_likelihood, good = list(answer), 0.0, True
             for token in (tokens[n] for n in path[1:]):
                 next_token = distribution(model, params, prompt, extended)

@@ -188,7 +188,7 @@ def test_drafts_take_one_step_for_each_depth(
         with torch.no_grad():
             filled_BN = static.fill(hidden_BD, torch.tensor(roots))
         grown = dynamic.grow(hidden_BD, roots)
-        return filled_BN.tolist(), (grown.tokens_BN.tolist(), grown.parents)
+        return filled_BN.tolist(), [(tokens, parents) for tokens, parents, _ in grown]
 
     found = drafts()
     assert steps == [0, 1, 2] * 2

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.attention_inputs import inputs_of
 from support.small_engines import build_engine
 from support.tiny_models import PROMISED, tiny_base, tiny_model
 
@@ -17,8 +18,8 @@ from medusa_kit.infer.attention.choice import BACKENDS
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.device.captured import CapturedForward
 from medusa_kit.infer.device.verifier import CapturedVerifier
-from medusa_kit.infer.draft import Topology
-from medusa_kit.infer.tree_step import Nodes, TreeStep
+from medusa_kit.infer.forest import Forest
+from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -83,9 +84,8 @@ def test_a_greedy_step_waits_once(fixed_shapes: str) -> None:
 def on_gpu(lengths: list[int], nodes: int, dtype: torch.dtype, size: int, groups: int) -> list:
     """Query, keys and values, laid out as a model and the tree cache do, and the step."""
     parents = [-1, *(torch.randint(0, n, ()).item() for n in range(1, nodes))]
-    tree = Topology.from_parents(parents, torch.device("cuda"))
     B = len(lengths)
-    step = TreeStep(lengths, tree.depths_N.expand(B, -1), tree.sees_NN.expand(B, -1, -1))
+    step = TreeStep(lengths, *inputs_of([parents] * B, "cuda"))
     query = torch.randn(B, nodes, 8, size, device="cuda", dtype=dtype).transpose(1, 2)
     slots = torch.randn(2, B, groups, step.num_positions + 40, size, device="cuda", dtype=dtype)
     return [query, *slots[:, :, :, : step.num_positions].unbind(), step]
@@ -234,7 +234,7 @@ def test_a_shared_batch_is_captured() -> None:
 
 def test_a_captured_forward_waits_for_nothing() -> None:
     verifier = captured_engine("llama").verifier
-    cache, nodes = verifier.new_cache(2, 300), Nodes.chains([[5, 6, 7], [8]], torch.device("cuda"))
+    cache, nodes = verifier.new_cache(2, 300), Forest.chains([[5, 6, 7], [8]], torch.device("cuda"))
     with torch.inference_mode():
         verifier.read_prompts(cache, range(2), PROMPTS[:2])
         first = verifier.score(cache, nodes, range(2))

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from support.attention_inputs import inputs_of
 
-from medusa_kit.infer.draft import Topology
 from medusa_kit.infer.tree_step import (
     Chunk,
     NodeScores,
@@ -19,12 +19,7 @@ OTHER = (-1, 0, 1, 2, 3, 0, 5)
 
 
 def make_step(lengths: list[int], trees: list[tuple[int, ...]]) -> TreeStep:
-    topologies = [Topology.from_parents(parents, CPU) for parents in trees]
-    return TreeStep(
-        lengths,
-        torch.stack([topology.depths_N for topology in topologies]),
-        torch.stack([topology.sees_NN for topology in topologies]),
-    )
+    return TreeStep(lengths, *inputs_of(trees))
 
 
 def path_to(node: int, parents: tuple[int, ...]) -> list[int]:

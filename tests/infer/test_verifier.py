@@ -10,10 +10,10 @@ from support.small_engines import random_prompt
 from support.tiny_models import EVERY, tiny_base
 
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.infer.draft import Topology
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.self_check import check_backends, check_trees
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import Nodes, current_step
+from medusa_kit.infer.tree_step import current_step
 from medusa_kit.infer.verifier import Verifier
 
 CPU = torch.device("cpu")
@@ -21,15 +21,9 @@ TREES = [(-1,), (-1, 0, 0, 1, 2, 2, 3), (-1, 0, 1)]
 PROMPTS = [random_prompt(length, length) for length in (9, 4, 14)]
 
 
-def nodes_of(trees: list[tuple[int, ...]], seeds: list[int]) -> Nodes:
-    topologies = [Topology.from_parents(parents, CPU) for parents in trees]
+def nodes_of(trees: list[tuple[int, ...]], seeds: list[int]) -> Forest:
     tokens = [random_prompt(len(tree), seed) for tree, seed in zip(trees, seeds, strict=True)]
-    return Nodes(
-        torch.tensor([token for own in tokens for token in own]),
-        torch.cat([topology.depths_N for topology in topologies]),
-        torch.cat([topology.used_sees for topology in topologies]),
-        [len(tree) for tree in trees],
-    )
+    return Forest.of(tokens, trees, CPU)
 
 
 def filled(verifier: Verifier, num_rows: int = 4) -> TreeCache:

@@ -28,7 +28,7 @@ from torch import Tensor
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.cpu.cache_dtype import store_cache_as
 from medusa_kit.infer.cpu.library.kernels import MAX_ROWS
-from medusa_kit.infer.tree_step import Nodes
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.verifier import Verifier
 
 pytestmark = pytest.mark.skipif(not multiplies_integers(), reason="no integers are multiplied here")
@@ -52,17 +52,9 @@ def path_to(node: int, tokens: list[int], parents: list[int]) -> list[int]:
     return [] if node < 0 else [*path_to(parents[node], tokens, parents), tokens[node]]
 
 
-def nodes_of(trees: list[tuple[list[int], list[int]]]) -> Nodes:
-    depths, sees = list[int](), list[Tensor]()
-    for tokens, parents in trees:
-        mask_NN = torch.eye(len(tokens), dtype=torch.bool)
-        for node, parent in enumerate(parents):
-            if parent >= 0:
-                mask_NN[node] |= mask_NN[parent]
-        depths += [int(row.sum()) - 1 for row in mask_NN]
-        sees.append(mask_NN.flatten())
-    ids = torch.tensor([token for tokens, _ in trees for token in tokens])
-    return Nodes(ids, torch.tensor(depths), torch.cat(sees), [len(t) for t, _ in trees])
+def nodes_of(trees: list[tuple[list[int], list[int]]]) -> Forest:
+    tokens, parents = zip(*trees, strict=True)
+    return Forest.of(tokens, parents, torch.device("cpu"))
 
 
 def read_in_pieces(

@@ -26,7 +26,7 @@ from medusa_kit.infer.cpu import activations as precisions
 from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.library.kernels import ISA_SWITCH, MAX_ROWS, OFF_SWITCH
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.tree_step import Nodes
+from medusa_kit.infer.forest import Forest
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 integers_only = pytest.mark.skipif(
@@ -155,7 +155,7 @@ def test_trees_that_one_call_does_not_take() -> None:
             shared.generate(prompt, drafter=name, drafter_options=options, max_new_tokens=3)
     assert isinstance(engine.verifier, NativeVerifier)
     cache = engine.verifier.new_cache(1, 2 * MAX_ROWS)
-    many = Nodes.chains([[5] * (MAX_ROWS + 1)], engine.base.device)
+    many = Forest.chains([[5] * (MAX_ROWS + 1)], engine.base.device)
     with pytest.raises(ConfigError, match="at most 256"):
         engine.verifier.score(cache, many, [0])
     text = random_prompt(MAX_ROWS + 9, 2)  # longer prompts are read in pieces

@@ -3,21 +3,28 @@
 import importlib.metadata
 import importlib.util
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from medusa_kit.infer.draft import Topology
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.tree_step import TreeStep
 
 PARENTS = (-1, 0, 0, 1, 2, 2)
 
 
 def step_of(lengths: list[int], parents: tuple[int, ...] = PARENTS) -> TreeStep:
-    one = Topology.from_parents(parents, torch.device("cpu"))
-    B = len(lengths)
-    return TreeStep(lengths, one.depths_N.expand(B, -1), one.sees_NN.expand(B, -1, -1))
+    return TreeStep(lengths, *inputs_of([parents] * len(lengths)))
+
+
+def inputs_of(
+    trees: Sequence[Sequence[int]], device: torch.device | str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """depths_BN and sees_BNN of trees with these parents."""
+    tokens = [[0] * len(tree) for tree in trees]
+    return Forest.of(tokens, trees, torch.device(device)).padded()[1:]
 
 
 H, E = 6, 8

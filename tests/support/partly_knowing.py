@@ -11,7 +11,8 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.decode.batch import Batch
 from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
-from medusa_kit.infer.draft import Draft, Drafter, State, Topology
+from medusa_kit.infer.draft import Drafter, State
+from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from support.small_engines import BUSHY
@@ -49,7 +50,7 @@ _model = cache(tiny_model)
 
 class PartlyKnowing(Drafter):
     """Knows the true answer and hides it among wrong guesses: random trees that hold the truth to a
-    random depth, a new topology for each row and step, slots unused at random."""
+    random depth, another one for each row and step, of another size."""
 
     name = "partly-knowing"
     num_nodes = 12
@@ -58,11 +59,11 @@ class PartlyKnowing(Drafter):
         self.truths, self.random = truths, random.Random(seed)
         self.most_accepted = 0
 
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State) -> Forest:
         rows = [self._row(tokens, root) for tokens, root in
                 zip(state.tokens, state.roots_B, strict=True)]  # fmt: skip
-        topologies = [Topology.from_parents(parents, torch.device("cpu")) for _, parents in rows]
-        return Draft(torch.tensor([tokens for tokens, _ in rows]), topologies)
+        tokens, parents = zip(*rows, strict=True)
+        return Forest.of(tokens, parents, torch.device("cpu"))
 
     def _row(self, committed: list[int], root: int) -> tuple[list[int], list[int]]:
         prompt = next(p for p in self.truths if tuple(committed[: len(p)]) == p)
@@ -74,13 +75,10 @@ class PartlyKnowing(Drafter):
                 tokens.append(self.random.choice([t for t in range(VOCAB) if t != token]))
                 parents.append(self.random.randrange(len(parents)))
                 if (tokens[-1], parents[-1]) in zip(tokens[:-1], parents[:-1], strict=True):
-                    parents[-1] = -2  # a sibling with the same token: leave the slot unused
+                    del tokens[-1], parents[-1]  # a sibling with the same token
             tokens.append(token)
             parents.append(tip)
             tip = len(tokens) - 1
-        while len(tokens) < self.num_nodes:
-            tokens.append(self.random.randrange(VOCAB))
-            parents.append(-2)
         return tokens, parents
 
     def observe(self, step: Any) -> None:

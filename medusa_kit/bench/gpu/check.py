@@ -28,10 +28,12 @@ from medusa_kit.errors import DeviceMemoryError
 from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.device.verifier import CapturedVerifier
-from medusa_kit.infer.draft import ROOT, Draft, Drafter, State, Topology
+from medusa_kit.infer.draft import Drafter, State
+from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.engine import EngineOptions
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.transfer import to_device
+from medusa_kit.tree.shape import ROOT, shape_of
 
 NODES = (1, 16, 64)
 PREFIX, STEPS, SYNC_STEPS = 512, 30, 5
@@ -47,15 +49,14 @@ class WideDrafter(Drafter):
 
     def __init__(self, num_nodes: int, device: torch.device) -> None:
         self.num_nodes = num_nodes
-        parents = [ROOT, *[0] * (num_nodes - 1)]
-        self._topology = Topology.from_parents(parents, device)
+        self._shape = shape_of((ROOT, *[0] * (num_nodes - 1)))
         self._guesses = to_device(list(range(num_nodes - 1)), device)
 
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State) -> Forest:
         B = len(state.roots_B)
         roots_B1 = to_device(state.roots_B, self._guesses.device)[:, None]
         tokens_BN = torch.cat([roots_B1, self._guesses.expand(B, -1)], dim=1)
-        return Draft(tokens_BN, [self._topology] * B)
+        return Forest(tokens_BN.flatten(), [self._shape] * B)
 
 
 def examine_gpu(device: torch.device, dry_run: bool) -> dict[str, Any]:

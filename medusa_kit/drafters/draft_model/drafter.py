@@ -136,14 +136,14 @@ class DraftModelDrafter(TrieDrafter):
             one.root = chain.newest
         draft = self.inside.propose(State(inner), first)
         hidden, logits = self.runner.verify(draft)
-        tokens_BN, paths = draft.tokens_BN.tolist(), list[list[int] | None]()
+        tokens, paths = draft.token_lists(), list[list[int] | None]()
         for row, chain in enumerate(chains):
             if chain.done:
                 paths.append(None)
                 continue
-            parents, logits_NU = draft.topologies[row].parents, logits[row]
+            parents, logits_NU = draft.shapes[row].parents, logits[row]
             extend = partial(_extend, chain, logits_NU)
-            paths.append(accept(tokens_BN[row], parents, extend, len(parents))[0])
+            paths.append(accept(tokens[row], parents, extend, len(parents))[0])
         self.runner.commit(draft, paths)
         if self.inside.needs_state:
             kept = [path or [] for path in paths]

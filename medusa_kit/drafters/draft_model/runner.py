@@ -10,11 +10,11 @@ from torch import Tensor
 
 from medusa_kit.drafters.slots import Slots
 from medusa_kit.infer.decode.slots import common_length
-from medusa_kit.infer.draft import ROOT, Draft, flat_nodes, shared_topology
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.renewal import up_to_date
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
-from medusa_kit.transfer import to_device
+from medusa_kit.tree.shape import ROOT
 
 FOLDED = 4  # up to so many unread tokens are read together with the next tree
 ROOM = 256  # extra slots in a new cache
@@ -74,9 +74,9 @@ class DraftRunner:
         if self._most_unread > FOLDED:
             self._read_on()
 
-    def verify(self, draft: Draft) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    def verify(self, draft: Forest) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """(hidden_ND, logits_NV) of each request's tree; its node 0 is the root."""
-        nodes = flat_nodes(self._with_unread(draft))
+        nodes = self._with_unread(draft)
         cache = self._room_for(max(nodes.counts))
         scores = self.verifier.score(cache, nodes, self._drafting)
         self.num_forwards += 1
@@ -86,11 +86,11 @@ class DraftRunner:
         )
         return hidden, logits
 
-    def commit(self, draft: Draft, paths: Sequence[Sequence[int] | None]) -> None:
+    def commit(self, draft: Forest, paths: Sequence[Sequence[int] | None]) -> None:
         """Keep each request's root and these nodes after it; None: nothing new for that one."""
         assert self._cache is not None
-        tokens_BN, kept = draft.tokens_BN.tolist(), list[list[int]]()
-        for slot, tokens, path in zip(self._drafting, tokens_BN, paths, strict=True):
+        kept = list[list[int]]()
+        for slot, tokens, path in zip(self._drafting, draft.token_lists(), paths, strict=True):
             unread, start = self._unread[slot], len(self._unread[slot])
             nodes = [] if path is None else [0, *path]
             self._read[slot] += [*unread, *(tokens[node] for node in nodes)]
@@ -111,21 +111,17 @@ class DraftRunner:
             self._read[slot] += self._unread[slot]
             self._unread[slot] = []
 
-    def _with_unread(self, draft: Draft) -> list[Draft]:
+    def _with_unread(self, draft: Forest) -> Forest:
         """The trees after the tokens that are still unread, each as one larger tree."""
         texts = [self._unread[slot] for slot in self._drafting]
         if not any(texts):
-            return [draft]
-        trees = list[Draft]()
-        rows = zip(texts, draft.tokens_BN.tolist(), draft.topologies, strict=True)
-        for unread, tokens, topology in rows:
-            start = len(unread)
-            shifted = [p + start if p >= 0 else p for p in topology.used_parents]
-            shifted[0] = start - 1  # equals ROOT where nothing is unread
-            own = to_device([[*unread, *tokens[: topology.num_used]]], self.device)
-            shape = shared_topology((*range(ROOT, start - 1), *shifted), self.device)
-            trees.append(Draft(own, [shape]))
-        return trees
+            return draft
+        tokens, parents = list[list[int]](), list[list[int]]()
+        for unread, own, shape in zip(texts, draft.token_lists(), draft.shapes, strict=True):
+            tokens.append([*unread, *own])  # the root follows the last unread token
+            behind = (parent + len(unread) for parent in shape.parents)
+            parents.append([*range(ROOT, len(unread) - 1), *behind])
+        return Forest.of(tokens, parents, self.device)
 
     def _room_for(self, num_nodes: int) -> TreeCache:
         """The cache, with room for `num_nodes` more slots."""

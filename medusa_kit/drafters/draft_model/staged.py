@@ -12,7 +12,8 @@ from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.native.layer_drafts import draft_config, kind
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.draft import Draft, Drafter, RequestText, State, StepResult
+from medusa_kit.infer.draft import Drafter, RequestText, State, StepResult
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.drafters import StagedOptions
 from medusa_kit.settings.sampling import SamplingParams
@@ -42,7 +43,7 @@ class Inside:
             return []
         return [f"its own drafter is {self.drafter.name}", *self.drafter.notes]
 
-    def propose(self, state: State, first: bool) -> Draft:
+    def propose(self, state: State, first: bool) -> Forest:
         """`first`: whether the texts are final, without guessed tokens."""
         if self.drafter is None or not (first or self._rewinds):
             return self._plain.propose(state)

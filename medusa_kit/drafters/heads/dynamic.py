@@ -16,40 +16,24 @@ J tokens of their paths, C candidates of all depths so far, T tokens of a row's 
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from medusa_kit.drafters.heads.copying import RowText, with_copies, with_copies_after
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.blocks import Walk
 from medusa_kit.heads.draws import RowsDraws
-from medusa_kit.heads.guesser import GrownTrees, Least, Texts
+from medusa_kit.heads.guesser import Least, Texts
 from medusa_kit.heads.scores import scored_guesses, scored_guesses_after
-from medusa_kit.infer.draft import (
-    ROOT,
-    UNUSED,
-    Draft,
-    Drafter,
-    State,
-    Topology,
-)
+from medusa_kit.infer.draft import Drafter, State
+from medusa_kit.infer.forest import Forest
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.transfer import to_device, together_on_host
-from medusa_kit.tree.dynamic import DynamicTree, Guesses, best_first
+from medusa_kit.tree.dynamic import DynamicTree, Grown, Guesses, best_first
+from medusa_kit.tree.shape import ROOT
 
-SHAPES_KEPT = 256
 ALL = Least()
-
-
-class Grown(NamedTuple):
-    """Trees of several rows, on the host. Slots without a path are UNUSED."""
-
-    tokens_BN: Tensor
-    parents: list[list[int]]  # of each row
-    scores_BN: Tensor  # log-probabilities of the paths; 0 in slots without one
 
 
 class DynamicDrafter(Drafter):
@@ -61,19 +45,11 @@ class DynamicDrafter(Drafter):
         self.name = f"{heads.config.kind}, dynamic tree"
         self.heads, self.tree = heads, tree
         self.num_nodes = tree.num_nodes
-        self._shapes: dict[tuple[int, ...], Topology] = {}
 
-    def propose(self, state: State) -> Draft:
-        draws = state.draws()
-        texts = self.texts(state)
-        trees = self._quickly(state.hidden_BD, state.roots_B, ALL, draws, texts)
-        if trees is not None:
-            shapes = [self._topology(trees, row) for row in range(len(trees.parents))]
-            return Draft(trees.tokens_BN, shapes)
-        grown = self._through_torch(state.hidden_BD, state.roots_B, ALL, draws, texts)
-        device = state.hidden_BD.device
-        shapes = [Topology.from_parents(row, device) for row in grown.parents]
-        return Draft(to_device(grown.tokens_BN, device), shapes)
+    def propose(self, state: State) -> Forest:
+        trees = self.grow(state.hidden_BD, state.roots_B, ALL, state.draws(), self.texts(state))
+        tokens, parents, _ = zip(*trees, strict=True)
+        return Forest.of(tokens, parents, state.hidden_BD.device)
 
     def texts(self, state: State) -> Texts:
         """What `grow` is to copy from: nothing where the tree has no smoothing."""
@@ -88,38 +64,17 @@ class DynamicDrafter(Drafter):
         least: Least = ALL,
         draws: RowsDraws | None = None,
         texts: Texts = (),
-    ) -> Grown:
-        """The whole tree, or what is likely enough of it. `draws`: of rows whose tokens will be
-        drawn (heads/draws.py). `texts`: of each row, its root last."""
-        trees = self._quickly(hidden_BD, roots_B, least, draws, texts)
-        if trees is not None:
-            return Grown(trees.tokens_BN, trees.parents, trees.scores_BN)
+    ) -> list[Grown]:
+        """The whole tree of each row, or what is likely enough of it. `draws`: of rows whose tokens
+        will be drawn (heads/draws.py). `texts`: of each row, its root last."""
+        if self.heads.guesser is not None:
+            tree = self.tree
+            sizes = tree.num_nodes, tree.temperatures[: tree.depth], _count(tree), tree.beam
+            blending = texts, tree.smoothing
+            trees = self.heads.guesser.grow(hidden_BD, roots_B, *sizes, least, draws, *blending)
+            if trees is not None:
+                return trees
         return self._through_torch(hidden_BD, roots_B, least, draws, texts)
-
-    def _topology(self, trees: GrownTrees, row: int) -> Topology:
-        """The same object for the same parents, since small trees have few shapes."""
-        parents = tuple(trees.parents[row])
-        if (known := self._shapes.get(parents)) is None:
-            if len(self._shapes) >= SHAPES_KEPT:
-                self._shapes.clear()
-            own = Topology(parents, trees.depths_BN[row].clone(), trees.sees_BNN[row].clone())
-            known = self._shapes[parents] = own
-        return known
-
-    def _quickly(
-        self,
-        hidden_BD: Tensor,
-        roots_B: Sequence[int],
-        least: Least,
-        draws: RowsDraws | None,
-        texts: Texts = (),
-    ) -> GrownTrees | None:
-        if self.heads.guesser is None:
-            return None
-        tree = self.tree
-        sizes = tree.num_nodes, tree.temperatures[: tree.depth], _count(tree), tree.beam
-        blending = texts, tree.smoothing
-        return self.heads.guesser.grow(hidden_BD, roots_B, *sizes, least, draws, *blending)
 
     @no_gradients
     def _through_torch(
@@ -129,7 +84,7 @@ class DynamicDrafter(Drafter):
         least: Least,
         draws: RowsDraws | None,
         texts: Texts = (),
-    ) -> Grown:
+    ) -> list[Grown]:
         grow = _grow_at_once if self.heads.one_pass else _grow_by_depth
         return grow(self.heads, self.tree, hidden_BD, roots_B, least, draws, texts)
 
@@ -147,13 +102,13 @@ def _grow_at_once(
     least: Least,
     draws: RowsDraws | None,
     texts: Texts,
-) -> Grown:
+) -> list[Grown]:
     """One pass of the heads, then a heap gives exactly the N - 1 most probable paths."""
     count = _count(tree)
     temperatures = tree.temperatures[: tree.depth]
     found = scored_guesses(heads, hidden_BD, count, temperatures, draws)
     ids_KBC, scores_KBC = together_on_host(*found)
-    grown = list[tuple[list[int], list[int], list[float]]]()
+    grown = list[Grown]()
     for row, root in enumerate(roots):
         text_T = texts[row] if texts else None
         both = zip(ids_KBC[:, row].tolist(), scores_KBC[:, row].tolist(), strict=True)
@@ -167,11 +122,7 @@ def _grow_at_once(
             return sorted(blended, key=lambda one: -one[1])
 
         grown.append(best_first(root, after, tree.depth, tree.num_nodes, least.kept))
-    N = tree.num_nodes
-    tokens_BN = [tokens + [tokens[0]] * (N - len(tokens)) for tokens, _, _ in grown]
-    parents_BN = [parents + [UNUSED] * (N - len(parents)) for _, parents, _ in grown]
-    scores_BN = [scores + [0.0] * (N - len(scores)) for _, _, scores in grown]
-    return Grown(torch.tensor(tokens_BN), parents_BN, torch.tensor(scores_BN))
+    return grown
 
 
 def _grow_by_depth(
@@ -182,7 +133,7 @@ def _grow_by_depth(
     least: Least,
     draws: RowsDraws | None,
     texts: Texts,
-) -> Grown:
+) -> list[Grown]:
     """One pass for each depth over the `beam` best nodes of the last one; then the best of all.
 
     Only nodes that can still have a child in the tree of N go on: the N - 2 best so far. This limit
@@ -216,7 +167,7 @@ def _grow_by_depth(
         paths_BQJ = torch.cat([behind_BQJ, tokens[-1].gather(1, best_BQ)[..., None]], dim=2)
         places_BQ = best_BQ + before
     found = (torch.cat(part, dim=1) for part in (tokens, scores, parents))
-    return _cut(tree.num_nodes, least.kept, roots_B, *found)
+    return _cut(tree.num_nodes, least.kept, roots, *found)
 
 
 def _can_have_children(tree: DynamicTree, scores: Sequence[Tensor], least: Least) -> Tensor:
@@ -237,26 +188,23 @@ def _can_have_children(tree: DynamicTree, scores: Sequence[Tensor], least: Least
 def _cut(
     num_nodes: int,
     least: float,
-    roots_B: Tensor,
+    roots: Sequence[int],
     tokens_BC: Tensor,
     scores_BC: Tensor,
     parents_BC: Tensor,
-) -> Grown:
+) -> list[Grown]:
     """The best num_nodes - 1 candidates; a stable sort keeps parents before equal children."""
     ordered = scores_BC.sort(dim=1, descending=True, stable=True)
     kept_BN, scores_BN = ordered.indices[:, : num_nodes - 1], ordered.values[:, : num_nodes - 1]
-    unlikely_BN, (B, kept) = (scores_BN < least) | (scores_BN == -math.inf), kept_BN.shape
-    # One more column is the root's, at place -1.
-    node_of_BC = torch.full((B, scores_BC.shape[1] + 1), UNUSED, device=kept_BN.device)
-    node_of_BC[:, ROOT] = 0
-    numbers_BN = torch.arange(1, kept + 1, device=kept_BN.device).expand(B, -1)
+    likely_B = ((scores_BN >= least) & (scores_BN > -math.inf)).sum(1)  # the first of each row
+    (B, C), kept, device = scores_BC.shape, kept_BN.shape[1], kept_BN.device
+    node_of_BC = torch.zeros(B, C + 1, dtype=torch.int64, device=device)  # the last is the root's
+    numbers_BN = torch.arange(1, kept + 1, device=device).expand(B, -1)
     node_of_BC.scatter_(1, kept_BN, numbers_BN)
-    parents_BN = node_of_BC.gather(1, parents_BC.gather(1, kept_BN) % node_of_BC.shape[1])
-    parents_BN.masked_fill_(unlikely_BN, UNUSED)
-    empty_BN = roots_B[:, None].expand(-1, num_nodes - 1 - kept)
-    tokens_BN = tokens_BC.gather(1, kept_BN).where(~unlikely_BN, roots_B[:, None])
-    tokens_BN = torch.cat([roots_B[:, None], tokens_BN, empty_BN], dim=1)
-    scores_BN = pad(scores_BN.masked_fill(unlikely_BN, 0.0), (1, num_nodes - 1 - kept))
-    tokens_BN, parents_BN, scores_BN = together_on_host(tokens_BN, parents_BN, scores_BN)
-    rows = [[ROOT, *row] + [UNUSED] * (num_nodes - 1 - kept) for row in parents_BN.tolist()]
-    return Grown(tokens_BN, rows, scores_BN)
+    parents_BN = node_of_BC.gather(1, parents_BC.gather(1, kept_BN) % (C + 1))
+    parts = together_on_host(tokens_BC.gather(1, kept_BN), parents_BN, scores_BN, likely_B)
+    rows = zip(roots, *(part.tolist() for part in parts), strict=True)
+    return [
+        ([root, *tokens[:count]], [ROOT, *parents[:count]], [0.0, *scores[:count]])
+        for root, tokens, parents, scores, count in rows
+    ]

@@ -18,8 +18,8 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.blocks import Walk
 from medusa_kit.heads.draws import RowsDraws
 from medusa_kit.heads.scores import guesses_after
-from medusa_kit.infer.draft import path_to
 from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.shape import path_to
 
 
 @dataclass(frozen=True)

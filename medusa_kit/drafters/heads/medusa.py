@@ -15,10 +15,12 @@ from torch import Tensor
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.draws import RowsDraws
 from medusa_kit.heads.scores import guesses
-from medusa_kit.infer.draft import ROOT, Draft, Drafter, State, Topology
+from medusa_kit.infer.draft import Drafter, State
+from medusa_kit.infer.forest import Forest
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.transfer import to_device
 from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.shape import ROOT, TreeShape, shape_of
 
 PARTS_KEPT = 256  # of a tree, whose shapes come again and again
 
@@ -26,7 +28,7 @@ PARTS_KEPT = 256  # of a tree, whose shapes come again and again
 class Part(NamedTuple):
     """Some nodes of a tree as a tree of their own."""
 
-    topology: Topology
+    shape: TreeShape
     parents_N: Tensor  # on the host
     ranks_N: Tensor
     nodes_N: Tensor  # of the whole tree, on the device
@@ -45,14 +47,10 @@ class HeadsDrafter(Drafter):
         make = partial(_make_part, tree, heads.base.device)
         self._part = lru_cache(maxsize=PARTS_KEPT)(make)
 
-    @property
-    def topology(self) -> Topology:
-        return self._part(self._nodes).topology
-
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State) -> Forest:
         return self.propose_nodes(state, self._nodes)
 
-    def propose_nodes(self, state: State, nodes: Sequence[int]) -> Draft:
+    def propose_nodes(self, state: State, nodes: Sequence[int]) -> Forest:
         """The root and these nodes of the tree, in this rising order; parents are among them."""
         part, draws = self._part(tuple(nodes)), state.draws()
         tokens_BN, guesser = None, self.heads.guesser
@@ -63,7 +61,7 @@ class HeadsDrafter(Drafter):
             tokens_BN = self._through_torch(state, draws)
             if len(nodes) < len(self._nodes):
                 tokens_BN = tokens_BN[:, part.nodes_N]
-        return Draft(tokens_BN, [part.topology] * len(state.roots_B))
+        return Forest(tokens_BN.flatten(), [part.shape] * len(state.roots_B))
 
     @no_gradients
     def _through_torch(self, state: State, draws: RowsDraws | None) -> Tensor:
@@ -82,7 +80,7 @@ def _make_part(tree: CandidateTree, device: torch.device, nodes: tuple[int, ...]
     index_of = {node: at for at, node in enumerate(kept)}
     parents = [ROOT, *(index_of[tree.parents[node]] for node in nodes)]
     return Part(
-        Topology.from_parents(parents, device),
+        shape_of(tuple(parents)),
         torch.tensor(parents),
         torch.tensor([tree.ranks[node] for node in kept]),
         to_device(kept, device),

@@ -15,7 +15,8 @@ from medusa_kit.drafters.heads.medusa import HeadsDrafter
 from medusa_kit.drafters.heads.static_chances import own_chances
 from medusa_kit.drafters.trie import Trie, TrieDrafter
 from medusa_kit.heads.guesser import Least
-from medusa_kit.infer.draft import Draft, State, StepResult
+from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.infer.forest import Forest
 
 DRAWN = "drawn"  # guesses of tokens that will be drawn are counted apart
 # A path gets children from this many times the chance on that a draft token must have: children are
@@ -69,7 +70,7 @@ class HeadsSource(TrieDrafter):
     def describe(self) -> str:
         return self.inner.name
 
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State) -> Forest:
         """The whole tree for each request."""
         return self.inner.propose(state)
 
@@ -78,20 +79,17 @@ class HeadsSource(TrieDrafter):
             return self._grown(self.inner, state)
         nodes = list(range(1, self.num_nodes)) if self._nodes is None else self._nodes
         draft, parents = self.inner.propose_nodes(state, nodes), self.inner.tree.parents
-        return [self._trie(tokens, nodes, parents) for tokens in draft.tokens_BN.tolist()]
+        return [self._trie(tokens, nodes, parents) for tokens in draft.token_lists()]
 
     def _grown(self, inner: DynamicDrafter, state: State) -> list[Trie]:
         draws = state.draws()
         texts = inner.texts(state)
         grown = inner.grow(state.hidden_BD, state.roots_B, self._min_scores, draws, texts)
-        tries, drawn = [], [one is not None for one in draws or [None] * len(grown.parents)]
-        for tokens, parents, scores, is_drawn in zip(
-            grown.tokens_BN.tolist(), grown.parents, grown.scores_BN.tolist(), drawn, strict=True
-        ):
+        tries, drawn = [], [one is not None for one in draws or [None] * len(grown)]
+        for (tokens, parents, scores), is_drawn in zip(grown, drawn, strict=True):
             trie, depths = Trie(tokens[0]), [0]
             for node in range(1, len(parents)):
-                if (parent := parents[node]) < 0:
-                    break
+                parent = parents[node]
                 depths.append(depths[parent] + 1)
                 chance = math.exp(min(scores[node] - scores[parent], 0.0))
                 kind = (depths[node], chance_class(chance))

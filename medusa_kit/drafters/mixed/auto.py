@@ -33,7 +33,8 @@ from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of, learn
 from medusa_kit.infer.decode.node_choice.choice import choose_nodes
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 from medusa_kit.infer.decode.timing import StepTiming
-from medusa_kit.infer.draft import Candidates, Draft, Drafter, RequestText, State, StepResult
+from medusa_kit.infer.draft import Candidates, Drafter, RequestText, State, StepResult
+from medusa_kit.infer.forest import Forest
 from medusa_kit.locks import SharedLock
 from medusa_kit.settings.drafters import SOURCES
 
@@ -148,7 +149,7 @@ class Step(Candidates):
 
 
 @dataclass(frozen=True)
-class Drafted(Draft):
+class Drafted(Forest):
     """A draft with what its drafter learns by. `step`: None where nothing was chosen."""
 
     tries: Sequence[Trie]
@@ -157,7 +158,7 @@ class Drafted(Draft):
 
 def drafted(tries: Sequence[Trie], device: torch.device, step: Step | None = None) -> Drafted:
     draft = draft_of(tries, device)
-    return Drafted(draft.tokens_BN, draft.topologies, tries, step)
+    return Drafted(draft.tokens_N, draft.shapes, tries, step)
 
 
 def likeliest(trie: Trie, chains: bool) -> list[tuple[int, float]]:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from medusa_kit.drafters.slots import Slots
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import Nodes, TreeStep, attach_holder
+from medusa_kit.infer.tree_step import TreeStep, attach_holder
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.transfer import to_device
 
@@ -84,7 +85,7 @@ class LayerRows:
         for row, count, end in zip(rows, counts, ends, strict=True):
             if cache.lengths[row] == 0:
                 self._firsts[row] = end + 1 - count
-        tokens_BN, depths_BN, sees_BNN = Nodes.chains(tokens, device).padded()
+        tokens_BN, depths_BN, sees_BNN = Forest.chains(tokens, device).padded()
         N = tokens_BN.shape[1]
         hidden_BND = torch.stack([_padded(one_TD, N) for one_TD in hidden])
         firsts_B1 = to_device([self._firsts[row] for row in rows], device)[:, None]

@@ -21,7 +21,8 @@ from medusa_kit.base.families import needs_chains
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.trie import Trie, TrieDrafter
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.draft import UNUSED, Draft, State, StepResult
+from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.likeliest import NO_TOKEN
 from medusa_kit.settings.drafters import LookaheadOptions
 
@@ -126,7 +127,7 @@ class LookaheadDrafter(TrieDrafter):
         super().__init__(device)
         self.options = options
         self.num_nodes = most_nodes(options)
-        self._draft: Draft | None = None
+        self._draft: Forest | None = None
         self._steps = self._nodes = self._emitted = 0  # summed over rows
 
     def guess(self, state: State) -> list[Trie]:
@@ -136,16 +137,14 @@ class LookaheadDrafter(TrieDrafter):
             row.read(one.text, one.root)
         return [row.tree(one.root) for one, row in rows]
 
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State) -> Forest:
         self._draft = super().propose(state)
         return self._draft
 
     def observe(self, step: StepResult) -> None:
         self._steps += len(step.paths)
         self._emitted += sum(1 + len(path) for path in step.paths)
-        self._nodes += sum(
-            len(row.parents) - row.parents.count(UNUSED) for row in step.draft.topologies
-        )
+        self._nodes += sum(step.draft.counts)
         if step.draft is not self._draft:
             return  # another drafter's tree, which does not hold the window
         for index, request in enumerate(step.requests):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.trie import Trie, TrieDrafter
-from medusa_kit.infer.draft import UNUSED, RequestText, State, StepResult
+from medusa_kit.infer.draft import RequestText, State, StepResult
 from medusa_kit.infer.likeliest import NO_TOKEN
 from medusa_kit.settings.drafters import RecyclingOptions
 
@@ -51,9 +51,8 @@ class RecyclingDrafter(TrieDrafter):
         for row in range(len(step.paths)):
             tokens = step.tokens(row)
             ranks_NR = _ranked(step, row, self.options.width).tolist()
-            parents = step.draft.topologies[row].parents
-            used = [node for node, parent in enumerate(parents) if parent != UNUSED]
-            for node in [*used, 0, *step.paths[row]]:  # accepted nodes last, so that they prevail
+            # Accepted nodes last, so that they prevail.
+            for node in [*range(len(tokens)), 0, *step.paths[row]]:
                 if ranks_NR[node][0] != NO_TOKEN:
                     self.table[tokens[node]] = ranks_NR[node]
 

@@ -1,7 +1,6 @@
 """The verifier of models that carry a state: one chain of draft tokens a row, no trees.
 
-Siblings would follow one another in such a model. So of a tree the likeliest path is taken; its
-other nodes are marked as unused, and drafters see them so.
+Siblings would follow one another in such a model. So of a tree the likeliest path is taken.
 
 Shapes: B batch, N nodes with root, M of them scored, D hidden, V vocabulary.
 """
@@ -16,12 +15,13 @@ from torch import Tensor
 from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.chains.cache import ChainCache
-from medusa_kit.infer.draft import ROOT, UNUSED, Draft, shared_topology
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
-from medusa_kit.infer.tree_step import Nodes, NodeScores
+from medusa_kit.infer.tree_step import NodeScores
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.transfer import to_device
+from medusa_kit.tree.shape import chain
 
 # Tokens that are read again in front of a chain, at most; more are read in a forward of their own.
 MAX_UNREAD = 8
@@ -55,33 +55,27 @@ class ChainVerifier(Verifier):
             return LightningCache(config, batch_size, num_positions, self.cache_dtype)
         return ChainCache(config, batch_size, num_positions, self.cache_dtype)
 
-    def fitted(self, draft: Draft) -> Draft:
+    def fitted(self, draft: Forest) -> Forest:
         """The draft with the first path of each row's tree: at each node its first child, the
         likeliest one where drafters put these in order."""
-        device = self.base.device
-        paths = [_first_path(topology.parents) for topology in draft.topologies]
-        if paths == [topology.parents for topology in draft.topologies]:
+        paths, first, kept = [_first_path(shape.parents) for shape in draft.shapes], 0, list[int]()
+        for path, count in zip(paths, draft.counts, strict=True):
+            kept += [first + node for node in path]
+            first += count
+        if len(kept) == first:
             return draft
-        topologies = [shared_topology(path, device) for path in paths]
-        return replace(draft, topologies=topologies)
+        tokens_N = draft.tokens_N[to_device(kept, draft.tokens_N.device)]
+        return replace(draft, tokens_N=tokens_N, shapes=[chain(len(path)) for path in paths])
 
     @no_gradients
-    def score(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> NodeScores:
-        """Nodes that do not follow the root are not scored: zeros stand for them."""
+    def score(self, cache: TreeCache, nodes: Forest, rows: Sequence[int]) -> NodeScores:
         assert isinstance(cache, ChainCache)
         late = [row for row in rows if len(cache.unread[row]) > MAX_UNREAD]
         if late:
             self._read(cache, late, [[] for _ in late], 1)
             cache.commit([[] for _ in late], late)
-        chains, on_path = _chains(nodes)
-        hidden, logits = self._read(cache, rows, chains, max(map(len, chains)))
-        if len(on_path) == len(nodes.tokens_N):
-            return NodeScores(torch.cat(hidden), torch.cat(logits))
-        at_M = to_device(on_path, self.base.device)
-        return NodeScores(
-            _spread(torch.cat(hidden), at_M, len(nodes.tokens_N)),
-            _spread(torch.cat(logits), at_M, len(nodes.tokens_N)),
-        )
+        hidden, logits = self._read(cache, rows, nodes.token_lists(), max(nodes.counts))
+        return NodeScores(torch.cat(hidden), torch.cat(logits))
 
     def _read_pieces(
         self,
@@ -144,7 +138,7 @@ class ChainVerifier(Verifier):
         whole: list[Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         """(hidden_BMD, logits_BMV) of the last nodes of texts of one length."""
-        nodes = Nodes.chains(texts, self.base.device)
+        nodes = Forest.chains(texts, self.base.device)
         N = nodes.counts[0]
         last_M = torch.arange(max(N - max_scored, 0), N, device=self.base.device)
         with cache.reading(rows, texts):
@@ -156,26 +150,13 @@ class ChainVerifier(Verifier):
         return hidden_BXD, logits_BMV
 
 
-def _first_path(parents: Sequence[int]) -> tuple[int, ...]:
-    """The parents of a tree's first path; those of nodes off it are UNUSED."""
-    last, kept = 0, [ROOT]
-    for node, parent in enumerate(parents[1:], start=1):
-        kept.append(parent if parent == last else UNUSED)
-        last = node if parent == last else last
-    return tuple(kept)
-
-
-def _chains(nodes: Nodes) -> tuple[list[list[int]], list[int]]:
-    """(tokens of each row's chain, indices of these nodes among all)."""
-    tokens, chains, chain_nodes = nodes.tokens_N.tolist(), list[list[int]](), list[int]()
-    first = square = 0
-    for count in nodes.counts:
-        sees_root = nodes.sees[square : square + count * count : count].tolist()
-        on_path = [first + node for node, sees in enumerate(sees_root) if sees]
-        chains.append([tokens[node] for node in on_path])
-        chain_nodes += on_path
-        first, square = first + count, square + count * count
-    return chains, chain_nodes
+def _first_path(parents: Sequence[int]) -> list[int]:
+    """The nodes of a tree's first path, the root first."""
+    path = [0]
+    for node, parent in enumerate(parents):
+        if parent == path[-1]:
+            path.append(node)
+    return path
 
 
 def _alike(begun: Sequence[bool], texts: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -184,8 +165,3 @@ def _alike(begun: Sequence[bool], texts: Sequence[Sequence[int]]) -> list[list[i
     for index, (goes_on, text) in enumerate(zip(begun, texts, strict=True)):
         sizes.setdefault((goes_on, len(text)), []).append(index)
     return list(sizes.values())
-
-
-def _spread(some_MX: Tensor, at_M: Tensor, count: int) -> Tensor:
-    """The M rows of `some_MX` at the indices at_M of `count` rows; zeros elsewhere."""
-    return some_MX.new_zeros(count, some_MX.shape[1]).index_copy_(0, at_M, some_MX)

@@ -22,9 +22,9 @@ from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.packed.describe import Unsupported
 from medusa_kit.infer.cpu.verifier import WITHOUT, NativeVerifier, needed
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.own_rounding import difference
 from medusa_kit.infer.self_check import TreeCheck, check_of, narrow_windows, score_random_trees
-from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.engine import FLOAT32, INT8, INT16, EngineConfig, check_value
@@ -148,7 +148,7 @@ def _read_plainly(verifier: Verifier, paths: Sequence[Sequence[int]]) -> Tensor:
     for path in paths:
         cache = verifier.new_cache(1, len(path))
         verifier.read_prompts(cache, [0], [path[:-1]])
-        last = Nodes.chains([path[-1:]], verifier.base.device)
+        last = Forest.chains([path[-1:]], verifier.base.device)
         scores.append(verifier.score(cache, last, [0]).logits_NV)
     return torch.cat(scores)
 

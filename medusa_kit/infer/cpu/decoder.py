@@ -30,11 +30,12 @@ from medusa_kit.infer.cpu.packed.gguf_blocks import GGUFBlocks, equal_blocks
 from medusa_kit.infer.cpu.packed.model import DESCRIBED, MATRICES, NORMS, PackedModel
 from medusa_kit.infer.cpu.packed.packing import Blocks, PackedMatrix, Rows
 from medusa_kit.infer.cpu.packed.packing_up import Packing, model_of, row_pieces
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.mkl_linear import SHARE_OF_KERNELS, free_memory
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.locks import lock_of
 from medusa_kit.settings.engine import FLOAT32, INT8, INT16
+from medusa_kit.tree.shape import Numbers
 
 RANKED = 8  # likeliest tokens returned for each node: a by-product of finding the argmax
 NO_KERNELS = "the C++ kernels are not available"
@@ -110,8 +111,8 @@ class NativeDecoder:
     def score(
         self,
         cache: TreeCache,
-        nodes: Nodes,
-        positions_N: Tensor,
+        nodes: Forest,
+        positions_N: Numbers,
         rows: Sequence[int],
         keep_M: Tensor | None = None,
         watched: "Watched | None" = None,
@@ -130,7 +131,7 @@ class NativeDecoder:
         return hidden_MD, self._scale_logits(logits_MV), ranked_MR
 
     def hidden_states(
-        self, cache: TreeCache, nodes: Nodes, positions_N: Tensor, rows: Sequence[int]
+        self, cache: TreeCache, nodes: Forest, positions_N: Numbers, rows: Sequence[int]
     ) -> Tensor:
         """hidden_ND of all nodes, the same bits; no time is spent on logits."""
         return self._run(cache, nodes, positions_N, rows)
@@ -138,8 +139,8 @@ class NativeDecoder:
     def _run(
         self,
         cache: TreeCache,
-        nodes: Nodes,
-        positions_N: Tensor,
+        nodes: Forest,
+        positions_N: Numbers,
         rows: Sequence[int],
         keep_M: Tensor | None = None,
         logits_MV: Tensor | None = None,
@@ -150,13 +151,13 @@ class NativeDecoder:
         keep_M = _first(len(nodes.tokens_N)) if keep_M is None else keep_M
         M, D = len(keep_M), self.packed.info["hidden_size"]
         embeddings_ND = self.packed.embeddings(nodes.tokens_N)
-        rotary_2TPE, positions_N = self._rotary(positions_N), positions_N.contiguous()
+        rotary_2TPE = self._rotary(int(positions_N.max()))
         hidden_MD = torch.empty(M, D)
         # Arrays of ctypes: after a step an operation of torch takes as long as a tenth of a layer.
         starts = _integers(0, *accumulate(nodes.counts))
         rows_B = _integers(*rows)
         lengths_B = _integers(*(cache.lengths[row] for row in rows))
-        depths_N, sees = nodes.depths_N.contiguous(), nodes.sees.contiguous()
+        depths_N, sees = nodes.depths_N, nodes.sees
         block = cache.block_of(*self._cache_shape)
         assert block is not None
         cache.reach(rows, nodes.counts)
@@ -167,8 +168,8 @@ class NativeDecoder:
         struct = kernels.Step(
             len(rows), len(nodes.tokens_N), len(cache.lengths), cache.num_positions,
             embeddings_ND.data_ptr(), rotary_2TPE.data_ptr(), rotary_2TPE.shape[1],
-            positions_N.data_ptr(), addressof(starts), addressof(rows_B), addressof(lengths_B),
-            depths_N.data_ptr(), sees.data_ptr(), block.data_ptr(),
+            positions_N.ctypes.data, addressof(starts), addressof(rows_B), addressof(lengths_B),
+            depths_N.ctypes.data, sees.ctypes.data, block.data_ptr(),
             M, keep_M.data_ptr(), hidden_MD.data_ptr(), _pointer(logits_MV),
             0 if ranked_MR is None else ranked_MR.shape[1], _pointer(ranked_MR),
             block.dtype == torch.float16,
@@ -178,9 +179,9 @@ class NativeDecoder:
         self._library.mk_step(ctypes.byref(self._struct), ctypes.byref(struct), threads)
         return hidden_MD
 
-    def _rotary(self, positions_N: Tensor) -> Tensor:
-        """Cosines and sines of all positions up to these, from the model's own rotary embedding."""
-        last, rotary_2TPE = max(positions_N.tolist()), self._rotary_2TPE
+    def _rotary(self, last: int) -> Tensor:
+        """Cosines and sines of all positions up to this, from the model's own rotary embedding."""
+        rotary_2TPE = self._rotary_2TPE
         if last >= rotary_2TPE.shape[1]:
             rotary_2TPE = self._rotary_2TPE = self.packed.rotary_up_to(max(2 * last, 256))
         return rotary_2TPE

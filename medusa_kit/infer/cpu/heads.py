@@ -22,7 +22,7 @@ from medusa_kit.base.fingerprint import contents_digest
 from medusa_kit.errors import Live
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.draws import RowsDraws
-from medusa_kit.heads.guesser import GrownTrees, Guesses, Least, Texts
+from medusa_kit.heads.guesser import Guesses, Least, Texts
 from medusa_kit.infer.cpu.decoder import NativeDecoder
 from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.packed.heads import COLUMNS, PackedHeads, packed_heads
@@ -30,6 +30,7 @@ from medusa_kit.infer.cpu.packed.int8_weights import rounding
 from medusa_kit.infer.cpu.packed.packing import PackedMatrix
 from medusa_kit.infer.cpu.recurrent import PackedRecurrent
 from medusa_kit.locks import SharedLock
+from medusa_kit.tree.dynamic import Grown
 
 
 class NativeHeads(Live):
@@ -147,26 +148,29 @@ class NativeHeads(Live):
         draws: RowsDraws | None = None,
         texts: Texts = (),
         smoothing: tuple[float, ...] = (),
-    ) -> GrownTrees | None:
+    ) -> list[Grown] | None:
         """The trees of drafters/heads/dynamic.py; None for more rows than the kernels take."""
         B, N = len(roots_B), num_nodes
         if not self._takes(hidden_BD, B * (len(temperatures) if self._one_pass else beam)):
             return None
         roots, hidden_BD = (ctypes.c_int64 * B)(*roots_B), hidden_BD.contiguous()
         heat_K, smoothing_L = self._heat(temperatures), self._smoothing(smoothing)
-        trees_3BN = torch.empty(3, B, N, dtype=torch.int64)  # tokens, parents, depths
-        sees_BNN, scores_BN = torch.empty(B, N, N, dtype=torch.bool), torch.empty(B, N)
-        first, each = trees_3BN.data_ptr(), 8 * B * N
+        tokens_BN, parents_BN = (torch.empty(B, N, dtype=torch.int64) for _ in range(2))
+        counts_B, scores_BN = torch.empty(B, dtype=torch.int64), torch.empty(B, N)
         grow = kernels.Grow(
             B, N, self._one_pass, len(temperatures), count, beam, ctypes.addressof(roots),
-            hidden_BD.data_ptr(), heat_K.data_ptr(), first, first + each, first + 2 * each,
-            sees_BNN.data_ptr(), scores_BN.data_ptr(), *least,
+            hidden_BD.data_ptr(), heat_K.data_ptr(), counts_B.data_ptr(), tokens_BN.data_ptr(),
+            parents_BN.data_ptr(), scores_BN.data_ptr(), *least,
             *_draws(draws, len(temperatures)), _texts(texts),
             smoothing_L.data_ptr(), len(smoothing),
         )  # fmt: skip
         self._library.mk_grow(ctypes.byref(self._struct), ctypes.byref(grow), self._threads(B))
-        tokens_BN, parents_BN, depths_BN = trees_3BN.unbind()
-        return GrownTrees(tokens_BN, parents_BN.tolist(), depths_BN, sees_BNN, scores_BN)
+        parts = (counts_B, tokens_BN, parents_BN, scores_BN)
+        rows = zip(*(part.tolist() for part in parts), strict=True)
+        return [
+            (tokens[:count], parents[:count], scores[:count])
+            for count, tokens, parents, scores in rows
+        ]
 
     def _takes(self, hidden_BD: Tensor, rows: int) -> bool:
         return rows <= kernels.MAX_ROWS and hidden_BD.dtype == torch.float32
@@ -272,7 +276,7 @@ class HeadsAsTheyAre(Live):
     def fill(self, *arguments: Any, **named: Any) -> Tensor | None:
         return None if (packed := self._now()) is None else packed.fill(*arguments, **named)
 
-    def grow(self, *arguments: Any, **named: Any) -> GrownTrees | None:
+    def grow(self, *arguments: Any, **named: Any) -> list[Grown] | None:
         return None if (packed := self._now()) is None else packed.grow(*arguments, **named)
 
 

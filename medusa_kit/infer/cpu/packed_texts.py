@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from medusa_kit.infer.cpu.decoder import NativeDecoder
 from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import Nodes
 
 Span = tuple[int, int, int]  # a text: its row of the input, start, end
 
@@ -69,11 +70,11 @@ def hidden_of_texts(
     cache = TreeCache(info["num_layers"], num_rows, longest)
     for call in calls:
         texts = [input_ids_BT[piece.row, piece.start : piece.end].tolist() for piece in call]
-        nodes, rows = Nodes.chains(texts, input_ids_BT.device), [piece.cache_row for piece in call]
-        before_N = torch.cat([torch.full((piece.length,), piece.before) for piece in call])
+        nodes, rows = Forest.chains(texts, input_ids_BT.device), [piece.cache_row for piece in call]
+        before_N = np.repeat([piece.before for piece in call], nodes.counts)
         for piece in call:
             cache.lengths[piece.cache_row] = piece.before
-        positions_N = (before_N + nodes.depths_N).clamp_max(context_length - 1)
+        positions_N = np.minimum(before_N + nodes.depths_N, context_length - 1)
         with lock or nullcontext():
             hidden_ND = decoder.hidden_states(cache, nodes, positions_N, rows)
         cache.commit([range(piece.length) for piece in call], rows)

@@ -7,7 +7,7 @@
 #include "copying.h"
 #include "heads.h"
 
-constexpr int64_t NO_PARENT = -1, UNUSED = -2;  // as parent: of a root; of a slot that holds nothing
+constexpr int64_t NO_PARENT = -1;  // of a root
 
 struct Fill {  // mirrored in kernels.py; one tree for all rows
     int64_t rows, nodes, one_pass;
@@ -24,8 +24,8 @@ struct Grow {  // mirrored in kernels.py
     int64_t depth, count, beam;  // heads, guesses of each that are considered, nodes of a depth that get children
     const int64_t* roots;        // [rows]
     const float *given, *temperatures;   // [rows, hidden], [depth]
-    int64_t *tokens, *parents, *depths;  // [rows, nodes]
-    uint8_t* sees;                       // [rows, nodes, nodes]: ancestors and itself
+    int64_t* counts;                     // [rows]: nodes of each tree; what lies behind them is not written
+    int64_t *tokens, *parents;           // [rows, nodes]
     float* scores;                       // [rows, nodes]: log-probabilities of the paths
     double least_kept, least_asked;      // paths with lower ones are left out, or get no children
     const Draw* draws;                   // [rows, num_draws], as in Guess
@@ -281,7 +281,7 @@ class Growing {
 
     std::vector<Node> cut(int64_t row, const std::vector<Path>& paths) const {
         std::vector<Node> nodes{{g.roots[row], NO_PARENT, 0.0f}};
-        std::vector<int64_t> node_of(paths.size(), UNUSED);
+        std::vector<int64_t> node_of(paths.size(), NO_PARENT);
         for (int64_t at : best_of(paths, 0, g.nodes - 1)) {
             if (!likely(paths[at].score)) break;
             node_of[at] = (int64_t)nodes.size();  // parents come first: they are no less probable
@@ -291,17 +291,12 @@ class Growing {
     }
 
     void write(int64_t row, const std::vector<Node>& nodes) const {
-        int64_t *tokens = g.tokens + row * g.nodes, *parents = g.parents + row * g.nodes, *depths = g.depths + row * g.nodes;
-        uint8_t* sees = g.sees + row * g.nodes * g.nodes;
-        std::fill(sees, sees + g.nodes * g.nodes, 0);
-        for (int64_t node = 0; node < g.nodes; ++node, sees += g.nodes) {
-            const bool used = node < (int64_t)nodes.size();
-            tokens[node] = used ? nodes[node].token : g.roots[row];
-            g.scores[row * g.nodes + node] = used ? nodes[node].score : 0.0f;
-            const int64_t parent = parents[node] = used ? nodes[node].parent : UNUSED;
-            depths[node] = parent < 0 ? 0 : depths[parent] + 1;
-            if (parent >= 0) std::copy(sees - (node - parent) * g.nodes, sees - (node - parent - 1) * g.nodes, sees);
-            sees[node] = 1;
+        const int64_t first = row * g.nodes;
+        g.counts[row] = (int64_t)nodes.size();
+        for (size_t node = 0; node < nodes.size(); ++node) {
+            g.tokens[first + node] = nodes[node].token;
+            g.parents[first + node] = nodes[node].parent;
+            g.scores[first + node] = nodes[node].score;
         }
     }
 };

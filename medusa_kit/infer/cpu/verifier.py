@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,8 +20,9 @@ from medusa_kit.infer.chains.choice import checked_verifier
 from medusa_kit.infer.cpu.decoder import NativeDecoder, Watched, native_decoder
 from medusa_kit.infer.cpu.library.kernels import MAX_ROWS
 from medusa_kit.infer.cpu.packed.describe import Unsupported
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import Nodes, NodeScores, StepHolder
+from medusa_kit.infer.tree_step import NodeScores, StepHolder
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.engine import FLOAT32
@@ -123,7 +125,7 @@ class NativeVerifier(Verifier):
         return chunk(num_rows)
 
     @no_gradients
-    def score(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> NodeScores:
+    def score(self, cache: TreeCache, nodes: Forest, rows: Sequence[int]) -> NodeScores:
         """Score trees without padding; more nodes than one call takes go in several calls, whole
         rows in each."""
         if not self._takes(cache, max(nodes.counts)):
@@ -144,7 +146,7 @@ class NativeVerifier(Verifier):
         seen: dict[int, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         """Read pieces of prompts, all rows in one call where they fit in one."""
-        nodes = Nodes.chains(pieces, self.base.device)
+        nodes = Forest.chains(pieces, self.base.device)
         if not self._takes(cache, max(nodes.counts)):
             return super()._read_pieces(cache, rows, pieces, seen)
         ends = list[NodeScores]()
@@ -172,7 +174,7 @@ class NativeVerifier(Verifier):
     def _call(
         self,
         cache: TreeCache,
-        nodes: Nodes,
+        nodes: Forest,
         rows: Sequence[int],
         keep_M: Tensor | None = None,
         whole: list[Tensor] | None = None,
@@ -180,10 +182,8 @@ class NativeVerifier(Verifier):
         """The scores of one C++ call. `whole`: gets the outputs of watched layers at all nodes."""
         lengths = [cache.lengths[row] for row in rows]
         cache.check_room_for(lengths, nodes.counts)
-        per_node = [n for n, count in zip(lengths, nodes.counts, strict=True) for _ in range(count)]
-        last, depths = self.base.info.context_length - 1, nodes.depths_N.tolist()
-        pairs = zip(per_node, depths, strict=True)
-        positions_N = torch.tensor([min(length + depth, last) for length, depth in pairs])
+        before_N = np.repeat(np.array(lengths), nodes.counts)
+        positions_N = np.minimum(before_N + nodes.depths_N, self.base.info.context_length - 1)
         watched = Watched(self.watched) if self.watched else None
         with self.lock():
             hidden, *others = self.native.score(cache, nodes, positions_N, rows, keep_M, watched)
@@ -211,7 +211,7 @@ class _Window:
         self._windows[self._layer] = window
 
 
-def _calls(nodes: Nodes, rows: Sequence[int]) -> Iterator[tuple[Nodes, Sequence[int]]]:
+def _calls(nodes: Forest, rows: Sequence[int]) -> Iterator[tuple[Forest, Sequence[int]]]:
     """The nodes and rows of each call, in as few calls as take them, in order."""
     if sum(nodes.counts) <= MAX_ROWS:
         yield nodes, rows

@@ -26,11 +26,12 @@ from medusa_kit.infer.decode.schedule import Piece, Schedule
 from medusa_kit.infer.decode.slots import WORTH_A_COPY, Slot, Slots, Start
 from medusa_kit.infer.decode.timing import Clock, Laps, StepTiming
 from medusa_kit.infer.details import token_scores
-from medusa_kit.infer.draft import Draft, Drafter, flat_nodes
+from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.likeliest import no_scores
 from medusa_kit.infer.mkl_linear import using_packs
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import Nodes, NodeScores
+from medusa_kit.infer.tree_step import NodeScores
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 
@@ -379,12 +380,12 @@ class Batch(Live):
         return emitted
 
     def _score(
-        self, drafts: Sequence[Draft], requests: Sequence[Request], slots: Sequence[int]
+        self, drafts: Sequence[Forest], requests: Sequence[Request], slots: Sequence[int]
     ) -> list[ScoredTree]:
         """The scored trees of the requests for which scoring did not fail."""
         if not requests:
             return []
-        nodes = flat_nodes(drafts)
+        nodes = Forest.joined(drafts)
         self.num_steps, self.num_nodes = self.num_steps + 1, sum(nodes.counts)
 
         ranks = max(request.drafter.num_ranks for request in requests if request.drafter)
@@ -406,11 +407,11 @@ class Batch(Live):
                     trees[index] = self._root_alone(of_it, request, slots[index], ranks)
         return [tree for tree in trees if tree is not None]
 
-    def _root_alone(self, nodes: Nodes, request: Request, slot: int, ranks: int) -> ScoredTree:
+    def _root_alone(self, nodes: Forest, request: Request, slot: int, ranks: int) -> ScoredTree:
         """The tree of these nodes with scores at its root alone, computed anew: draft tokens may
         be to blame for NaN at the root, though it does not see them (`clear_behind`)."""
         self.cache.clear_behind(slot)
-        root = Nodes.chains([[request.root]], self.verifier.base.device)
+        root = Forest.chains([[request.root]], self.verifier.base.device)
         scores = self._with_room(lambda: self.verifier.score(self.cache, root, [slot]))
         whole, watched = scores.then_unknown(nodes.counts[0]), self.verifier.watched_size
         (tree,) = by_request(nodes, whole, [request], ranks, watched)

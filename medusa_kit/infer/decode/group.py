@@ -17,8 +17,9 @@ from medusa_kit.infer.decode.read_back import read_back
 from medusa_kit.infer.decode.request import Emitted, FailAlone, Request
 from medusa_kit.infer.decode.timing import StepTiming
 from medusa_kit.infer.details import VerifiedTree, token_scores
-from medusa_kit.infer.draft import Candidates, Draft, Drafter, State, StepResult
-from medusa_kit.infer.tree_step import Nodes, NodeScores
+from medusa_kit.infer.draft import Candidates, Drafter, State, StepResult
+from medusa_kit.infer.forest import Forest
+from medusa_kit.infer.tree_step import NodeScores
 from medusa_kit.transfer import to_device
 
 T = TypeVar("T")
@@ -40,14 +41,14 @@ class Group:
         self._chosen = self.drafter.has_candidates
         return self.drafter.candidates(self.state, cost, num_others) if self._chosen else None
 
-    def propose(self) -> Draft:
+    def propose(self) -> Forest:
         return self.drafter.propose(self.state)
 
-    def accept(self, draft: Draft, scored: Sequence[ScoredTree], last_position: int) -> StepResult:
+    def accept(self, draft: Forest, scored: Sequence[ScoredTree], last_position: int) -> StepResult:
         """What each request keeps of its tree, and its next root."""
         paths, next_roots = [], []
         for index, (request, tree) in enumerate(zip(self.requests, scored, strict=True)):
-            parents = draft.topologies[index].used_parents
+            parents = draft.shapes[index].parents
             path, root = list[int](), request.root
             with FailAlone(request):
                 path, root = tree.accept(parents, last_position - len(request.text))
@@ -100,8 +101,7 @@ class Group:
             nodes = to_device([0, *path], logits_NV.device)
             request.scores = token_scores(logits_NV[nodes], kept, count)
         if request.output_options.tree:
-            parents = step.draft.topologies[index].used_parents
-            tokens = list(step.tokens(index)[: len(parents)])
+            parents, tokens = step.draft.shapes[index].parents, list(step.tokens(index))
             request.tree = VerifiedTree(list(parents), tokens, list(path[: len(kept)]))
 
 
@@ -120,14 +120,14 @@ def groups_of(requests: Sequence[Request]) -> list[Group]:
 
 def drafts_of(
     groups: Sequence[Group], cost: StepCost | None, num_others: int = 0
-) -> list[tuple[Group, Draft]]:
+) -> list[tuple[Group, Forest]]:
     """The next step's draft of each group whose drafter did not fail.
 
     `cost`: of steps, by which the draft tokens that gain are selected; None: drafters choose.
     `num_others`: tokens that the step reads in any case.
     """
     num_requests = sum(len(group.requests) for group in groups)
-    candidates, drafts = dict[Group, Candidates](), dict[Group, Draft]()
+    candidates, drafts = dict[Group, Candidates](), dict[Group, Forest]()
     for group in groups:
         with FailAlone(*group.requests):
             others = num_others + num_requests - len(group.requests)
@@ -137,9 +137,7 @@ def drafts_of(
             else:
                 candidates[group] = found
     if cost is not None:
-        fixed = num_others + sum(
-            topology.num_used for draft in drafts.values() for topology in draft.topologies
-        )
+        fixed = num_others + sum(sum(draft.counts) for draft in drafts.values())
         all_chances = [chances for found in candidates.values() for chances in found.chances]
         counts = iter(choose_nodes(all_chances, fixed, cost).counts)
         for group, found in candidates.items():
@@ -155,7 +153,7 @@ def _all_or_none(values: Sequence[T | None]) -> list[T] | None:
 
 
 def by_request(
-    nodes: Nodes, scores: NodeScores, requests: Sequence[Request], ranks: int = 0, watched: int = 0
+    nodes: Forest, scores: NodeScores, requests: Sequence[Request], ranks: int = 0, watched: int = 0
 ) -> list[ScoredTree]:
     """Each request's scored tree. `ranks`: how many of the likeliest tokens drafters read.
     `watched`: numbers of watched layers behind each hidden state."""

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from medusa_kit.infer.decode.request import Request
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.likeliest import NO_TOKEN
-from medusa_kit.infer.tree_step import Nodes, NodeScores
+from medusa_kit.infer.tree_step import NodeScores
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class ReadBack:
 
 
 def read_back(
-    nodes: Nodes, scores: NodeScores, requests: Sequence[Request], ranks: int = 0
+    nodes: Forest, scores: NodeScores, requests: Sequence[Request], ranks: int = 0
 ) -> ReadBack:
     """Read a step's scores from the device. `ranks`: how many of the likeliest tokens drafters
     read."""
@@ -82,13 +83,13 @@ def _read(parts: Sequence[Tensor | None]) -> list[list[int] | None]:
 
 
 def _draws(
-    nodes: Nodes, scores: NodeScores, requests: Sequence[Request]
+    nodes: Forest, scores: NodeScores, requests: Sequence[Request]
 ) -> Iterator[Tensor | None]:
     """The drawn tokens after each request's nodes, where one operation draws them all."""
     first = 0
-    for request, count, tree in zip(requests, nodes.counts, nodes.trees, strict=True):
+    for request, count, shape in zip(requests, nodes.counts, nodes.shapes, strict=True):
         logits_NV = scores.logits_NV[first : first + count]
         committed = len(request.prompt_ids) + len(request.token_ids) - 1  # the root is not
-        positions = [committed + 1 + depth for depth in tree.on_host.depths_N.tolist()]
+        positions = [committed + 1 + depth for depth in shape.depths_N.tolist()]
         yield request.sampler.drawn_after(logits_NV, positions)
         first += count

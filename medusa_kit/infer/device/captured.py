@@ -20,12 +20,13 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.device.cache import FixedCache, Target
 from medusa_kit.infer.device.step import FixedStep
-from medusa_kit.infer.host_tree import WORD, Numbers
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.likeliest import likeliest
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import Nodes, NodeScores, TreeStep
+from medusa_kit.infer.tree_step import NodeScores, TreeStep
 from medusa_kit.infer.verifier import Forward
 from medusa_kit.transfer import to_device
+from medusa_kit.tree.shape import WORD, Numbers
 
 MAX_NODES = 512  # of all rows in one captured forward
 ROW_GROWTH = 4  # a row's places are 1, 4, 16, 64, ...: attention alone is padded to them
@@ -98,7 +99,7 @@ class CapturedForward:
         assert cache is not None, "a forward over a cache that is gone"
         return cache
 
-    def send(self, nodes: Nodes, rows: Sequence[int]) -> None:
+    def send(self, nodes: Forest, rows: Sequence[int]) -> None:
         """Let the next run be over these nodes; the host does not wait."""
         count = len(nodes.tokens_N)
         self._tokens_T[:count].copy_(nodes.tokens_N)
@@ -161,7 +162,7 @@ class CapturedForward:
         hidden, logits, argmax_N = (part[:num_nodes].clone() for part in self._outputs)
         return NodeScores(hidden, logits, argmax_N=argmax_N)
 
-    def _numbers(self, nodes: Nodes, rows: Sequence[int]) -> Numbers:
+    def _numbers(self, nodes: Forest, rows: Sequence[int]) -> Numbers:
         """The numbers that the device gets: lengths, then each node's position among the padded
         nodes, its depth and its ancestors."""
         (T, N, _), cache = self.shape, self._cache
@@ -170,12 +171,12 @@ class CapturedForward:
             lengths[:] = cache.lengths
         positions, depths = np.empty(T, np.int64), np.empty(T, np.int64)
         words, first = np.zeros((T, -(-N // WORD)), np.int64), 0
-        for row, count, tree in zip(rows, nodes.counts, nodes.trees, strict=True):
+        for row, shape in zip(rows, nodes.shapes, strict=True):
             lengths[row] = cache.lengths[row]
-            end, host = first + count, tree.on_host
-            positions[first:end] = np.arange(row * N, row * N + count)
-            depths[first:end] = host.depths_N
-            words[first:end, : host.words_NW.shape[1]] = host.words_NW
+            end = first + len(shape)
+            positions[first:end] = np.arange(row * N, row * N + len(shape))
+            depths[first:end] = shape.depths_N
+            words[first:end, : shape.words_NW.shape[1]] = shape.words_NW
             first = end
         for numbers in (positions, depths, words):
             numbers[first:] = numbers[0]

@@ -33,9 +33,10 @@ from medusa_kit.infer.device.captured import (
 )
 from medusa_kit.infer.device.compiled import check_compiled
 from medusa_kit.infer.device.guard import NoHostReads
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.memory import cache_bytes_per_token
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import Nodes, NodeScores, TreeStep
+from medusa_kit.infer.tree_step import NodeScores, TreeStep
 from medusa_kit.infer.verifier import Forward, Verifier
 from medusa_kit.no_gradients import no_gradients
 
@@ -106,7 +107,7 @@ class CapturedVerifier(Verifier):
         """None: what is captured or compiled is checked each time."""
 
     @no_gradients
-    def score(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> NodeScores:
+    def score(self, cache: TreeCache, nodes: Forest, rows: Sequence[int]) -> NodeScores:
         shape = self._shape(cache, nodes, rows)
         if shape is not None:
             with self.lock():  # graphs share their memory: what one computed is read before another
@@ -118,7 +119,7 @@ class CapturedVerifier(Verifier):
                     written = range(len(cache.lengths)) if fills_rows(self, cache) else rows
                     cache.reach(written, [shape.row_nodes] * len(written))
                     return captured.replay(sum(nodes.counts))
-        elif nodes.trees:
+        else:
             self._name_steps(self._why_loose(nodes))
         self.num_loose += 1
         return super().score(cache, nodes, rows)
@@ -158,15 +159,15 @@ class CapturedVerifier(Verifier):
         steps = usual_steps(num_rows)
         with console.progress("capturing forwards", len(steps), "shapes") as bar:
             for counts in steps:
-                nodes = Nodes.chains([[0] * count for count in counts], self.base.device)
+                nodes = Forest.chains([[0] * count for count in counts], self.base.device)
                 with suppress(torch.OutOfMemoryError):  # smaller ones may fit
                     self.score(cache, nodes, range(len(counts)))
                 self._wait = 0
                 bar.advance()
 
-    def _shape(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> Shape | None:
+    def _shape(self, cache: TreeCache, nodes: Forest, rows: Sequence[int]) -> Shape | None:
         """The shape that these nodes need; None for what is not captured."""
-        if not isinstance(cache, FixedCache) or not nodes.trees or sum(nodes.counts) > MAX_NODES:
+        if not isinstance(cache, FixedCache) or sum(nodes.counts) > MAX_NODES:
             return None
         num_nodes, row_nodes = fitting(nodes.counts, len(cache.lengths))
         filled = fills_rows(self, cache)
@@ -179,7 +180,7 @@ class CapturedVerifier(Verifier):
             in_sight = min(max(MIN_IN_SIGHT, power_of_two(reached)), in_sight)
         return Shape(num_nodes, row_nodes, in_sight)
 
-    def _why_loose(self, nodes: Nodes) -> str:
+    def _why_loose(self, nodes: Forest) -> str:
         """Why no forward is captured for these nodes; a warning the first time that it matters."""
         if sum(nodes.counts) <= MAX_NODES:
             return "no room for padded trees behind the text"
@@ -190,7 +191,7 @@ class CapturedVerifier(Verifier):
         return reason
 
     def _forward_of(
-        self, cache: TreeCache, shape: Shape, nodes: Nodes, rows: Sequence[int]
+        self, cache: TreeCache, shape: Shape, nodes: Forest, rows: Sequence[int]
     ) -> CapturedForward | None:
         """The forward of this shape over this cache, which these nodes were sent to. It is captured
         now if it is the first one; None where that fails."""
@@ -218,7 +219,7 @@ class CapturedVerifier(Verifier):
         return captured
 
     def _new_forward(
-        self, cache: FixedCache, shape: Shape, nodes: Nodes, rows: Sequence[int]
+        self, cache: FixedCache, shape: Shape, nodes: Forest, rows: Sequence[int]
     ) -> CapturedForward:
         forward = self._compiled() if self._compiled else self.base.hidden_and_logits
         captured = CapturedForward(self, cache, shape, forward)

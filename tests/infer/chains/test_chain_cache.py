@@ -11,8 +11,7 @@ from medusa_kit.errors import ContextLengthError
 from medusa_kit.infer.chains.cache import ChainCache
 from medusa_kit.infer.chains.choice import verifier_for
 from medusa_kit.infer.chains.verifier import ChainVerifier
-from medusa_kit.infer.draft import Draft, Topology, padded_draft
-from medusa_kit.infer.tree_step import Nodes
+from medusa_kit.infer.forest import Forest
 
 CPU = torch.device("cpu")
 PROMPT = random_prompt(9, 9)
@@ -32,7 +31,7 @@ def started(verifier: ChainVerifier, *prompts: list[int], slots: int = 64) -> Ch
 
 
 def score(verifier: ChainVerifier, cache: ChainCache, *chains: list[int]) -> torch.Tensor:
-    nodes = Nodes.chains(chains, CPU)
+    nodes = Forest.chains(chains, CPU)
     return verifier.score(cache, nodes, range(len(chains))).logits_NV
 
 
@@ -129,22 +128,9 @@ def test_a_kept_state_is_never_written_to(verifier: ChainVerifier) -> None:
 
 
 def test_of_a_tree_the_first_path_is_taken(verifier: ChainVerifier) -> None:
-    parents = [-1, 0, 0, 2, 1, 4, -2]
-    topology = Topology.from_parents(parents, CPU)
-    draft = Draft(torch.tensor([[3, 4, 5, 6, 7, 8, 9]]), [topology])
+    trees = [[3, 4, 5, 6, 7, 8], [9], [1, 2, 3]]
+    draft = Forest.of(trees, [[-1, 0, 0, 2, 1, 4], [-1], [-1, 0, 0]], CPU)
     fitted = verifier.fitted(draft)
-    assert fitted.topologies[0].parents == (-1, 0, -2, -2, 1, 4, -2)
-    assert fitted.tokens_BN is draft.tokens_BN
-    chain = padded_draft([[3, 4]], [[-1, 0]], CPU)
-    assert verifier.fitted(chain) is chain
-
-
-def test_nodes_off_the_path_are_not_scored(verifier: ChainVerifier) -> None:
-    cache = started(verifier, PROMPT)
-    topology = Topology.from_parents([-1, -2, 0, -2, 2], CPU)
-    nodes = Nodes(torch.tensor([3, 4, 5, 6, 7]), topology.used_depths, topology.used_sees, [5])
-    scores = verifier.score(cache, nodes, [0])
-    assert near(scores.logits_NV[[0, 2, 4]], whole(verifier, [*PROMPT, 3, 5, 7])[-3:])
-    assert not scores.logits_NV[[1, 3]].any()
-    cache.commit([[0, 2]])
-    assert cache.unread[0] == [3, 5]
+    assert [shape.parents for shape in fitted.shapes] == [(-1, 0, 1, 2), (-1,), (-1, 0)]
+    assert fitted.token_lists() == [[3, 4, 7, 8], [9], [1, 2]]
+    assert verifier.fitted(fitted) is fitted

@@ -30,7 +30,7 @@ from medusa_kit.infer.cpu.linear import NativeLinear
 from medusa_kit.infer.cpu.packed.int8_weights import int8_blocks, with_weights
 from medusa_kit.infer.cpu.packed.packing import pack
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.draft import Draft, Topology, flat_nodes
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.tuning.calibrate import calibrate
 
@@ -96,11 +96,11 @@ def test_a_step_in_c_equals_torch_on_the_rounded_model() -> None:
     assert base.info == replace(info, weights="int8"), "the fingerprint stays"
 
     prompts, tokens = [random_prompt(n, seed=n) for n in (4, 9)], random_prompt(8, seed=1)
-    topology, found = Topology.from_parents(BRANCHING, torch.device("cpu")), []
+    found = []
     for verifier in (Verifier(base), native):
         cache = verifier.new_cache(2, 32)
         verifier.read_prompts(cache, range(len(prompts)), prompts)
-        nodes = flat_nodes([Draft(torch.tensor([tokens] * 2), [topology] * 2)])
+        nodes = Forest.of([tokens] * 2, [BRANCHING] * 2, torch.device("cpu"))
         found.append(verifier.score(cache, nodes, range(2)))
     for part in ("hidden_ND", "logits_NV"):
         torchs, ours = (getattr(scores, part) for scores in found)

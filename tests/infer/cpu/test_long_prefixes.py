@@ -18,7 +18,7 @@ from medusa_kit.infer.cpu.cache_dtype import store_cache_as
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.draft import Draft, Topology, flat_nodes
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
 
@@ -71,8 +71,7 @@ def tree_logits(
     verifier: Verifier, cache: TreeCache, parents: Sequence[int], tokens: Sequence[int]
 ) -> Tensor:
     """logits_NV, not committed."""
-    draft = Draft(torch.tensor([tokens]), [Topology.from_parents(parents, CPU)])
-    return verifier.score(cache, flat_nodes([draft]), [0]).logits_NV
+    return verifier.score(cache, Forest.of([tokens], [parents], CPU), [0]).logits_NV
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -121,9 +120,8 @@ def test_a_row_has_the_same_bits_beside_longer_and_shorter_ones(many_threads):
     prompts = [random_prompt(length, seed=length) for length in (3, RANGE + 9, 2 * RANGE + 2)]
     together = own.new_cache(3, SLOTS)
     own.read_prompts(together, range(3), prompts)
-    tree = [Topology.from_parents(BRANCHING, CPU)] * 3
     tokens = [random_prompt(len(BRANCHING), seed=8)] * 3
-    nodes = flat_nodes([Draft(torch.tensor(tokens), tree)])
+    nodes = Forest.of(tokens, [BRANCHING] * 3, CPU)
     scores = own.score(together, nodes, range(3)).logits_NV.split(len(BRANCHING))
     for prompt, expected in zip(prompts, scores, strict=True):
         alone = tree_logits(own, read(own, prompt), BRANCHING, tokens[0])

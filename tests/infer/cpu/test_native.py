@@ -25,7 +25,7 @@ from medusa_kit.infer.cpu.linear import install_native_linears
 from medusa_kit.infer.cpu.packed.gguf_blocks import READERS, blocks_of, read_scales
 from medusa_kit.infer.cpu.packed.packing import Blocks, pack
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.draft import Draft, Topology, flat_nodes
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.runners import backends as backends_module
 from medusa_kit.infer.runners.backends import prepare_backends
 from medusa_kit.infer.verifier import Verifier
@@ -182,9 +182,8 @@ def prefilled(base, prompts):
 
 def forward(verifier, prompts, parents, tokens, cache=None):
     cache = cache or prefilled(verifier.base, prompts)
-    topology = Topology.from_parents(parents, torch.device("cpu"))
     B, N = len(prompts), len(parents)
-    nodes = flat_nodes([Draft(torch.tensor([tokens] * B), [topology] * B)])
+    nodes = Forest.of([tokens] * B, [parents] * B, torch.device("cpu"))
     scores = verifier.score(cache, nodes, range(B))
     ranked = scores.ranked_NR
     by_rows = SimpleNamespace(

@@ -98,7 +98,7 @@ def test_a_whole_tree(kind, many_threads):
     drafter = HydraDrafter(heads, tree)
     hidden, paths = inputs(heads.base, 4)
     state = state_from([[1]] * 4, paths[:, 0].clamp_min(0).tolist(), hidden)
-    ours, theirs = with_and_without(heads, lambda: drafter.propose(state).tokens_BN)
+    ours, theirs = with_and_without(heads, lambda: drafter.propose(state).tokens_N)
     assert torch.equal(ours, theirs)
 
 

@@ -48,7 +48,7 @@ def with_kernels(heads):
 def drafted(heads, tree, state):
     """Tokens and parents of the tree in one call of the kernels, or of torch's own network."""
     draft = draft_with(heads, tree).propose(state)
-    return draft.tokens_BN.tolist(), [topology.parents for topology in draft.topologies]
+    return draft.token_lists(), [shape.parents for shape in draft.shapes]
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2])
@@ -66,10 +66,8 @@ def test_nodes_of_a_depth_go_on_from_different_states():
     """Else the test above would hold with any one state for all of a row's nodes."""
     heads = trained(base_of("llama"), "recurrent", "reduced")
     state = state_of(heads, 5)
-    tokens_BN = draft_with(heads, WHOLE).propose(state).tokens_BN
-    last = [
-        [tuple(row[node : node + 2]) for node in range(10, 22, 2)] for row in tokens_BN.tolist()
-    ]
+    trees = draft_with(heads, WHOLE).propose(state).token_lists()
+    last = [[tuple(row[node : node + 2]) for node in range(10, 22, 2)] for row in trees]
     assert all(len(set(row)) > 2 for row in last)
 
 

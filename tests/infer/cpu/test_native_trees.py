@@ -12,7 +12,6 @@ from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.heads import install_native_heads
 from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.decode.accept.sampler import Sampler
-from medusa_kit.infer.draft import UNUSED, Topology
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
@@ -52,17 +51,24 @@ def state_of(heads, rows, drawn=False, temperature=40.0):
     return state_from([[1]] * rows, paths[:, 0].clamp_min(0).tolist(), hidden, samplers)
 
 
+def rows_of(draft):
+    """tokens_BN of trees of one size."""
+    return draft.tokens_N.view(len(draft.shapes), -1)
+
+
 def grown(heads, tree, state, least=ALL):
     """Tokens and parents by the one C++ call, and by torch's code from guesses of the kernels."""
     drafter, draws = draft_with(heads, tree), state.draws()
     assert isinstance(drafter, DynamicDrafter)
     texts = drafter.texts(state)
-    trees = drafter._quickly(state.hidden_BD, state.roots_B, least, draws, texts)
-    assert trees is not None
-    by_torch = drafter._through_torch(state.hidden_BD, state.roots_B, least, draws, texts)
+    both = [
+        grow(state.hidden_BD, state.roots_B, least, draws, texts)
+        for grow in (drafter.grow, drafter._through_torch)
+    ]
     close = 1e-5 if draws is None else 1e-3  # noise, and its rounding, count up to fifty times
-    assert torch.allclose(trees.scores_BN, by_torch.scores_BN, atol=close)
-    return tuple((one.tokens_BN.tolist(), one.parents) for one in (trees, by_torch))
+    for (_, _, ours), (_, _, theirs) in zip(*both, strict=True):
+        assert ours == pytest.approx(theirs, abs=close, rel=1e-5)
+    return tuple(([tree[0] for tree in one], [tree[1] for tree in one]) for one in both)
 
 
 @pytest.mark.parametrize("num_nodes", [2, 3, 4, 7, 16, 40, 200])
@@ -103,7 +109,7 @@ def test_unlikely_paths_are_left_out_as_by_torch(heads, asked, many_threads):
         quick, by_torch = grown(heads, tree, state, least)
         assert quick == by_torch
         whole, _ = grown(heads, tree, state)
-        sizes = [sum(parent != UNUSED for parent in row) for row in quick[1]]
+        sizes = [len(row) for row in quick[1]]
         assert all(1 <= size < nodes for size in sizes)
         if asked == least.kept or heads.one_pass:  # then they are the first nodes of the whole
             for row, size in enumerate(sizes):
@@ -114,7 +120,7 @@ def test_unlikely_paths_are_left_out_as_by_torch(heads, asked, many_threads):
 def repeating(heads, state, seed):
     """The same rows behind texts of which some repeat what the heads guess after the roots."""
     drawn = torch.Generator().manual_seed(seed)
-    guessed = draft_with(heads, DynamicTree(6, SCALES, 3, 3)).propose(state).tokens_BN.tolist()
+    guessed = draft_with(heads, DynamicTree(6, SCALES, 3, 3)).propose(state).token_lists()
     tokens = []
     for row, own in enumerate(guessed):
         among = torch.tensor([*own, 2, 3])
@@ -174,16 +180,7 @@ def test_one_certain_guess_makes_a_chain():
     """With one guess a head, each as probable as its parent, parents come first."""
     heads = with_kernels(trained(base_of("llama"), "hydra", "reduced"))
     (_, parents), by_torch = grown(heads, DynamicTree(6, (1e-6,) * 3, 1), state_of(heads, 2))
-    assert parents == [[-1, 0, 1, 2, UNUSED, UNUSED]] * 2 == by_torch[1]
-
-
-def test_the_topology_is_that_of_the_parents(heads):
-    for num_nodes in (2, 12, 200):
-        draft = draft_with(heads, DynamicTree(num_nodes, SCALES, 5, 3)).propose(state_of(heads, 3))
-        for topology in draft.topologies:
-            expected = Topology.from_parents(topology.parents, heads.base.device)
-            assert torch.equal(topology.depths_N, expected.depths_N)
-            assert torch.equal(topology.sees_NN, expected.sees_NN)
+    assert parents == [[-1, 0, 1, 2]] * 2 == by_torch[1]
 
 
 def test_a_row_grows_the_same_tree_among_others(heads, many_threads):
@@ -192,9 +189,7 @@ def test_a_row_grows_the_same_tree_among_others(heads, many_threads):
     together = drafter.grow(state.hidden_BD, state.roots_B)
     for row in range(7):
         own = state.of_requests([row])
-        alone = drafter.grow(own.hidden_BD, own.roots_B)
-        assert torch.equal(alone.tokens_BN[0], together.tokens_BN[row])
-        assert alone.parents[0] == together.parents[row]
+        assert drafter.grow(own.hidden_BD, own.roots_B) == [together[row]]
 
 
 @pytest.mark.parametrize("tree", [CandidateTree.chain(1), CandidateTree.chain(3), BUSHY])
@@ -202,11 +197,11 @@ def test_a_given_tree_is_filled_as_by_torch(heads, tree, many_threads):
     drafter = draft_with(heads, tree)
     for rows in (1, 6):
         state = state_of(heads, rows)
-        quick = drafter.propose(state).tokens_BN
+        quick = rows_of(drafter.propose(state))
         expected = drafter.fill(state.hidden_BD, torch.tensor(state.roots_B))
         assert torch.equal(quick, expected)
         drawn, roots = state_of(heads, rows, True), torch.tensor(state.roots_B)
-        quick = drafter.propose(drawn).tokens_BN
+        quick = rows_of(drafter.propose(drawn))
         assert torch.equal(quick, drafter.fill(state.hidden_BD, roots, draws=drawn.draws()))
         assert not torch.equal(quick, expected)
 
@@ -214,14 +209,13 @@ def test_a_given_tree_is_filled_as_by_torch(heads, tree, many_threads):
 def test_torch_grows_what_the_kernels_do_not_take(heads):
     state, tree = state_of(heads, kernels.MAX_ROWS + 1), DynamicTree(5, SCALES, 4, 2)
     drafter, filler = draft_with(heads, tree), draft_with(heads, CandidateTree.chain(2))
-    assert drafter._quickly(state.hidden_BD, state.roots_B, ALL, None) is None
-    draft = drafter.propose(state)
-    assert draft.tokens_BN.shape == (kernels.MAX_ROWS + 1, 5)
-    alone = drafter.propose(state.of_requests([9]))
-    assert draft.topologies[9].parents == alone.topologies[0].parents
-    assert torch.equal(draft.tokens_BN[9], alone.tokens_BN[0])
-    filled, own = filler.propose(state), filler.propose(state.of_requests([9]))
-    assert torch.equal(filled.tokens_BN[9], own.tokens_BN[0])
+    size = tree.num_nodes, SCALES, 4, 2
+    assert heads.guesser.grow(state.hidden_BD, state.roots_B, *size, ALL) is None
+    for one in (drafter, filler):
+        draft, alone = one.propose(state), one.propose(state.of_requests([9]))
+        assert len(draft.shapes) == kernels.MAX_ROWS + 1
+        assert draft.shapes[9] is alone.shapes[0]
+        assert draft.token_lists()[9] == alone.token_lists()[0]
 
 
 @pytest.mark.parametrize("nodes", [[], [1], [1, 2, 4], [1, 3, 6], list(range(1, 9))])
@@ -232,6 +226,6 @@ def test_some_nodes_of_a_tree_are_those_of_the_whole(heads, nodes, through_torch
     state, drafter = state_of(heads, 3), draft_with(heads, BUSHY)
     whole, part = drafter.propose(state), drafter.propose_nodes(state, nodes)
     kept = [0, *nodes]
-    assert torch.equal(part.tokens_BN, whole.tokens_BN[:, kept])
+    assert torch.equal(rows_of(part), rows_of(whole)[:, kept])
     parents = [-1 if node == 0 else kept.index(BUSHY.parents[node]) for node in kept]
-    assert all(list(topology.parents) == parents for topology in part.topologies)
+    assert all(list(shape.parents) == parents for shape in part.shapes)

@@ -27,8 +27,8 @@ from medusa_kit.infer.cpu.packed.file import FileSink
 from medusa_kit.infer.cpu.packed.int8_weights import with_weights
 from medusa_kit.infer.cpu.packed.model import PackedModel, chosen_rows, expanded_rows
 from medusa_kit.infer.cpu.packed.packing import pack
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.infer.verifier import Verifier
 
 pytestmark = pytest.mark.skipif(
@@ -68,14 +68,14 @@ def scores(base: BaseModel, decoder: NativeDecoder) -> tuple[torch.Tensor, ...]:
     verifier = Verifier(base)
     cache = verifier.new_cache(1, 64)
     prompt = list(range(3, 23))
-    read(decoder, cache, Nodes.chains([prompt], torch.device("cpu")), torch.arange(20))
+    read(decoder, cache, Forest.chains([prompt], torch.device("cpu")), torch.arange(20))
     cache.commit([range(20)], [0])
-    nodes = Nodes.chains([[5, 6, 7]], torch.device("cpu"))
+    nodes = Forest.chains([[5, 6, 7]], torch.device("cpu"))
     return read(decoder, cache, nodes, 20 + torch.arange(3))
 
 
 def read(
-    decoder: NativeDecoder, cache: TreeCache, nodes: Nodes, positions: torch.Tensor
+    decoder: NativeDecoder, cache: TreeCache, nodes: Forest, positions: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     with torch.inference_mode():
         return decoder.score(cache, nodes, positions, [0])

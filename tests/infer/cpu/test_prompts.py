@@ -16,7 +16,7 @@ from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.packed.int8_weights import with_weights
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.tree_step import Nodes
+from medusa_kit.infer.forest import Forest
 
 pytestmark = pytest.mark.skipif(
     kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
@@ -76,7 +76,7 @@ def test_a_prompt_has_the_bits_that_its_tokens_have_as_nodes(window, many_thread
     for start, end in itertools.pairwise((0, 1, 3, 40, 90)):
         layerwise = verifier.read_prompts(pieces, [0], [prompt[start:end]])
     for token in prompt:
-        nodes = Nodes.chains([[token]], torch.device("cpu"))
+        nodes = Forest.chains([[token]], torch.device("cpu"))
         scores = verifier.score(steps, nodes, [0])
         steps.commit([[0]], [0])
     for own in (layerwise, (scores.hidden_ND, scores.logits_NV)):

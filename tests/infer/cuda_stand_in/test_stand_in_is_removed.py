@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support import cuda_stand_in
+from support.attention_inputs import inputs_of
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 PLACES = [torch, torch.cuda, torch.cuda.graphs, torch.cuda.graph, torch.accelerator, torch._C,
@@ -59,12 +60,10 @@ def test_each_one_counts_for_itself() -> None:
 
 
 def test_caches_of_the_product_hold_no_tensor_of_it() -> None:
-    from medusa_kit.infer.draft import Topology
     from medusa_kit.infer.tree_step import TreeStep
 
     with cuda_stand_in.installed():
-        tree = Topology.from_parents([-1, 0, 0], torch.device("cuda", 0))
-        TreeStep([3], tree.depths_N[None], tree.sees_NN[None])
+        TreeStep([3], *inputs_of([(-1, 0, 0)], torch.device("cuda", 0)))
     kept = [
         name
         for module in list(sys.modules)

@@ -24,7 +24,8 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.details import OutputOptions
-from medusa_kit.infer.draft import Draft, Drafter, State, padded_draft
+from medusa_kit.infer.draft import Drafter, State
+from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -119,14 +120,14 @@ class Guesses(Drafter):
     def __init__(self, token: int, answers: dict[tuple[int, ...], list[int]], device: Any) -> None:
         self.token, self.answers, self.device = token, answers, device
 
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State) -> Forest:
         trees, parents = [], []
         for one in state.requests:
             right = self.answers.get(tuple(one.prompt_ids), [])[len(one.token_ids) :]  # type: ignore[attr-defined]
             first, second = [*right, 3, 3][:2]
             trees.append([one.root, self.token, first, second, self.token])
             parents.append([-1, 0, 0, 2, 2])
-        return padded_draft(trees, parents, self.device)
+        return Forest.of(trees, parents, self.device)
 
 
 def requests_of(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[Request]:

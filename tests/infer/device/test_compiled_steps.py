@@ -19,7 +19,7 @@ from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.device.compiled import compiled_forward
 from medusa_kit.infer.device.step import FixedStep
 from medusa_kit.infer.device.verifier import CapturedVerifier
-from medusa_kit.infer.tree_step import Nodes
+from medusa_kit.infer.forest import Forest
 
 PROMPT = random_prompt(19, 19)
 COMPILED = "torch.compile, fixed shapes (sdpa)"
@@ -38,7 +38,7 @@ def one_step(verifier: CapturedVerifier, counts: list[int]) -> Any:
     rows = range(len(counts))
     cache = verifier.new_cache(len(counts), 64)
     verifier.read_prompts(cache, rows, [PROMPT] * len(counts))
-    nodes = Nodes.chains([[5] * count for count in counts], verifier.base.device)
+    nodes = Forest.chains([[5] * count for count in counts], verifier.base.device)
     return verifier.score(cache, nodes, rows)
 
 

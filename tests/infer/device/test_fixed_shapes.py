@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.attention_inputs import inputs_of
 from support.host_reads import few_words, no_reads, plain_answers
 from support.samples import pairs
 from support.small_engines import (
@@ -33,10 +34,10 @@ from medusa_kit.infer.device.captured import CapturedForward, Shape, fitting
 from medusa_kit.infer.device.guard import HostRead, NoHostReads
 from medusa_kit.infer.device.step import FixedStep
 from medusa_kit.infer.device.verifier import AGAIN_AFTER, CapturedVerifier, usual_steps
-from medusa_kit.infer.draft import Topology
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.runners.adapted_verifier import adapted
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import Nodes, TreeStep
+from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.dynamic import DynamicTree
@@ -130,7 +131,7 @@ def test_a_forward_reads_nothing_on_the_host(
         with torch.inference_mode():
             captured = CapturedForward(verifier, cache, shape, base.hidden_and_logits)
             captured.send(
-                Nodes.chains([[5] * count for count in counts], base.device),
+                Forest.chains([[5] * count for count in counts], base.device),
                 [2, 0, 3][: len(counts)],
             )
             with no_reads(monkeypatch):
@@ -163,8 +164,7 @@ def refused(read: Callable[[], Any], inference: bool) -> bool:
 
 @pytest.mark.parametrize("window", [None, 4, 7])
 def test_the_mask_is_that_of_a_tree_step(window: int | None) -> None:
-    tree = Topology.from_parents((-1, 0, 0, 1, 2, 2, 3), torch.device("cpu"))
-    depths, sees = tree.depths_N.expand(3, -1), tree.sees_NN.expand(3, -1, -1)
+    depths, sees = inputs_of([(-1, 0, 0, 1, 2, 2, 3)] * 3)
     lengths = [5, 0, 13]
     expected = TreeStep(lengths, depths, sees).mask(window)
     mask = FixedStep(torch.tensor(lengths), depths, sees, 40, None).mask(window)
@@ -251,7 +251,7 @@ def test_what_memory_is_too_small_for_is_left_out_at_the_start(
         if self.shape.num_nodes > 16:
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    def loose(self: Verifier, cache: TreeCache, nodes: Nodes, rows: Any) -> Any:
+    def loose(self: Verifier, cache: TreeCache, nodes: Forest, rows: Any) -> Any:
         if sum(nodes.counts) > 16:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return run(self, cache, nodes, rows)
@@ -270,7 +270,7 @@ def test_more_room_takes_other_memory_and_other_forwards() -> None:
     verifier = verifier_of(engine)
     cache = verifier.new_cache(2, 8)
     assert isinstance(cache, FixedCache)
-    nodes = Nodes.chains([[3, 4], [5]], verifier.base.device)
+    nodes = Forest.chains([[3, 4], [5]], verifier.base.device)
     verifier.read_prompts(cache, [0, 1], PROMPTS[:2])
     before = verifier.score(cache, nodes, [0, 1])
     assert len(cache.forwards) == 1
@@ -288,7 +288,7 @@ def test_nodes_left_over_touch_nothing_that_is_committed() -> None:
     block = cache.block
     assert block is not None
     held = [block[:, :, row, :, : cache.lengths[row]].clone() for row in range(3)]
-    verifier.score(cache, Nodes.chains([[1] * 5, [2] * 6], verifier.base.device), [2, 0])
+    verifier.score(cache, Forest.chains([[1] * 5, [2] * 6], verifier.base.device), [2, 0])
     for row, before in enumerate(held):
         assert torch.equal(block[:, :, row, :, : cache.lengths[row]], before), row
     assert not block[:, :, 1, :, cache.lengths[1] :].any()

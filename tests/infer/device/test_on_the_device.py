@@ -21,8 +21,8 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.decode.scheduler import KEPT_SHARE
 from medusa_kit.infer.device.captured import MAX_NODES
 from medusa_kit.infer.device.verifier import SHARE_OF_CACHE, CapturedVerifier
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.memory import cache_bytes_per_token
-from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.tree.dynamic import DynamicTree
 
 PROMPTS = [random_prompt(length, length) for length in (2, 19, 7)]
@@ -173,7 +173,7 @@ def test_a_row_alone_is_not_padded_in_attention(cuda_stand_in: Device, engine: E
     for num_rows in (1, 2):
         cache = verifier.new_cache(num_rows, 64)
         verifier.read_prompts(cache, range(num_rows), [PROMPTS[0]] * num_rows)
-        nodes = Nodes.chains([[5, 6, 7, 8]], verifier.base.device)
+        nodes = Forest.chains([[5, 6, 7, 8]], verifier.base.device)
         with cuda_stand_in.counted() as counts, torch.inference_mode():
             verifier.score(cache, nodes, [0])
         operations += counts.operations_per_replay
@@ -212,7 +212,7 @@ def test_answers_say_that_steps_had_too_many_nodes(capsys: pytest.CaptureFixture
 def test_streams_of_several_threads_take_turns(cuda_stand_in: Device, engine: Engine) -> None:
     """Forwards of all batches share their memory."""
     verifier, replays = verifier_of(engine), cuda_stand_in.counts.replays
-    scored, nodes = [], Nodes.chains([[5, 6]], verifier.base.device)
+    scored, nodes = [], Forest.chains([[5, 6]], verifier.base.device)
     for _ in range(2):
         cache = verifier.new_cache(1, 64)
         verifier.read_prompts(cache, [0], [PROMPTS[0]])

@@ -21,7 +21,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.cpu.activations import activations_of
 from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.packed_base import base_for_decoding
-from medusa_kit.infer.tree_step import Nodes
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.verifier import Verifier
 from support.gguf import tiny_files
 from support.gguf.blocks import HALVES, random_rows
@@ -137,7 +137,7 @@ def plainly(verifier: Verifier, prompt: Sequence[int], tokens: int) -> list[int]
 
 def next_logits(verifier: Verifier, cache: Any, token: int) -> Tensor:
     """logits_V after one more token of a cache of one row."""
-    one = Nodes(torch.tensor([token]), torch.tensor([0]), torch.tensor([True]), [1])
+    one = Forest.chains([[token]], torch.device("cpu"))
     logits_V = verifier.score(cache, one, [0]).logits_NV[0].clone()
     cache.commit([range(1)], [0])
     return logits_V

@@ -8,7 +8,8 @@ import torch
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.decode.request import make_request
-from medusa_kit.infer.draft import Draft, RequestText, State
+from medusa_kit.infer.draft import RequestText, State
+from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.sampling import SamplingParams
 from support.tiny_models import CONTEXT
 from support.wrapped import Wrapped
@@ -41,11 +42,10 @@ def drafts_looked_at(
     step of each request."""
     drafter = engine.drafter_for(name, options, len(prompts))
 
-    def propose(original: Callable[[State], Draft], state: State) -> Draft:
+    def propose(original: Callable[[State], Forest], state: State) -> Forest:
         draft = original(state)
-        for row, request in enumerate(state.requests):
-            used = draft.topologies[row].num_used
-            look(drafter, request, draft.tokens_BN[row, 1:used].tolist())
+        for request, tokens in zip(state.requests, draft.token_lists(), strict=True):
+            look(drafter, request, tokens[1:])
         return draft
 
     looked_at: Any = Wrapped(drafter, propose=propose)

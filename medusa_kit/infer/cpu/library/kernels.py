@@ -158,7 +158,7 @@ class Grow(ctypes.Structure):
         ("rows", c_int64), ("nodes", c_int64), ("one_pass", c_int64),
         ("depth", c_int64), ("count", c_int64), ("beam", c_int64),
         ("roots", c_void_p), ("given", c_void_p), ("temperatures", c_void_p),
-        ("tokens", c_void_p), ("parents", c_void_p), ("depths", c_void_p), ("sees", c_void_p),
+        ("counts", c_void_p), ("tokens", c_void_p), ("parents", c_void_p),
         ("scores", c_void_p), ("least_kept", c_double), ("least_asked", c_double),
         ("draws", POINTER(Draw)), ("num_draws", c_int64),
         ("texts", POINTER(Text)), ("smoothing", c_void_p), ("num_smoothing", c_int64),

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from medusa_kit.infer.decode.accept.rules import Verdict, accept, accept_typical
 from medusa_kit.infer.decode.accept.sampler import Sampler, has_scores
-from medusa_kit.infer.draft import path_to
 from medusa_kit.infer.likeliest import NO_TOKEN, no_scores
+from medusa_kit.tree.shape import path_to
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from medusa_kit.base.remembered_checks import code_digest
 from medusa_kit.infer.decode.node_choice.cost import SIZES, StepCost
 from medusa_kit.infer.decode.repeated_steps import IN_A_ROW, SETTLED, RepeatedSteps
 from medusa_kit.infer.decode.timing import Clock
-from medusa_kit.infer.draft import Draft, Drafter, State, Topology
+from medusa_kit.infer.draft import Drafter, State
+from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import SharedLock
 from medusa_kit.store.records import Record, short_digest
-from medusa_kit.transfer import to_device
 from medusa_kit.version import __version__
 
 REPEATS = 8  # turns: where another program computes beside, few of them see the machine alone
@@ -139,11 +139,10 @@ class _Chains(Drafter):
 
     def __init__(self, num_nodes: int, device: torch.device) -> None:
         self.num_nodes, self._device = num_nodes, device
-        self._topology = Topology.from_parents(range(-1, num_nodes - 1), device)
 
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State) -> Forest:
         tokens = [[root, *[0] * (self.num_nodes - 1)] for root in state.roots_B]
-        return Draft(to_device(tokens, self._device), [self._topology] * len(tokens))
+        return Forest.chains(tokens, self._device)
 
 
 def measured(verifier: Verifier, clock: Clock) -> dict[int, list[float]]:

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from medusa_kit.infer.decode.accept.rules import Verdict, accept, accept_typical
-from medusa_kit.infer.draft import path_to
+from medusa_kit.tree.shape import path_to
 
 
 def longest_right_path(
