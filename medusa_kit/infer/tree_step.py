@@ -11,7 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -151,6 +151,56 @@ class TreeStep:
         return mask_BNL
 
 
+class TextStates(NamedTuple):
+    """What a forward gives at all tokens that it reads, one after another: hidden states, where
+    torch computes them, and the outputs of watched layers, where there are any."""
+
+    hidden: Tensor | None
+    layers: Tensor | None
+
+    @classmethod
+    def joined(cls, parts: Sequence["TextStates"]) -> "TextStates":
+        """Those of the pieces of one text."""
+        return cls(*map(_joined, zip(*parts, strict=True)))
+
+    def split(self, counts: Sequence[int]) -> list["TextStates"]:
+        """Those of each row: of padded rows, or of all rows as one."""
+        rows = (_split(part, counts) for part in self)
+        return [TextStates(*both) for both in zip(*rows, strict=True)]
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    known = [part for part in parts if part is not None]
+    return torch.cat(known) if parts and len(known) == len(parts) else None
+
+
+def _split(part: Tensor | None, counts: Sequence[int]) -> Sequence[Tensor | None]:
+    if part is None:
+        return [None] * len(counts)
+    if part.ndim == 2 or len(part) != len(counts):
+        return part.flatten(0, -2).split(list(counts))
+    return [row[:count] for row, count in zip(part, counts, strict=True)]
+
+
+class Outputs(NamedTuple):
+    """What a forward gives at the nodes that it is asked for."""
+
+    hidden: Tensor
+    logits: Tensor
+    layers: Tensor | None = None  # outputs of watched layers, one after another
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Outputs":
+        """All parts, changed in the same way."""
+        layers = None if self.layers is None else change(self.layers)
+        return Outputs(change(self.hidden), change(self.logits), layers)
+
+    @classmethod
+    def joined(cls, parts: Sequence["Outputs"]) -> "Outputs":
+        """Those of one row after another."""
+        hidden, logits, layers = zip(*parts, strict=True)
+        return cls(torch.cat(hidden), torch.cat(logits), _joined(layers))
+
+
 @dataclass(frozen=True)
 class NodeScores:
     """The output of one forward over trees, for the nodes of one row after another.
@@ -163,6 +213,20 @@ class NodeScores:
     logits_NV: Tensor
     ranked_NR: Tensor | None = None
     argmax_N: Tensor | None = None  # where the forward found them
+    layers_NX: Tensor | None = None  # outputs of watched layers, one after another
+
+    @classmethod
+    def of(cls, outputs: Outputs) -> "NodeScores":
+        return cls(outputs.hidden, outputs.logits, layers_NX=outputs.layers)
+
+    @classmethod
+    def joined(cls, parts: Sequence["NodeScores"]) -> "NodeScores":
+        """The scores of several calls, in order."""
+        fields = (
+            _joined([getattr(part, name) for part in parts])
+            for name in ("hidden_ND", "logits_NV", "ranked_NR", "argmax_N", "layers_NX")
+        )
+        return cls(*fields)  # type: ignore[arg-type]  # hidden states and logits are always there
 
     def argmax(self) -> Tensor:
         """The token of the highest score after each node [N], or NO_TOKEN."""
@@ -172,14 +236,14 @@ class NodeScores:
 
     def then_unknown(self, count: int) -> "NodeScores":
         """These scores, and as many nodes of NaN behind them as make `count`."""
-        hidden_ND, logits_NV, ranked_NR = (
+        hidden_ND, logits_NV, ranked_NR, layers_NX = (
             None if part is None else _filled_up(part, count, filler)
             for part, filler in ((self.hidden_ND, math.nan), (self.logits_NV, math.nan),
-                                 (self.ranked_NR, 0))
+                                 (self.ranked_NR, 0), (self.layers_NX, math.nan))
         )  # fmt: skip
         assert hidden_ND is not None
         assert logits_NV is not None
-        return NodeScores(hidden_ND, logits_NV, ranked_NR)
+        return NodeScores(hidden_ND, logits_NV, ranked_NR, layers_NX=layers_NX)
 
     def ranked_argmax(self) -> list[int]:
         """The same by `ranked_NR` in the host's memory, read number by number."""

@@ -22,7 +22,7 @@ from medusa_kit.infer.attention.watched_layers import watching
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.mkl_linear import forget_packs, using_packs
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import NodeScores, StepHolder, TreeStep
+from medusa_kit.infer.tree_step import NodeScores, Outputs, StepHolder, TextStates, TreeStep
 from medusa_kit.locks import lock_of
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.store.records import Record
@@ -40,9 +40,9 @@ class Verifier:
     same forward in other ways.
 
     `attention`: the backend of tree attention (auto, sdpa, flash, triton), or a choice already
-    made. `steps_run_by`: for statistics. `watched`: layers of the base whose outputs follow the
-    hidden states, for drafters that read them. `chains_only`: whether a row's nodes must follow
-    one another.
+    made. `steps_run_by`: for statistics. `watched`: layers of the base whose outputs are given
+    beside the hidden states, for drafters that read them. `chains_only`: whether a row's nodes must
+    follow one another.
     Raises ConfigError for a backend that is not installed, IncompatibleBaseError for a model on
     which drafting is known to be impossible.
     """
@@ -88,11 +88,6 @@ class Verifier:
         verifier = copy.copy(self)
         verifier._watching = {}
         return verifier
-
-    @property
-    def watched_size(self) -> int:
-        """How many numbers the watched layers' outputs have at a node."""
-        return len(self.watched) * self.base.info.hidden_size
 
     @property
     def num_layers(self) -> int:
@@ -214,11 +209,11 @@ class Verifier:
         step: TreeStep,
         tokens_BN: Tensor,
         keep_M: Tensor | None = None,
-        whole: list[Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        whole: list[TextStates] | None = None,
+    ) -> Outputs:
         """`forward` of the model while `step` is attached to its attention modules. One thread at
-        a time runs a model: what modules keep between calls is theirs. `whole`: gets the hidden
-        states of all nodes, whichever are asked for."""
+        a time runs a model: what modules keep between calls is theirs. `whole`: gets the states
+        of all nodes, whichever are asked for."""
         positions_BN = self._positions(step)
         of_all = bool(self.watched) or whole is not None
         name = "keep_M" if of_all else "logits_to_keep"
@@ -240,12 +235,16 @@ class Verifier:
                 )
             finally:
                 self._holder.step = None
+        layers_BNX = None
         if outputs:
-            outputs_BND = [outputs[layer].to(hidden_BND.device) for layer in self.watched]
-            hidden_BND = torch.cat([hidden_BND, *outputs_BND], dim=-1)
+            layers = [outputs[layer].to(hidden_BND.device) for layer in self.watched]
+            layers_BNX = torch.cat(layers, dim=-1)
         if whole is not None:
-            whole.append(hidden_BND)
-        return hidden_BND[:, keep_M] if of_all and keep_M is not None else hidden_BND, logits_BMV
+            whole.append(TextStates(hidden_BND, layers_BNX))
+        if of_all and keep_M is not None:
+            hidden_BND = hidden_BND[:, keep_M]
+            layers_BNX = None if layers_BNX is None else layers_BNX[:, keep_M]
+        return Outputs(hidden_BND, logits_BMV, layers_BNX)
 
     @no_gradients
     def score(self, cache: TreeCache, nodes: Forest, rows: Sequence[int]) -> NodeScores:
@@ -259,24 +258,23 @@ class Verifier:
         cache: TreeCache,
         rows: Sequence[int],
         pieces: Sequence[Sequence[int]],
-        seen: dict[int, Tensor] | None = None,
+        seen: dict[int, TextStates] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Commit a piece of each row's prompt; (hidden_BD, logits_BV) at the last token of each.
-        `seen`: gets the base's hidden_TD at all tokens of each row's piece, where torch runs it,
-        and the outputs of watched layers behind them, which C++ gives alone. Longer pieces than
-        `prompt_chunk` take several forwards."""
+        `seen`: gets the states at all tokens of each row's piece, as far as what runs the step
+        gives them. Longer pieces than `prompt_chunk` take several forwards."""
         size = self.prompt_chunk(len(rows))
         if max(map(len, pieces)) <= size:
             return self._read_pieces(cache, rows, pieces, seen)
         ends = list[tuple[Tensor, Tensor]]()
         for row, piece in zip(rows, pieces, strict=True):
-            parts = list[Tensor]()
+            parts = list[TextStates]()
             for start in range(0, len(piece), size):
-                read: dict[int, Tensor] | None = None if seen is None else {}
+                read: dict[int, TextStates] | None = None if seen is None else {}
                 end = self._read_pieces(cache, [row], [piece[start : start + size]], read)
                 parts += (read or {}).values()
             if seen is not None and parts:
-                seen[row] = torch.cat(parts)
+                seen[row] = TextStates.joined(parts)
             ends.append(end)
         hidden, logits = zip(*ends, strict=True)
         return torch.cat(hidden), torch.cat(logits)
@@ -286,16 +284,16 @@ class Verifier:
         cache: TreeCache,
         rows: Sequence[int],
         pieces: Sequence[Sequence[int]],
-        seen: dict[int, Tensor] | None,
+        seen: dict[int, TextStates] | None,
     ) -> tuple[Tensor, Tensor]:
         order, ends = list[int](), list[NodeScores]()
-        whole: list[Tensor] | None = None if seen is None else []
+        whole: list[TextStates] | None = None if seen is None else []
         for indices in _of_one_size([cache.lengths[row] for row in rows], pieces):
             some_rows = [rows[index] for index in indices]
             nodes = Forest.chains([pieces[index] for index in indices], self.base.device)
             ends.append(self._score(cache, nodes, some_rows, prompt=True, whole=whole))
             if seen is not None and whole is not None:
-                seen.update(zip(some_rows, _split_by_row(whole.pop(), nodes.counts), strict=True))
+                seen.update(zip(some_rows, whole.pop().split(nodes.counts), strict=True))
             order += indices
         # At the end, so that a call that ran out of memory may be made again.
         cache.commit([range(len(piece)) for piece in pieces], rows)
@@ -318,7 +316,7 @@ class Verifier:
         nodes: Forest,
         rows: Sequence[int],
         prompt: bool = False,
-        whole: list[Tensor] | None = None,
+        whole: list[TextStates] | None = None,
     ) -> NodeScores:
         """Scores of all nodes, or at the last of each row of a prompt. Rows with different numbers
         of nodes go through the model as one row, so that attention alone is padded, unless the
@@ -339,18 +337,11 @@ class Verifier:
             step.at_N = nodes.in_padded() if joined else None
             forward = self.base.hidden_and_logits
             outputs = self._run_model(forward, cache, step, tokens, keep_M, whole)
-        hidden, logits = (output.flatten(0, 1) for output in outputs)
-        if even or joined:
-            return NodeScores(hidden, logits)
-        nodes_M = nodes.in_padded(last_only=prompt)
-        return NodeScores(hidden[nodes_M], logits[nodes_M])
-
-
-def _split_by_row(hidden_BND: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
-    """Split hidden states of padded rows, or of all rows as one, into hidden_TD of each row."""
-    if len(hidden_BND) == len(counts):
-        return [row_ND[:count] for row_ND, count in zip(hidden_BND, counts, strict=True)]
-    return hidden_BND[0].split(list(counts))
+        outputs = outputs.each(lambda part: part.flatten(0, 1))
+        if not (even or joined):
+            nodes_M = nodes.in_padded(last_only=prompt)
+            outputs = outputs.each(lambda part: part[nodes_M])
+        return NodeScores.of(outputs)
 
 
 def window_owners(model: Any) -> list[Any]:

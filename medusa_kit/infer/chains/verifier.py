@@ -7,7 +7,7 @@ Shapes: B batch, N nodes with root, M of them scored, D hidden, V vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.chains.cache import ChainCache
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
-from medusa_kit.infer.tree_step import NodeScores
+from medusa_kit.infer.tree_step import NodeScores, Outputs, TextStates
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.transfer import to_device
@@ -74,34 +74,34 @@ class ChainVerifier(Verifier):
         if late:
             self._read(cache, late, [[] for _ in late], 1)
             cache.commit([[] for _ in late], late)
-        hidden, logits = self._read(cache, rows, nodes.token_lists(), max(nodes.counts))
-        return NodeScores(torch.cat(hidden), torch.cat(logits))
+        read = self._read(cache, rows, nodes.token_lists(), max(nodes.counts))
+        return NodeScores.of(Outputs.joined(read))
 
     def _read_pieces(
         self,
         cache: TreeCache,
         rows: Sequence[int],
         pieces: Sequence[Sequence[int]],
-        seen: dict[int, Tensor] | None,
+        seen: dict[int, TextStates] | None,
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(cache, ChainCache)
         texts = {row: list(piece) for row, piece in zip(rows, pieces, strict=True)}
         firsts = {row: cache.before_mark(row, len(text)) for row, text in texts.items()}
-        before: dict[int, Tensor] | None = None if seen is None else {}
+        before: dict[int, TextStates] | None = None if seen is None else {}
         if divided := {row: texts[row][:first] for row, first in firsts.items() if first}:
             self._read(cache, list(divided), list(divided.values()), 1, before)
             cache.commit(list(divided.values()), list(divided))
             # Where their pieces began stays known: what follows may fail, and be read again.
             cache.keep_state(list(divided))
         remaining = [texts[row][firsts[row] :] for row in rows]
-        hidden, logits = self._read(cache, rows, remaining, 1, seen)
+        read = self._read(cache, rows, remaining, 1, seen)
         if seen is not None:
-            for row, hidden_TD in (before or {}).items():
-                seen[row] = torch.cat([hidden_TD, seen[row]])
+            for row, states in (before or {}).items():
+                seen[row] = TextStates.joined([states, seen[row]])
         cache.commit(remaining, rows)
         cache.end_prompt(rows)
-        hidden_BD = torch.cat([hidden_TD[-1:] for hidden_TD in hidden])
-        return hidden_BD, torch.cat([logits_TV[-1:] for logits_TV in logits])
+        ends = Outputs.joined([outputs.each(lambda part: part[-1:]) for outputs in read])
+        return ends.hidden, ends.logits
 
     def _read(
         self,
@@ -109,25 +109,24 @@ class ChainVerifier(Verifier):
         rows: Sequence[int],
         chains: Sequence[list[int]],
         max_scored: int,
-        seen: dict[int, Tensor] | None = None,
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """(hidden_ND, logits_NV) of each row's new tokens, at least of the last `max_scored`; its
-        unread ones are read in front of them. `seen`: gets hidden_TD of all that each row reads."""
-        whole: list[Tensor] | None = None if seen is None else []
+        seen: dict[int, TextStates] | None = None,
+    ) -> list[Outputs]:
+        """The outputs at each row's new tokens, at least at the last `max_scored`; its unread ones
+        are read in front of them. `seen`: gets the states at all that each row reads."""
+        whole: list[TextStates] | None = None if seen is None else []
         texts = [[*cache.unread[row], *chain] for row, chain in zip(rows, chains, strict=True)]
-        hidden, logits = dict[int, Tensor](), dict[int, Tensor]()
+        found = dict[int, Outputs]()
         for indices in _alike([cache.lengths[row] > 0 for row in rows], texts):
             own_rows = [rows[index] for index in indices]
-            read = self._forward(cache, own_rows, [texts[i] for i in indices], max_scored, whole)
-            read_BND, scored_BMV = read
+            own_texts = [texts[index] for index in indices]
+            outputs = self._forward(cache, own_rows, own_texts, max_scored, whole)
             if seen is not None and whole is not None:
-                seen.update(zip(own_rows, whole.pop(), strict=True))
+                seen.update(
+                    zip(own_rows, whole.pop().split(list(map(len, own_texts))), strict=True)
+                )
             for position, index in enumerate(indices):
-                count = len(chains[index])
-                hidden[index] = read_BND[position, max(read_BND.shape[1] - count, 0) :]
-                logits[index] = scored_BMV[position, max(scored_BMV.shape[1] - count, 0) :]
-        order = range(len(rows))
-        return [hidden[index] for index in order], [logits[index] for index in order]
+                found[index] = outputs.each(partial(_newest, position, len(chains[index])))
+        return [found[index] for index in range(len(rows))]
 
     def _forward(
         self,
@@ -135,9 +134,9 @@ class ChainVerifier(Verifier):
         rows: Sequence[int],
         texts: Sequence[list[int]],
         max_scored: int,
-        whole: list[Tensor] | None,
-    ) -> tuple[Tensor, Tensor]:
-        """(hidden_BMD, logits_BMV) of the last nodes of texts of one length."""
+        whole: list[TextStates] | None,
+    ) -> Outputs:
+        """The outputs, of each row, at the last nodes of texts of one length."""
         nodes = Forest.chains(texts, self.base.device)
         N = nodes.counts[0]
         last_M = torch.arange(max(N - max_scored, 0), N, device=self.base.device)
@@ -146,8 +145,7 @@ class ChainVerifier(Verifier):
             tokens_BN, depths_BN, sees_BNN = nodes.padded()
             step = self._step(cache, depths_BN, sees_BNN, not any(cache.lengths_in_use))
             forward = self.base.hidden_and_logits
-            hidden_BXD, logits_BMV = self._run_model(forward, cache, step, tokens_BN, last_M, whole)
-        return hidden_BXD, logits_BMV
+            return self._run_model(forward, cache, step, tokens_BN, last_M, whole)
 
 
 def _first_path(parents: Sequence[int]) -> list[int]:
@@ -157,6 +155,11 @@ def _first_path(parents: Sequence[int]) -> list[int]:
         if parent == path[-1]:
             path.append(node)
     return path
+
+
+def _newest(row: int, count: int, part_BNX: Tensor) -> Tensor:
+    """What a row has at its last `count` tokens."""
+    return part_BNX[row, max(part_BNX.shape[1] - count, 0) :]
 
 
 def _alike(begun: Sequence[bool], texts: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -22,7 +22,7 @@ from medusa_kit.infer.cpu.library.kernels import MAX_ROWS
 from medusa_kit.infer.cpu.packed.describe import Unsupported
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import NodeScores, StepHolder
+from medusa_kit.infer.tree_step import NodeScores, StepHolder, TextStates
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.engine import FLOAT32
@@ -131,19 +131,14 @@ class NativeVerifier(Verifier):
         if not self._takes(cache, max(nodes.counts)):
             return super().score(cache, nodes, rows)
         parts = [self._call(cache, part, part_rows) for part, part_rows in _calls(nodes, rows)]
-        if len(parts) == 1:
-            return parts[0]
-        hidden = torch.cat([part.hidden_ND for part in parts])
-        logits = torch.cat([part.logits_NV for part in parts])
-        ranked = [part.ranked_NR for part in parts if part.ranked_NR is not None]
-        return NodeScores(hidden, logits, torch.cat(ranked))
+        return parts[0] if len(parts) == 1 else NodeScores.joined(parts)
 
     def _read_pieces(
         self,
         cache: TreeCache,
         rows: Sequence[int],
         pieces: Sequence[Sequence[int]],
-        seen: dict[int, Tensor] | None,
+        seen: dict[int, TextStates] | None,
     ) -> tuple[Tensor, Tensor]:
         """Read pieces of prompts, all rows in one call where they fit in one."""
         nodes = Forest.chains(pieces, self.base.device)
@@ -152,15 +147,13 @@ class NativeVerifier(Verifier):
         ends = list[NodeScores]()
         for part, part_rows in _calls(nodes, rows):
             ends_M = torch.tensor(list(accumulate(part.counts))) - 1
-            whole = list[Tensor]()
+            whole = list[TextStates]()
             ends.append(self._call(cache, part, part_rows, ends_M, whole))
             if seen is not None and whole:
-                seen.update(zip(part_rows, whole[0].split(list(part.counts)), strict=True))
+                seen.update(zip(part_rows, whole[0].split(part.counts), strict=True))
         cache.commit([range(count) for count in nodes.counts], rows)
-        if len(ends) == 1:
-            return ends[0].hidden_ND, ends[0].logits_NV
-        hidden_BD = torch.cat([end.hidden_ND for end in ends])
-        return hidden_BD, torch.cat([end.logits_NV for end in ends])
+        end = ends[0] if len(ends) == 1 else NodeScores.joined(ends)
+        return end.hidden_ND, end.logits_NV
 
     def _takes(self, cache: TreeCache, num_nodes: int) -> bool:
         """Whether C++ takes rows of so many nodes. Raises ConfigError where it does not, and the
@@ -177,7 +170,7 @@ class NativeVerifier(Verifier):
         nodes: Forest,
         rows: Sequence[int],
         keep_M: Tensor | None = None,
-        whole: list[Tensor] | None = None,
+        whole: list[TextStates] | None = None,
     ) -> NodeScores:
         """The scores of one C++ call. `whole`: gets the outputs of watched layers at all nodes."""
         lengths = [cache.lengths[row] for row in rows]
@@ -186,14 +179,16 @@ class NativeVerifier(Verifier):
         positions_N = np.minimum(before_N + nodes.depths_N, self.base.info.context_length - 1)
         watched = Watched(self.watched) if self.watched else None
         with self.lock():
-            hidden, *others = self.native.score(cache, nodes, positions_N, rows, keep_M, watched)
+            hidden, logits, ranked = self.native.score(
+                cache, nodes, positions_N, rows, keep_M, watched
+            )
         if watched is None:
-            return NodeScores(hidden, *others)
-        outputs_NX = watched.outputs_NLD.flatten(1)
+            return NodeScores(hidden, logits, ranked)
+        layers_NX = watched.outputs_NLD.flatten(1)
         if whole is not None:
-            whole.append(outputs_NX)
-        outputs_MX = outputs_NX if keep_M is None else outputs_NX[keep_M]
-        return NodeScores(torch.cat([hidden, outputs_MX], dim=-1), *others)
+            whole.append(TextStates(None, layers_NX))
+        layers_MX = layers_NX if keep_M is None else layers_NX[keep_M]
+        return NodeScores(hidden, logits, ranked, layers_NX=layers_MX)
 
 
 class _Window:

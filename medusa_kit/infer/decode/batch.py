@@ -19,7 +19,7 @@ from medusa_kit import console
 from medusa_kit.errors import Live, NotFiniteError
 from medusa_kit.infer.decode.accept.sampler import has_scores
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
-from medusa_kit.infer.decode.group import by_request, drafts_of, groups_of, without_watched
+from medusa_kit.infer.decode.group import by_request, drafts_of, groups_of
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 from medusa_kit.infer.decode.request import Emitted, FailAlone, Request, together_or_alone
 from medusa_kit.infer.decode.schedule import Piece, Schedule
@@ -31,7 +31,7 @@ from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.likeliest import no_scores
 from medusa_kit.infer.mkl_linear import using_packs
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import NodeScores
+from medusa_kit.infer.tree_step import NodeScores, TextStates
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 
@@ -242,14 +242,13 @@ class Batch(Live):
                 for piece, slot in zip(some_pieces, slots, strict=True)
                 if _reads_prompts(piece.request.drafter)
             ]
-            seen = dict[int, Tensor]() if observed else None
+            seen = dict[int, TextStates]() if observed else None
             hidden_BD, logits_BV = self._with_room(
                 lambda: self.verifier.read_prompts(self.cache, slots, texts, seen)
             )
-            if seen:  # empty where C++ has read them
+            if seen:  # empty where C++ has read them, and no layers are watched
                 for request, slot in observed:
                     request.prompt_parts.append(seen[slot])
-            hidden_BD, _ = without_watched(hidden_BD, self.verifier.watched_size)
             return list(zip(hidden_BD.split(1), logits_BV, strict=True))
 
         return together_or_alone(read, [piece.request for piece in pieces])
@@ -327,11 +326,7 @@ class Batch(Live):
             return
         request.text, request.root, request.hidden_1D = list(request.prompt_ids), root, hidden_1D
         if read := request.prompt_parts:
-            parts = [without_watched(part_TW, self.verifier.watched_size) for part_TW in read]
-            if all(hidden_TD.shape[1] for hidden_TD, _ in parts):  # C++ gives the layers alone
-                request.prompt_hidden = torch.cat([hidden_TD for hidden_TD, _ in parts])
-            if layers := [layers_TX for _, layers_TX in parts if layers_TX is not None]:
-                request.prompt_layers = torch.cat(layers)
+            request.prompt_hidden, request.prompt_layers = TextStates.joined(read)
         drafter = request.drafter
         assert drafter is not None
         with FailAlone(*(one for one in self._schedule.running if one.drafter is drafter)):
@@ -395,8 +390,7 @@ class Batch(Live):
             scores = self._with_room(
                 lambda: self.verifier.score(self.cache, some_nodes, slots[first:last])
             )
-            watched = self.verifier.watched_size
-            return by_request(some_nodes, scores, requests[first:last], ranks, watched)
+            return by_request(some_nodes, scores, requests[first:last], ranks)
 
         trees = together_or_alone(score, requests)
         for index, (request, tree) in enumerate(zip(requests, trees, strict=True)):
@@ -413,8 +407,7 @@ class Batch(Live):
         self.cache.clear_behind(slot)
         root = Forest.chains([[request.root]], self.verifier.base.device)
         scores = self._with_room(lambda: self.verifier.score(self.cache, root, [slot]))
-        whole, watched = scores.then_unknown(nodes.counts[0]), self.verifier.watched_size
-        (tree,) = by_request(nodes, whole, [request], ranks, watched)
+        (tree,) = by_request(nodes, scores.then_unknown(nodes.counts[0]), [request], ranks)
         return tree
 
     @property

@@ -1,14 +1,11 @@
 """Requests that draft together, by one drafter, and where they stand.
 
-Shapes: N nodes of all requests, V vocabulary, W hidden and watched numbers, R likeliest
-tokens.
+Shapes: N nodes of all requests, V vocabulary, R likeliest tokens.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
-
-from torch import Tensor
 
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.decode.node_choice.choice import choose_nodes
@@ -153,11 +150,10 @@ def _all_or_none(values: Sequence[T | None]) -> list[T] | None:
 
 
 def by_request(
-    nodes: Forest, scores: NodeScores, requests: Sequence[Request], ranks: int = 0, watched: int = 0
+    nodes: Forest, scores: NodeScores, requests: Sequence[Request], ranks: int = 0
 ) -> list[ScoredTree]:
-    """Each request's scored tree. `ranks`: how many of the likeliest tokens drafters read.
-    `watched`: numbers of watched layers behind each hidden state."""
-    hidden_ND, layers_NX = without_watched(scores.hidden_ND, watched)
+    """Each request's scored tree. `ranks`: how many of the likeliest tokens drafters read."""
+    hidden_ND, layers_NX = scores.hidden_ND, scores.layers_NX
     read, alone = read_back(nodes, scores, requests, ranks), len(requests) == 1
     result, first = [], 0
     for request, count, drawn in zip(requests, nodes.counts, read.drawn, strict=True):
@@ -179,11 +175,3 @@ def by_request(
             )
         )
     return result
-
-
-def without_watched(hidden_NW: Tensor, watched: int) -> tuple[Tensor, Tensor | None]:
-    """(hidden states, outputs of watched layers behind them), which are `watched` wide."""
-    if not watched:  # an operation takes longer than none
-        return hidden_NW, None
-    width = hidden_NW.shape[1] - watched
-    return hidden_NW[:, :width], hidden_NW[:, width:]

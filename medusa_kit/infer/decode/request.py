@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TypeVar
 
-from torch import Tensor
-
 from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.base.tokenizer.ids import check_stop_ids, check_token_ids
 from medusa_kit.errors import ConfigError, ContextLengthError, Live, check_count
@@ -19,6 +17,7 @@ from medusa_kit.infer.decode.slots import Slot
 from medusa_kit.infer.decode.timing import StepTiming
 from medusa_kit.infer.details import NOTHING, OutputOptions, TokenScore, VerifiedTree
 from medusa_kit.infer.draft import Drafter, RequestText
+from medusa_kit.infer.tree_step import TextStates
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -60,7 +59,7 @@ class Request(RequestText, Live):
     drafter: Drafter | None = None  # that drafts for it; None before a batch has it
     slot: Slot | None = None  # in the KV cache, from when its prompt is read until it leaves
     num_read: int = 0  # first tokens of its prompt that are cached, or are read now
-    prompt_parts: list[Tensor] = field(default_factory=list, repr=False)  # hidden states, as read
+    prompt_parts: list[TextStates] = field(default_factory=list, repr=False)  # as read
     _started: float | None = None
 
     @property

@@ -23,7 +23,7 @@ from medusa_kit.infer.device.step import FixedStep
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.likeliest import likeliest
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import NodeScores, TreeStep
+from medusa_kit.infer.tree_step import NodeScores, Outputs, TreeStep
 from medusa_kit.infer.verifier import Forward
 from medusa_kit.transfer import to_device
 from medusa_kit.tree.shape import WORD, Numbers
@@ -66,7 +66,7 @@ class Model(Protocol):
 
     def run_step(
         self, forward: Forward, cache: TreeCache, step: TreeStep, tokens_BN: Tensor
-    ) -> tuple[Tensor, Tensor]: ...
+    ) -> Outputs: ...
 
 
 def fills_rows(model: Model, cache: TreeCache) -> bool:
@@ -91,7 +91,7 @@ class CapturedForward:
         self._padded_T, self._depths_T, self._words_TW = positions, depths, words.view(T, W)
         self._nodes_N = torch.arange(N, device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
-        self._outputs: tuple[Tensor, Tensor, Tensor] | None = None  # of the captured forward
+        self._outputs: tuple[Outputs, Tensor] | None = None  # of the captured forward; the argmax
 
     @property
     def _cache(self) -> FixedCache:
@@ -109,23 +109,22 @@ class CapturedForward:
 
     def run(self) -> None:
         """All that is captured. Nothing in it is read on the host."""
-        hidden_TD, logits_TV = self.scores(self._forward)
-        self._outputs = hidden_TD, logits_TV, likeliest(logits_TV)
+        outputs = self.scores(self._forward)
+        self._outputs = outputs, likeliest(outputs.logits)
 
-    def scores(self, forward: Forward) -> tuple[Tensor, Tensor]:
-        """(hidden_TD, logits_TV) of the nodes that were sent, by this forward."""
+    def scores(self, forward: Forward) -> Outputs:
+        """The outputs at the nodes that were sent, by this forward."""
         if self._pads:
-            hidden, logits = self._padded(forward)
-            return hidden.flatten(0, 1)[self._padded_T], logits.flatten(0, 1)[self._padded_T]
+            return self._padded(forward).each(lambda part: part.flatten(0, 1)[self._padded_T])
         N, in_sight = self.shape.row_nodes, self.shape.in_sight
         step, rows_T = self._step(), self._padded_T // N
         step.at_N, slots_T = self._padded_T, self._lengths_B[rows_T] + self._padded_T % N
         target = Target(rows_T, slots_T, in_sight)
         with self._cache.writing(target):
-            hidden, logits = self._model.run_step(forward, self._cache, step, self._tokens_T[None])
-        return hidden[0], logits[0]
+            outputs = self._model.run_step(forward, self._cache, step, self._tokens_T[None])
+        return outputs.each(lambda part: part[0])
 
-    def _padded(self, forward: Forward) -> tuple[Tensor, Tensor]:
+    def _padded(self, forward: Forward) -> Outputs:
         """The model's outputs [B, N, ...] where all rows of the cache go through it."""
         B, N = len(self._cache.lengths), self.shape.row_nodes
         tokens_X = self._nodes_N.new_zeros(B * N)
@@ -159,8 +158,9 @@ class CapturedForward:
         else:
             self.graph.replay()
         assert self._outputs is not None
-        hidden, logits, argmax_N = (part[:num_nodes].clone() for part in self._outputs)
-        return NodeScores(hidden, logits, argmax_N=argmax_N)
+        outputs, argmax_T = self._outputs
+        hidden, logits, layers = outputs.each(lambda part: part[:num_nodes].clone())
+        return NodeScores(hidden, logits, None, argmax_T[:num_nodes].clone(), layers)
 
     def _numbers(self, nodes: Forest, rows: Sequence[int]) -> Numbers:
         """The numbers that the device gets: lengths, then each node's position among the padded

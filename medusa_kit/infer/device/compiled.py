@@ -68,8 +68,8 @@ def check_compiled(captured: CapturedForward, compiled: Forward, base: BaseModel
     Raises IncompatibleBaseError where the two differ by more than rounding, since a compiler may be
     wrong.
     """
-    _, plain_TV = captured.scores(base.hidden_and_logits)
-    _, compiled_TV = captured.scores(compiled)
+    plain_TV = captured.scores(base.hidden_and_logits).logits
+    compiled_TV = captured.scores(compiled).logits
     error = relative_error(compiled_TV, plain_TV)
     allowed = allowed_error(base, error)
     if not error <= allowed:

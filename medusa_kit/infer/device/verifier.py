@@ -36,7 +36,7 @@ from medusa_kit.infer.device.guard import NoHostReads
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.memory import cache_bytes_per_token
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import NodeScores, TreeStep
+from medusa_kit.infer.tree_step import NodeScores, Outputs, TreeStep
 from medusa_kit.infer.verifier import Forward, Verifier
 from medusa_kit.no_gradients import no_gradients
 
@@ -126,7 +126,7 @@ class CapturedVerifier(Verifier):
 
     def run_step(
         self, forward: Forward, cache: TreeCache, step: TreeStep, tokens_BN: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Outputs:
         """A forward of fixed shapes, captured or not."""
         with self._guard():
             return self._run_model(forward, cache, step, tokens_BN)

@@ -8,7 +8,7 @@ from medusa_kit.base.adapter_layers import AdapterLayers
 from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.chains.verifier import ChainVerifier
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import TreeStep
+from medusa_kit.infer.tree_step import Outputs, TextStates, TreeStep
 from medusa_kit.infer.verifier import Forward, Verifier
 from medusa_kit.locks import lock_of
 
@@ -38,8 +38,8 @@ class AdaptedVerifier(Verifier):
         step: TreeStep,
         tokens_BN: Tensor,
         keep_M: Tensor | None = None,
-        whole: list[Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        whole: list[TextStates] | None = None,
+    ) -> Outputs:
         with ExitStack() as stack:
             stack.enter_context(lock_of(self.base))
             stack.enter_context(self.layers.added())
