@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import torch
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
+from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.draft import Drafter, State, StepResult
 from medusa_kit.infer.forest import Forest
 from medusa_kit.tree.shape import ROOT
@@ -109,12 +110,11 @@ class Trie:
         return self.kept([node for node, _ in self.by_chance()[:num_nodes]])
 
 
-def num_right(chain: Sequence[int], path: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many tokens of a guessed chain were accepted, whichever draft they became part of:
-    `path` is of accepted nodes, which hold `tokens`."""
+def num_right(chain: Sequence[int], tree: ScoredTree) -> int:
+    """How many tokens of a guessed chain were accepted, whichever draft they became part of."""
     right = 0
-    for token, node in zip(chain, path, strict=False):
-        if tokens[node] != token:
+    for token, node in zip(chain, tree.path, strict=False):
+        if tree.tokens[node] != token:
             break
         right += 1
     return right

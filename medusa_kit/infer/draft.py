@@ -17,15 +17,13 @@ from torch import Tensor
 from medusa_kit.errors import Live
 from medusa_kit.heads.draws import RowDraws
 from medusa_kit.infer.decode.accept.sampler import Sampler
+from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.decode.node_choice.choice import Chances
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 from medusa_kit.infer.decode.timing import StepTiming
 from medusa_kit.infer.forest import Forest
-from medusa_kit.infer.likeliest import likeliest
-from medusa_kit.transfer import to_device
 
 T = TypeVar("T")
-PerRequest = Sequence[Tensor] | Tensor  # a tensor for each request; one where all have one shape
 COUNTS = "tokens a step: "  # how a note begins that counts an answer's steps
 NODES = "nodes: "  # and one that counts their nodes
 # Notes of figures, which are others after each answer, begin so; the rest are reasons.
@@ -102,32 +100,14 @@ class StepResult:
     """The outcome of verifying a draft, for drafters that learn from it."""
 
     draft: Forest  # as proposed or selected, or a part of it (`Verifier.fitted`)
-    paths: Sequence[Sequence[int]]  # accepted nodes of each request, root not included
-    next_roots: Sequence[int]  # the token after each request's last accepted node
-    hidden: PerRequest  # (N, D)
-    logits: PerRequest  # (N, V)
-    argmax_BN: Sequence[Sequence[int]] | None = None  # where the loop has them anyway
-    ranked: PerRequest | None = None  # (N, R): the likeliest tokens, where they are known
-    # Tokens of each request's nodes, where they have been read from the device.
-    tokens_read: Sequence[Sequence[int]] | None = None
-    layers: PerRequest = ()  # (N, X): outputs of watched layers, one after another
+    trees: Sequence[ScoredTree]  # of each request, and what was accepted of it
     requests: Sequence[RequestText] = ()  # whose draft it was
     timing: StepTiming | None = None  # of the step, up to here
 
-    def tokens(self, index: int) -> Sequence[int]:
-        """Tokens of a request's nodes."""
-        if self.tokens_read is not None:
-            return self.tokens_read[index]
-        return self.draft.token_lists()[index]
-
-    def argmax(self, index: int, nodes: Sequence[int]) -> list[int]:
-        """The argmax of the base model's logits after each of these nodes, without processing, or
-        NO_TOKEN."""
-        if self.argmax_BN is not None:
-            return [self.argmax_BN[index][node] for node in nodes]
-        logits_NV = self.logits[index]
-        nodes_M = to_device(nodes, logits_NV.device)
-        return likeliest(logits_NV[nodes_M]).tolist()
+    @property
+    def paths(self) -> list[list[int]]:
+        """Accepted nodes of each request, root not included."""
+        return [tree.path for tree in self.trees]
 
 
 class Candidates(ABC):
@@ -152,9 +132,11 @@ class Drafter(ABC, Live):
 
     name: str
     num_nodes: int  # of one request's tree, at most, root included
-    num_ranks: int = 0  # likeliest tokens after each node that it reads (`StepResult.ranked`)
+    num_ranks: int = 0  # likeliest tokens after each node that it reads (`ScoredTree.ranked_NR`)
     reads_prompts: bool = False  # hidden states of prompts (`RequestText.prompt_hidden`)
-    watches: tuple[int, ...] = ()  # layers of the base whose outputs it reads (`StepResult.layers`)
+    watches: tuple[
+        int, ...
+    ] = ()  # layers of the base whose outputs it reads (`ScoredTree.layers_NX`)
     has_candidates: bool = False  # whether the batch chooses how many draft tokens it verifies
     rewinds: bool = False  # whether drafts may be taken back, since they depend on the root alone
 

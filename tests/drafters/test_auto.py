@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.small_engines import build_engine
 from support.states import begun, state_from
+from support.steps import result_of
 from support.tiny_models import tiny_base
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
@@ -27,11 +28,10 @@ from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of
 from medusa_kit.infer.decode.node_choice.choice import choose_nodes
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 from medusa_kit.infer.decode.timing import StepTiming
-from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.infer.draft import State
 from medusa_kit.tree.dynamic import DynamicTree
 
 CPU = torch.device("cpu")
-EMPTY = torch.empty(0)
 COMPUTING = ("medusa", "draft-model")
 
 
@@ -100,10 +100,7 @@ class Alone:
             path.append(following)
         kept = [tokens[0], *(tokens[n] for n in path)]
         root, (request,) = text[at + len(kept)], state.requests
-        result = StepResult(
-            draft, [path], [root], EMPTY, EMPTY, requests=state.requests, timing=timing
-        )
-        self.drafter.observe(result)
+        self.drafter.observe(result_of(draft, [path], [root], state.requests, timing=timing))
         request.text, request.root = [*request.text, *kept], root
         return State([request])
 
@@ -278,10 +275,7 @@ def test_what_two_steps_draft_is_kept_apart_until_each_is_observed() -> None:
     drafts = [one.select([2]) for one in found]
     timing = StepTiming(0.0, 1.0, 0.0, 0.0, 3, 1)
     for state, draft, path in zip(states, drafts, ([1, 2], []), strict=True):
-        requests = state.requests
-        drafter.observe(
-            StepResult(draft, [path], [0], EMPTY, EMPTY, requests=requests, timing=timing)
-        )
+        drafter.observe(result_of(draft, [path], [0], state.requests, timing=timing))
     assert [state.requests[0].credits for state in states] == [["suffix", "suffix"], []]
     assert drafter.shares["suffix"] == SourceUsage(2, 4)
 

@@ -14,6 +14,7 @@ import torch
 from support.partly_knowing import plain_answer
 from support.small_engines import build_engine, decode_all, endless_base, random_prompt
 from support.states import begun, state_from
+from support.steps import result_of
 from support.tiny_models import CONTEXT, STOP, tiny_base, tiny_model
 
 from medusa_kit.base.loading import load_base_model
@@ -27,7 +28,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
-from medusa_kit.infer.draft import Drafter, State, StepResult
+from medusa_kit.infer.draft import Drafter, State
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.settings.sampling import SamplingParams
@@ -301,7 +302,6 @@ def test_observing_a_step_it_had_no_part_in_counts_nothing() -> None:
     drafter = drafter_for(engine, endless_base(8), {})
     state = begun(drafter, state_from([[1, 2]], [3]))
     draft = Forest.chains([[3]], torch.device("cpu"))
-    hidden, logits = torch.zeros(1, 1, 32), torch.zeros(1, 1, 8)
-    drafter.observe(StepResult(draft, [[]], [4], hidden, logits, requests=state.requests))
+    drafter.observe(result_of(draft, [[]], [4], state.requests))
     assert drafter.notes == []
     assert STOP not in engine.base.stop_token_ids

@@ -6,12 +6,13 @@ import pytest
 import torch
 from support.small_engines import build_engine, decode_all, endless_base, random_prompt
 from support.states import state_from
+from support.steps import result_of
 from support.tiny_models import CONTEXT, tiny_base, tiny_model
 
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.text.lookahead import LookaheadDrafter, Pool
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.infer.draft import State
 from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.drafters import drafter_options
 from medusa_kit.settings.sampling import SamplingParams
@@ -96,9 +97,8 @@ def step_with(drafter: LookaheadDrafter, state: State, roots: list[int]) -> Fore
         request.root = root
     draft = drafter.propose(State(state.requests))
     likeliest = [[follow(token) for token in row] for row in draft.token_lists()]
-    paths, empty = [[] for _ in roots], torch.empty(0)
     nexts = [follow(root) for root in roots]
-    step = StepResult(draft, paths, nexts, empty, empty, likeliest, requests=state.requests)
+    step = result_of(draft, [[] for _ in roots], nexts, state.requests, argmax=likeliest)
     drafter.observe(step)
     return draft
 
@@ -146,8 +146,7 @@ def test_anothers_draft_is_left_alone():
     window = state.requests[0].kept[drafter].window
     before = [list(column) for column in window.columns]
     other = Forest.chains([[20]], CPU)
-    logits, requests = torch.zeros(1, 1, 9), state.requests
-    drafter.observe(StepResult(other, [[]], [4], torch.empty(0), logits, requests=requests))
+    drafter.observe(result_of(other, [[]], [4], state.requests))
     assert window.columns == before
 
 
@@ -163,8 +162,8 @@ def test_the_pool_keeps_the_latest():
 def test_likeliest_tokens_are_worked_out_where_the_loop_has_none():
     logits = torch.randn(2, 5, 11)
     draft = Forest.of([[0] * 5] * 2, [[-1, 0, 0, 0, 0]] * 2, CPU)
-    step = StepResult(draft, [[], []], [0, 0], torch.empty(0), logits)
-    assert step.argmax(1, [0, 3]) == logits[1, [0, 3]].argmax(-1).tolist()
+    step = result_of(draft, [[], []], [0, 0], logits=logits)
+    assert step.trees[1].argmax_after([0, 3]) == logits[1, [0, 3]].argmax(-1).tolist()
 
 
 def test_what_cannot_be_is_refused():

@@ -59,10 +59,11 @@ class Copying(TrieDrafter):
     def observe(self, step: StepResult) -> None:
         """The tokens are those of the greedy draft model after each accepted node, in all rows."""
         self.observed += 1
-        if not self.greedy or len(step.paths) > 1:
+        if not self.greedy or len(step.trees) > 1:
             return
-        for node, path in zip([0, *step.paths[0]], step.paths[0], strict=False):
-            assert int(step.logits[0][node].argmax()) == int(step.draft.tokens_N[path])
+        (tree,) = step.trees
+        for node, following in zip([0, *tree.path], tree.path, strict=False):
+            assert int(tree.logits_NV[node].argmax()) == tree.tokens[following]
 
 
 class CopyingOn(Copying):

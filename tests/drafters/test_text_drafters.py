@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.small_engines import build_engine, endless_base, random_prompt
 from support.states import begun, state_from
+from support.steps import result_of
 from support.tiny_models import CONTEXT, tiny_base
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
@@ -22,7 +23,7 @@ from medusa_kit.drafters.text.suffix_automaton import START, SuffixAutomaton
 from medusa_kit.drafters.trie import draft_of
 from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
-from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.infer.draft import State
 from medusa_kit.settings.sampling import SamplingParams
 
 CPU = torch.device("cpu")
@@ -234,7 +235,7 @@ def test_the_table_has_what_was_last_likely_and_the_tree_the_best_paths():
     logits[0, 0, [6, 5]] = torch.tensor([2.0, 1.0])
     logits[0, 1, [7, 4]] = torch.tensor([2.0, 1.0])
     logits[0, 2, [4, 8]] = torch.tensor([2.0, 1.0])
-    step = StepResult(draft_of([trie], CPU), [[2]], [4], torch.zeros(1, 3, 1), logits)
+    step = result_of(draft_of([trie], CPU), [[2]], [4], logits=logits)
     drafter.observe(step)
     assert drafter.table == {1: [4, 3], 2: [1], 3: [1], 4: [6, 5], 5: [7, 4], 6: [4, 8]}
     state = state_from([[1, 2, 1, 3, 1, 4, 6]], [4], torch.zeros(1, 1))

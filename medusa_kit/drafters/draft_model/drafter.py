@@ -29,6 +29,7 @@ from medusa_kit.drafters.native.eagle import EagleDrafter
 from medusa_kit.drafters.trie import Trie, TrieDrafter, num_right
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode.accept.rules import accept
+from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.draft import RequestText, State, StepResult
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
@@ -106,11 +107,11 @@ class DraftModelDrafter(TrieDrafter):
 
     def observe(self, step: StepResult) -> None:
         """Count how much of each chain was accepted, whichever draft it became part of."""
-        for row, (request, path) in enumerate(zip(step.requests, step.paths, strict=True)):
+        for request, tree in zip(step.requests, step.trees, strict=True):
             own: _Kept = request.kept[self]
             if not own.chain:
                 continue
-            accepted = num_right(own.chain, path, step.tokens(row))
+            accepted = num_right(own.chain, tree)
             own.lengths.observe(len(own.chain), accepted)
             self._drafts += 1
             self._drafted += len(own.chain)
@@ -146,9 +147,13 @@ class DraftModelDrafter(TrieDrafter):
             paths.append(accept(tokens[row], parents, extend, len(parents))[0])
         self.runner.commit(draft, paths)
         if self.inside.needs_state:
-            kept = [path or [] for path in paths]
-            nexts = [chain.newest for chain in chains]
-            self.inside.observe(StepResult(draft, kept, nexts, hidden, logits, requests=inner))
+            trees = list[ScoredTree]()
+            for row, (chain, path) in enumerate(zip(chains, paths, strict=True)):
+                parents = draft.shapes[row].parents
+                tree = ScoredTree(tokens[row], parents, hidden[row], logits[row])
+                tree.path, tree.next_root = path or [], chain.newest
+                trees.append(tree)
+            self.inside.observe(StepResult(draft, trees, inner))
 
     def _chain(self, request: RequestText) -> Chain:
         """An empty draft after the root, as long as lengths and both contexts allow."""

@@ -58,9 +58,10 @@ class DFlashDrafter(TrieDrafter):
 
     def observe(self, step: StepResult) -> None:
         """Keep what the layers put out at accepted tokens, whoever guessed them."""
-        for row, (request, path) in enumerate(zip(step.requests, step.paths, strict=True)):
-            outputs_NX, own = step.layers[row], request.kept[self]
-            own.seen.append(outputs_NX[to_device([0, *path], outputs_NX.device)])
+        for request, tree in zip(step.requests, step.trees, strict=True):
+            outputs_NX, own = tree.layers_NX, request.kept[self]
+            assert outputs_NX is not None, "the base gave no outputs of layers"
+            own.seen.append(outputs_NX[to_device([0, *tree.path], outputs_NX.device)])
         self.tally.observe(step)
 
     @no_gradients

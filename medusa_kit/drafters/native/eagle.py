@@ -33,7 +33,8 @@ from medusa_kit.drafters.native.tally import Tally
 from medusa_kit.drafters.trie import Trie
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.infer.attention import ATTENTION_NAME
-from medusa_kit.infer.draft import PerRequest, RequestText, State, StepResult
+from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
+from medusa_kit.infer.draft import RequestText, State, StepResult
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import building_models
 from medusa_kit.settings.drafters import DraftModelOptions
@@ -283,8 +284,9 @@ class EagleDrafter(MtpDrafter):
         assert request.prompt_layers is not None, "the base gave no outputs of layers"
         return request.prompt_layers
 
-    def _of_nodes(self, step: StepResult) -> PerRequest:
-        return step.layers
+    def _of_nodes(self, tree: ScoredTree) -> Tensor:
+        assert tree.layers_NX is not None, "the base gave no outputs of layers"
+        return tree.layers_NX
 
     def _own(self, hidden_TD: Tensor) -> Tensor:
         return self.model.project(hidden_TD)

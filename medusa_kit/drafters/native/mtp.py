@@ -23,7 +23,8 @@ from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.native.layer_rows import LayerCache, LayerRows
 from medusa_kit.drafters.native.mtp_layers import layers_or_error
 from medusa_kit.drafters.trie import Trie, TrieDrafter
-from medusa_kit.infer.draft import PerRequest, RequestText, State, StepResult
+from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
+from medusa_kit.infer.draft import RequestText, State, StepResult
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.drafters import MtpOptions
 from medusa_kit.transfer import to_device
@@ -67,13 +68,12 @@ class MtpDrafter(TrieDrafter):
 
     def observe(self, step: StepResult) -> None:
         """Keep what was accepted, whoever guessed it."""
-        for row, (request, path) in enumerate(zip(step.requests, step.paths, strict=True)):
+        for request, tree in zip(step.requests, step.trees, strict=True):
             own: _Kept = request.kept[self]
-            tokens = step.tokens(row)
-            hidden_ND = self._of_nodes(step)[row]
-            seen_TD = self._own(hidden_ND[to_device([0, *path], hidden_ND.device)])
+            hidden_ND = self._of_nodes(tree)
+            seen_TD = self._own(hidden_ND[to_device([0, *tree.path], hidden_ND.device)])
             own.hidden_TD = torch.cat([own.hidden_TD, seen_TD])
-            own.tokens += [*(tokens[node] for node in path), step.next_roots[row]]
+            own.tokens += [*(tree.tokens[node] for node in tree.path), tree.next_root]
 
     @no_gradients
     def guess(self, state: State) -> list[Trie]:
@@ -94,9 +94,9 @@ class MtpDrafter(TrieDrafter):
         assert found is not None, "the base gave no hidden state"
         return found
 
-    def _of_nodes(self, step: StepResult) -> PerRequest:
+    def _of_nodes(self, tree: ScoredTree) -> Tensor:
         """The same at the nodes of a draft."""
-        return step.hidden
+        return tree.hidden_ND
 
     def _own(self, hidden_TD: Tensor) -> Tensor:
         """What the layers read of these."""

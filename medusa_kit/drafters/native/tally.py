@@ -33,6 +33,6 @@ class Tally:
         return tries
 
     def observe(self, step: StepResult) -> None:
-        for row, (chain, path) in enumerate(zip(self._chains, step.paths, strict=False)):
-            self.accepted += num_right(chain, path, step.tokens(row))
+        for chain, tree in zip(self._chains, step.trees, strict=False):
+            self.accepted += num_right(chain, tree)
         self._chains = []

@@ -142,14 +142,14 @@ class LookaheadDrafter(TrieDrafter):
         return self._draft
 
     def observe(self, step: StepResult) -> None:
-        self._steps += len(step.paths)
+        self._steps += len(step.trees)
         self._emitted += sum(1 + len(path) for path in step.paths)
         self._nodes += sum(step.draft.counts)
         if step.draft is not self._draft:
             return  # another drafter's tree, which does not hold the window
-        for index, request in enumerate(step.requests):
+        for request, tree in zip(step.requests, step.trees, strict=True):
             row: _Row = request.kept[self]
-            for ngram in row.window.advance(step.argmax(index, row.window.ends)):
+            for ngram in row.window.advance(tree.argmax_after(row.window.ends)):
                 row.pool.add(ngram)
 
     @property

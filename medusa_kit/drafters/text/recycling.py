@@ -17,6 +17,7 @@ from torch import Tensor
 
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.trie import Trie, TrieDrafter
+from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.draft import RequestText, State, StepResult
 from medusa_kit.infer.likeliest import NO_TOKEN
 from medusa_kit.settings.drafters import RecyclingOptions
@@ -48,13 +49,12 @@ class RecyclingDrafter(TrieDrafter):
         return [self._grow(root) for root in state.roots_B]
 
     def observe(self, step: StepResult) -> None:
-        for row in range(len(step.paths)):
-            tokens = step.tokens(row)
-            ranks_NR = _ranked(step, row, self.options.width).tolist()
+        for tree in step.trees:
+            ranks_NR = _ranked(tree, self.options.width).tolist()
             # Accepted nodes last, so that they prevail.
-            for node in [*range(len(tokens)), 0, *step.paths[row]]:
+            for node in [*range(len(tree.tokens)), 0, *tree.path]:
                 if ranks_NR[node][0] != NO_TOKEN:
-                    self.table[tokens[node]] = ranks_NR[node]
+                    self.table[tree.tokens[node]] = ranks_NR[node]
 
     def _grow(self, root: int) -> Trie:
         trie, depths = Trie(root), [0]
@@ -86,12 +86,12 @@ class RecyclingDrafter(TrieDrafter):
             heapq.heappush(queue, (-path * _chance(rank), node, rank, following[rank]))
 
 
-def _ranked(step: StepResult, row: int, count: int) -> Tensor:
-    """ids_NR of the `count` likeliest tokens after each node of a row."""
-    vocab_size = step.logits[row].shape[-1] if len(step.logits) else 0
-    if step.ranked is not None and step.ranked[row].shape[-1] >= min(count, vocab_size):
-        return step.ranked[row][..., :count]
-    return likeliest(step.logits[row], count)
+def _ranked(tree: ScoredTree, count: int) -> Tensor:
+    """ids_NR of the `count` likeliest tokens after each node."""
+    known_NR, most = tree.ranked_NR, tree.logits_NV.shape[-1]
+    if known_NR is not None and known_NR.shape[-1] >= min(count, most):
+        return known_NR[..., :count]
+    return likeliest(tree.logits_NV, count)
 
 
 def likeliest(logits_XV: Tensor, count: int) -> Tensor:

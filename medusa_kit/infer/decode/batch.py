@@ -19,8 +19,9 @@ from medusa_kit import console
 from medusa_kit.errors import Live, NotFiniteError
 from medusa_kit.infer.decode.accept.sampler import has_scores
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
-from medusa_kit.infer.decode.group import by_request, drafts_of, groups_of
+from medusa_kit.infer.decode.group import drafts_of, groups_of
 from medusa_kit.infer.decode.node_choice.cost import StepCost
+from medusa_kit.infer.decode.read_back import read_back
 from medusa_kit.infer.decode.request import Emitted, FailAlone, Request, together_or_alone
 from medusa_kit.infer.decode.schedule import Piece, Schedule
 from medusa_kit.infer.decode.slots import WORTH_A_COPY, Slot, Slots, Start
@@ -355,7 +356,7 @@ class Batch(Live):
                 first += len(trees)
                 step = group.accept(draft, trees, self._last_position)
                 kept += [[0, *path] for path in step.paths]
-                steps.append((group, step, trees))
+                steps.append((group, step))
             self.cache.commit(kept, slots)
             counts = [len(tree.tokens) for tree in scored]
             for request in requests:
@@ -366,9 +367,9 @@ class Batch(Live):
             if self.cost is not None:
                 self.cost.record(num_nodes, forward + accept)
             timing = StepTiming(drafting, forward, accept, 0.0, num_nodes, len(requests))
-            for group, step, trees in steps:
+            for group, step in steps:
                 with FailAlone(*group.requests):
-                    emitted += group.go_on(step, trees, timing)
+                    emitted += group.go_on(step, timing)
             self.timing = replace(timing, rest=laps.lap())
             for request in requests:
                 request.timing = self.timing
@@ -390,7 +391,7 @@ class Batch(Live):
             scores = self._with_room(
                 lambda: self.verifier.score(self.cache, some_nodes, slots[first:last])
             )
-            return by_request(some_nodes, scores, requests[first:last], ranks)
+            return read_back(some_nodes, scores, requests[first:last], ranks)
 
         trees = together_or_alone(score, requests)
         for index, (request, tree) in enumerate(zip(requests, trees, strict=True)):
@@ -407,7 +408,7 @@ class Batch(Live):
         self.cache.clear_behind(slot)
         root = Forest.chains([[request.root]], self.verifier.base.device)
         scores = self._with_room(lambda: self.verifier.score(self.cache, root, [slot]))
-        (tree,) = by_request(nodes, scores.then_unknown(nodes.counts[0]), [request], ranks)
+        (tree,) = read_back(nodes, scores.then_unknown(nodes.counts[0]), [request], ranks)
         return tree
 
     @property

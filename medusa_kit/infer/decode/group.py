@@ -1,25 +1,17 @@
-"""Requests that draft together, by one drafter, and where they stand.
-
-Shapes: N nodes of all requests, V vocabulary, R likeliest tokens.
-"""
+"""Requests that draft together, by one drafter, and where they stand."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.decode.node_choice.choice import choose_nodes
 from medusa_kit.infer.decode.node_choice.cost import StepCost
-from medusa_kit.infer.decode.read_back import read_back
 from medusa_kit.infer.decode.request import Emitted, FailAlone, Request
 from medusa_kit.infer.decode.timing import StepTiming
 from medusa_kit.infer.details import VerifiedTree, token_scores
 from medusa_kit.infer.draft import Candidates, Drafter, State, StepResult
 from medusa_kit.infer.forest import Forest
-from medusa_kit.infer.tree_step import NodeScores
 from medusa_kit.transfer import to_device
-
-T = TypeVar("T")
 
 
 class Group:
@@ -43,63 +35,42 @@ class Group:
 
     def accept(self, draft: Forest, scored: Sequence[ScoredTree], last_position: int) -> StepResult:
         """What each request keeps of its tree, and its next root."""
-        paths, next_roots = [], []
-        for index, (request, tree) in enumerate(zip(self.requests, scored, strict=True)):
-            parents = draft.shapes[index].parents
-            path, root = list[int](), request.root
+        for request, tree in zip(self.requests, scored, strict=True):
+            tree.next_root = request.root
             with FailAlone(request):
-                path, root = tree.accept(parents, last_position - len(request.text))
-            paths.append(path)
-            next_roots.append(root)
-        return StepResult(
-            draft,
-            paths,
-            next_roots,
-            [tree.hidden_ND for tree in scored],
-            [tree.logits_NV for tree in scored],
-            _all_or_none([tree.argmax for tree in scored]),
-            _all_or_none([tree.ranked_NR for tree in scored]),
-            [tree.tokens for tree in scored],
-            [tree.layers_NX for tree in scored if tree.layers_NX is not None],
-            list(self.requests),
-        )
+                tree.accept(request.sampler, request.text, last_position - len(request.text))
+        return StepResult(draft, scored, list(self.requests))
 
-    def go_on(self, step: StepResult, scored: Sequence[ScoredTree], timing: StepTiming) -> Emitted:
+    def go_on(self, step: StepResult, timing: StepTiming) -> Emitted:
         """Tell the drafter, emit what was accepted, and move on to the next roots. `timing`: of the
         step so far."""
         self.drafter.observe(replace(step, timing=timing))
         emitted: Emitted = []
-        for index, (request, path) in enumerate(zip(self.requests, step.paths, strict=True)):
-            accepted, last = [scored[index].tokens[node] for node in path], path[-1] if path else 0
+        for request, tree in zip(self.requests, step.trees, strict=True):
+            accepted, last = [tree.tokens[node] for node in tree.path], [0, *tree.path][-1]
             request.text += [request.root, *accepted]
-            request.root, request.hidden_1D = (
-                step.next_roots[index],
-                step.hidden[index][last : last + 1],
-            )
+            request.root, request.hidden_1D = tree.next_root, tree.hidden_ND[last : last + 1]
             if request.finish_reason is not None:  # it failed
                 continue
             with FailAlone(request):
-                kept = request.take([*accepted, step.next_roots[index]])
-                num_nodes = len(scored[index].tokens)
+                kept = request.take([*accepted, tree.next_root])
                 together = timing.num_requests if self._chosen else 0
-                request.count_step(len(kept), len(path), num_nodes, together)
-                self._report(request, step, index, kept)
-                if (near := scored[index].near_ties) is not None and request.counts_near_ties:
-                    request.near_ties += sum(near[node] for node in [0, *path])
+                request.count_step(len(kept), len(tree.path), len(tree.tokens), together)
+                _report(request, tree, kept)
+                if tree.near_ties is not None and request.counts_near_ties:
+                    request.near_ties += sum(tree.near_ties[node] for node in [0, *tree.path])
                 emitted.append((request, kept))
         return emitted
 
-    @staticmethod
-    def _report(request: Request, step: StepResult, index: int, kept: Sequence[int]) -> None:
-        """Give the request the scores and the tree of the step, where it asks for them."""
-        path = step.paths[index]
-        if (count := request.output_options.num_top_tokens) is not None:
-            logits_NV = step.logits[index]
-            nodes = to_device([0, *path], logits_NV.device)
-            request.scores = token_scores(logits_NV[nodes], kept, count)
-        if request.output_options.tree:
-            parents, tokens = step.draft.shapes[index].parents, list(step.tokens(index))
-            request.tree = VerifiedTree(list(parents), tokens, list(path[: len(kept)]))
+
+def _report(request: Request, tree: ScoredTree, kept: Sequence[int]) -> None:
+    """Give the request the scores and the tree of the step, where it asks for them."""
+    if (count := request.output_options.num_top_tokens) is not None:
+        nodes = to_device([0, *tree.path], tree.logits_NV.device)
+        request.scores = token_scores(tree.logits_NV[nodes], kept, count)
+    if request.output_options.tree:
+        accepted = tree.path[: len(kept)]
+        request.tree = VerifiedTree(list(tree.parents), list(tree.tokens), accepted)
 
 
 def groups_of(requests: Sequence[Request]) -> list[Group]:
@@ -142,36 +113,3 @@ def drafts_of(
             with FailAlone(*group.requests):
                 drafts[group] = found.select(chosen)
     return [(group, drafts[group]) for group in groups if group in drafts]
-
-
-def _all_or_none(values: Sequence[T | None]) -> list[T] | None:
-    known = [value for value in values if value is not None]
-    return known or None
-
-
-def by_request(
-    nodes: Forest, scores: NodeScores, requests: Sequence[Request], ranks: int = 0
-) -> list[ScoredTree]:
-    """Each request's scored tree. `ranks`: how many of the likeliest tokens drafters read."""
-    hidden_ND, layers_NX = scores.hidden_ND, scores.layers_NX
-    read, alone = read_back(nodes, scores, requests, ranks), len(requests) == 1
-    result, first = [], 0
-    for request, count, drawn in zip(requests, nodes.counts, read.drawn, strict=True):
-        nodes_of = slice(first, first + count)
-        first += count
-        argmax = None if read.argmax is None else read.argmax[nodes_of]
-        result.append(
-            ScoredTree(
-                request.sampler,
-                request.text,
-                read.tokens[nodes_of],
-                hidden_ND if alone else hidden_ND[nodes_of],
-                scores.logits_NV if alone else scores.logits_NV[nodes_of],
-                None if read.ranked_NR is None else read.ranked_NR[nodes_of],
-                argmax,
-                None if read.near_ties is None else read.near_ties[nodes_of],
-                argmax if request.sampler.takes_argmax else drawn,
-                layers_NX if alone or layers_NX is None else layers_NX[nodes_of],
-            )
-        )
-    return result

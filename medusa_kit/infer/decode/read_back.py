@@ -4,19 +4,19 @@ Shapes: N nodes of all requests, R likeliest tokens, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.decode.request import Request
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.likeliest import NO_TOKEN
 from medusa_kit.infer.tree_step import NodeScores
 
 
-@dataclass(frozen=True)
-class ReadBack:
+class _Read(NamedTuple):
     """Numbers of all nodes, request after request: their tokens; the argmax after each, where it is
     at hand or some request of the step needs it, NO_TOKEN where scores are not finite; near ties
     likewise; the likeliest R tokens, where drafters read them.
@@ -34,18 +34,46 @@ class ReadBack:
 
 def read_back(
     nodes: Forest, scores: NodeScores, requests: Sequence[Request], ranks: int = 0
-) -> ReadBack:
-    """Read a step's scores from the device. `ranks`: how many of the likeliest tokens drafters
-    read."""
+) -> list[ScoredTree]:
+    """Each request's scored tree. `ranks`: how many of the likeliest tokens drafters read."""
     tolerances = [request.rounding_tolerance for request in requests if request.counts_near_ties]
     tolerance = max(tolerances, default=None)
-    takes_argmax = any(request.sampler.takes_argmax for request in requests)
     if scores.ranked_NR is not None:
         # The C++ kernels' tokens lie in the host's memory, where numbers are read in less time than
         # an operation on few of them takes.
         by_rank, near_ties = scores.ranked_argmax(), scores.ranked_near_ties(tolerance)
         known_NR, nothing = _known(scores.ranked_NR, by_rank), [None] * len(requests)
-        return ReadBack(nodes.tokens_N.tolist(), by_rank, near_ties, known_NR, nothing)
+        read = _Read(nodes.tokens_N.tolist(), by_rank, near_ties, known_NR, nothing)
+    else:
+        read = _from_device(nodes, scores, requests, ranks, tolerance)
+    trees, first, alone = list[ScoredTree](), 0, len(requests) == 1
+    for request, shape, drawn in zip(requests, nodes.shapes, read.drawn, strict=True):
+        of_it = slice(first, first := first + len(shape.parents))
+        argmax = None if read.argmax is None else read.argmax[of_it]
+        trees.append(
+            ScoredTree(
+                read.tokens[of_it],
+                shape.parents,
+                scores.hidden_ND if alone else scores.hidden_ND[of_it],
+                scores.logits_NV if alone else scores.logits_NV[of_it],
+                scores.layers_NX if alone or scores.layers_NX is None else scores.layers_NX[of_it],
+                None if read.ranked_NR is None else read.ranked_NR[of_it],
+                argmax,
+                None if read.near_ties is None else read.near_ties[of_it],
+                argmax if request.sampler.takes_argmax else drawn,
+            )
+        )
+    return trees
+
+
+def _from_device(
+    nodes: Forest,
+    scores: NodeScores,
+    requests: Sequence[Request],
+    ranks: int,
+    tolerance: float | None,
+) -> _Read:
+    takes_argmax = any(request.sampler.takes_argmax for request in requests)
     on_host = scores.logits_NV.device.type == "cpu"
     ranked_NR = None
     if ranks and not on_host:
@@ -64,7 +92,7 @@ def read_back(
     if ranked is not None and ranked_NR is not None:
         assert argmax is not None, "read from a device in any case"
         ranked_NR = _known(torch.tensor(ranked).view(ranked_NR.shape), argmax)
-    return ReadBack(tokens, argmax, near_ties, ranked_NR, drawn)
+    return _Read(tokens, argmax, near_ties, ranked_NR, drawn)
 
 
 def _known(ranked_NR: Tensor, argmax: Sequence[int]) -> Tensor:
