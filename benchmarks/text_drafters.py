@@ -19,9 +19,10 @@ from medusa_kit.data.readers import AnswerRow, read_rows
 from medusa_kit.drafters.text.past_answers import PastAnswers
 from medusa_kit.drafters.text.prompt_lookup import PromptLookupDrafter
 from medusa_kit.drafters.text.suffix import SuffixDrafter
-from medusa_kit.drafters.trie import Trie, TrieDrafter
+from medusa_kit.drafters.tree_drafter import TreeDrafter
 from medusa_kit.infer.draft import RequestText, State
 from medusa_kit.settings.drafters import drafter_options
+from medusa_kit.tree.draft_tree import DraftTree
 
 
 @dataclass
@@ -35,25 +36,25 @@ class Tally:
         default_factory=lambda: defaultdict(lambda: [0.0] * 3)
     )
 
-    def walk(self, trie: Trie, truth: Sequence[int]) -> int:
+    def walk(self, tree: DraftTree, truth: Sequence[int]) -> int:
         """The tokens of `truth` that the step emits."""
         node, depth = 0, 0
         for token in truth:
-            for child in (n for n in range(1, trie.num_nodes) if trie.parents[n] == node):
-                name, matched, *_ = trie.keys[child]  # type: ignore[misc]
+            for child in (n for n in range(1, tree.num_nodes) if tree.parents[n] == node):
+                name, matched, *_ = tree.keys[child]  # type: ignore[misc]
                 counts = self.kinds[name, matched]
                 counts[0] += 1
-                counts[1] += trie.chances[child]
-                counts[2] += trie.tokens[child] == token
+                counts[1] += tree.chances[child]
+                counts[2] += tree.tokens[child] == token
             depth += 1
-            if (right := trie.child(node, token)) is None:
+            if (right := tree.child(node, token)) is None:
                 break
             node = right
         self.steps, self.tokens = self.steps + 1, self.tokens + depth
         return depth
 
 
-def replay(drafter: TrieDrafter, answers: Sequence[AnswerRow]) -> Tally:
+def replay(drafter: TreeDrafter, answers: Sequence[AnswerRow]) -> Tally:
     tally = Tally()
     for answer in answers:
         truth, place = answer.response_ids, 0
@@ -61,9 +62,9 @@ def replay(drafter: TrieDrafter, answers: Sequence[AnswerRow]) -> Tally:
         drafter.begin(request)
         while place + 1 < len(truth):
             start = time.thread_time()
-            trie = drafter.guess(State([request]))[0]
+            tree = drafter.guess(State([request]))[0]
             tally.seconds += time.thread_time() - start
-            emitted = tally.walk(trie, truth[place + 1 :])
+            emitted = tally.walk(tree, truth[place + 1 :])
             request.text += truth[place : place + emitted]
             place += emitted
             request.root = truth[place]

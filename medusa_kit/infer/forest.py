@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medusa_kit.transfer import to_device
+from medusa_kit.tree.draft_tree import DraftTree
 from medusa_kit.tree.shape import Numbers, TreeShape, chain, shape_of
 
 
@@ -36,6 +37,11 @@ class Forest:
         """Trees with these tokens and parents, each request's root first."""
         shapes = [shape_of(tuple(tree)) for tree in parents]
         return cls(to_device([token for tree in tokens for token in tree], device), shapes)
+
+    @classmethod
+    def of_drafts(cls, trees: Sequence[DraftTree], device: torch.device) -> "Forest":
+        """One tree for each request."""
+        return cls.of([tree.tokens for tree in trees], [tree.parents for tree in trees], device)
 
     @classmethod
     def chains(cls, pieces: Sequence[Sequence[int]], device: torch.device) -> "Forest":

@@ -24,18 +24,20 @@ from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.mixed.auto import AutoDrafter, PolicyStats
 from medusa_kit.drafters.mixed.shares import SourceUsage
 from medusa_kit.drafters.mixed.sources import usual_sources
-from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of
+from medusa_kit.drafters.tree_drafter import TreeDrafter
 from medusa_kit.infer.decode.node_choice.choice import choose_nodes
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 from medusa_kit.infer.decode.timing import StepTiming
 from medusa_kit.infer.draft import State
+from medusa_kit.infer.forest import Forest
+from medusa_kit.tree.draft_tree import DraftTree
 from medusa_kit.tree.dynamic import DynamicTree
 
 CPU = torch.device("cpu")
 COMPUTING = ("medusa", "draft-model")
 
 
-class Stub(TrieDrafter):
+class Stub(TreeDrafter):
     """Copies the next tokens of the true text, each right with `skill`; asking takes `seconds`."""
 
     def __init__(
@@ -50,17 +52,17 @@ class Stub(TrieDrafter):
     def name(self) -> str:
         return self._name
 
-    def guess(self, state: State) -> list[Trie]:
+    def guess(self, state: State) -> list[DraftTree]:
         self.clock.now += self.seconds
         self.asked += 1
-        tries = []
+        trees = []
         for tokens, root in zip(state.tokens, state.roots_B, strict=True):
-            trie, node = Trie(root), 0
+            tree, node = DraftTree(root), 0
             for depth, token in enumerate(self.text[len(tokens) + 1 :][:8]):
                 token = token if self.draw.random() < self.skill else 10_000 + depth
-                node = trie.add(node, token, self.chance, (self._name, 8, depth))
-            tries.append(trie)
-        return tries
+                node = tree.add(node, token, self.chance, (self._name, 8, depth))
+            trees.append(tree)
+        return trees
 
 
 class Clock:
@@ -167,7 +169,7 @@ def test_the_first_call_which_warms_up_is_not_counted() -> None:
     heads = Stub("medusa", text, 0.8, clock, seconds=0.2)
     first, guess = 20.0, heads.guess
 
-    def slow_at_first(state: State) -> list[Trie]:
+    def slow_at_first(state: State) -> list[DraftTree]:
         nonlocal first
         clock.now, first = clock.now + first, 0.0
         return guess(state)
@@ -254,7 +256,7 @@ def test_the_price_of_asking_is_that_of_whole_steps() -> None:
     heads = Stub("medusa", text, 0.5, clock)
     loop, guess = Alone(auto([heads], clock), clock, slope=0.3), heads.guess
 
-    def displacing(state: State) -> list[Trie]:
+    def displacing(state: State) -> list[DraftTree]:
         loop.displaced = 0.9
         return guess(state)
 
@@ -306,7 +308,7 @@ def test_notes_count_steps_in_words() -> None:
 def test_tries_keep_parents_before_children_and_merge_the_same_paths(
     adds: list[tuple[int, int, float]],
 ) -> None:
-    whole, halves = Trie(9), [Trie(9), Trie(9)]
+    whole, halves = DraftTree(9), [DraftTree(9), DraftTree(9)]
     paths: set[tuple[int, ...]] = {()}
     for number, (where, token, chance) in enumerate(adds):
         known = sorted(paths)
@@ -324,17 +326,17 @@ def test_tries_keep_parents_before_children_and_merge_the_same_paths(
     assert all(parent < node for node, parent in enumerate(small.parents))
 
 
-def _paths(trie: Trie) -> set[tuple[int, ...]]:
+def _paths(tree: DraftTree) -> set[tuple[int, ...]]:
     found = [()]
-    for node in range(1, trie.num_nodes):
-        found.append((*found[trie.parents[node]], trie.tokens[node]))
+    for node in range(1, tree.num_nodes):
+        found.append((*found[tree.parents[node]], tree.tokens[node]))
     return set(found)
 
 
 def test_rows_of_different_size_lie_one_after_another() -> None:
-    small, large = Trie(1), Trie(2)
+    small, large = DraftTree(1), DraftTree(2)
     large.add_chain([3, 4], 0.5)
-    draft = draft_of([small, large], CPU)
+    draft = Forest.of_drafts([small, large], CPU)
     assert draft.token_lists() == [[1], [2, 3, 4]]
     assert [shape.parents for shape in draft.shapes] == [(-1,), (-1, 0, 1)]
     assert draft.depths_N.tolist() == [0, 0, 1, 2]

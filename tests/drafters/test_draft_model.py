@@ -23,7 +23,6 @@ from medusa_kit.drafters.draft_model import loading as draft_loading
 from medusa_kit.drafters.draft_model import runner as draft_runner
 from medusa_kit.drafters.draft_model.drafter import DraftModelDrafter
 from medusa_kit.drafters.factory import DraftContext, build_drafter
-from medusa_kit.drafters.trie import Trie, draft_of
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode.request import make_request
@@ -32,6 +31,7 @@ from medusa_kit.infer.draft import Drafter, State
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.tree.draft_tree import DraftTree
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "fixed": {"lengths": "fixed", "length": 3},
@@ -201,7 +201,7 @@ def test_matched_draws_give_the_seeds_own_text() -> None:
         assert [row.token_ids for row in rows] == expected
 
 
-def without_samplers(guess: Callable[[State], list[Trie]], state: State) -> list[Trie]:
+def without_samplers(guess: Callable[[State], list[DraftTree]], state: State) -> list[DraftTree]:
     for request in state.requests:
         request.sampler = None
     try:
@@ -240,11 +240,11 @@ class Sharing(Drafter):
         self.turn += 1
         if self.turn % 3 == 0:
             return Forest.chains([[root, 0] for root in state.roots_B], torch.device("cpu"))
-        tries = self.source.guess(state)
-        for trie in tries:
-            assert trie.keys[1][0] == "draft-model"
-            trie.add(0, 0, 0.1)
-        return draft_of(tries, torch.device("cpu"))
+        trees = self.source.guess(state)
+        for tree in trees:
+            assert tree.keys[1][0] == "draft-model"
+            tree.add(0, 0, 0.1)
+        return Forest.of_drafts(trees, torch.device("cpu"))
 
 
 def test_as_a_source_of_anothers_tries() -> None:

@@ -153,24 +153,24 @@ def test_chances_are_those_that_the_heads_give(kind: str) -> None:
     assert isinstance(inner, DynamicDrafter)
     state = state_from([[1], [2]], [5, 9], 3 * torch.randn(2, heads.config.hidden_size))
     grown, source = inner.grow(state.hidden_BD, state.roots_B), HeadsSource(inner)
-    for row, trie in enumerate(source.guess(state)):
+    for row, tree in enumerate(source.guess(state)):
         tokens, _, scores = grown[row]
-        assert trie.tokens == tokens
-        order = trie.by_chance()
+        assert tree.tokens == tokens
+        order = tree.by_chance()
         for node, chance in order[1:]:
             assert chance == pytest.approx(math.exp(scores[node]), rel=1e-4)
     source.set_min_chance(0.2, AcceptanceEstimate())
     few = inner.grow(state.hidden_BD, state.roots_B, Least(math.log(0.2), math.log(0.7)))
-    for row, trie in enumerate(source.guess(state)):
-        assert trie.num_nodes == len(few[row][0])
+    for row, tree in enumerate(source.guess(state)):
+        assert tree.num_nodes == len(few[row][0])
 
 
 def test_a_probability_that_proves_wrong_is_corrected() -> None:
     heads = random_heads(endless_base(VOCAB), kind="recurrent")
     inner = draft_with(heads, DynamicTree(4, SCALES, 6, 3))
     state = state_from([[1]], [5], 3 * torch.randn(1, heads.config.hidden_size))
-    (trie,) = HeadsSource(inner).guess(state)
-    said, acceptance = trie.chances[1], AcceptanceEstimate()
+    (tree,) = HeadsSource(inner).guess(state)
+    said, acceptance = tree.chances[1], AcceptanceEstimate()
     for _ in range(200):
-        acceptance.record(trie.keys[1], True)
-    assert acceptance.chance(trie.keys[1], said) > max(said, 0.9)
+        acceptance.record(tree.keys[1], True)
+    assert acceptance.chance(tree.keys[1], said) > max(said, 0.9)

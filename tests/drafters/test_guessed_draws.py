@@ -139,8 +139,8 @@ def test_heads_that_know_the_distribution_guess_every_draw(
 
 def test_what_is_drawn_is_counted_apart(base: BaseModel) -> None:
     drafter = draft_with(random_heads(base, HEADS, kind="hydra"), TREES[1])
-    tries = HeadsSource(drafter).guess(state_of(base, WARM, SamplingParams()))
-    drawn = [[DRAWN in key for key in trie.keys[1:] if isinstance(key, tuple)] for trie in tries]
+    trees = HeadsSource(drafter).guess(state_of(base, WARM, SamplingParams()))
+    drawn = [[DRAWN in key for key in tree.keys[1:] if isinstance(key, tuple)] for tree in trees]
     assert all(drawn[0])
     assert not any(drawn[1])
     assert all(drawn)

@@ -37,10 +37,10 @@ def named(source: HeadsSource, state: State) -> list[int]:
 
 def test_every_node_with_its_share_of_its_parents_steps(inner: HeadsDrafter) -> None:
     state, source = state_of(inner), HeadsSource(inner, SHARES)
-    for trie, tokens in zip(source.guess(state), inner.propose(state).token_lists(), strict=True):
-        assert trie.tokens == tokens
-        assert trie.parents == list(TREE.parents)
-        assert trie.chances[1:] == pytest.approx([0.5, 0.25, 0.6, 0.2, 0.2, 0.8])
+    for tree, tokens in zip(source.guess(state), inner.propose(state).token_lists(), strict=True):
+        assert tree.tokens == tokens
+        assert tree.parents == list(TREE.parents)
+        assert tree.chances[1:] == pytest.approx([0.5, 0.25, 0.6, 0.2, 0.2, 0.8])
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_nodes_that_cannot_pay_are_not_named(
     source.set_min_chance(least, AcceptanceEstimate())
     assert named(source, state) == nodes
     whole = inner.propose(state).token_lists()
-    for trie, tokens in zip(source.guess(state), whole, strict=True):
-        assert trie.tokens == [tokens[0], *(tokens[node] for node in nodes)]
+    for tree, tokens in zip(source.guess(state), whole, strict=True):
+        assert tree.tokens == [tokens[0], *(tokens[node] for node in nodes)]
 
 
 def test_what_was_right_so_far_decides(inner: HeadsDrafter) -> None:

@@ -143,8 +143,8 @@ def test_large_stores_are_sorted_and_matched_as_small_ones_are(tmp_path):
     assert waiting.past.recent.num_tokens == 360
     assert sorted_.past.recent.num_tokens == 0
     for drafter in (waiting, sorted_):
-        trie = guessed(drafter, answers[7][8:16], answers[7][16])
-        assert trie.tokens[1:3] == answers[7][17:19]
-        assert trie.parents[1:3] == [0, 1]
-        assert trie.chances[1] == pytest.approx(1 / 3.5, abs=0.05)  # seen once after nine tokens
-        assert trie.keys[1] == ("past", 2)
+        tree = guessed(drafter, answers[7][8:16], answers[7][16])
+        assert tree.tokens[1:3] == answers[7][17:19]
+        assert tree.parents[1:3] == [0, 1]
+        assert tree.chances[1] == pytest.approx(1 / 3.5, abs=0.05)  # seen once after nine tokens
+        assert tree.keys[1] == ("past", 2)

@@ -11,10 +11,11 @@ from medusa_kit.drafters.draft_model import loading as draft_loading
 from medusa_kit.drafters.draft_model.drafter import DraftModelDrafter
 from medusa_kit.drafters.draft_model.staged import Inside
 from medusa_kit.drafters.factory import DraftContext, build_drafter
-from medusa_kit.drafters.trie import Trie, TrieDrafter
+from medusa_kit.drafters.tree_drafter import TreeDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.draft import RequestText, State, StepResult
 from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.tree.draft_tree import DraftTree
 
 
 def slightly_other(vocab_size: int) -> BaseModel:
@@ -25,7 +26,7 @@ def slightly_other(vocab_size: int) -> BaseModel:
     return draft
 
 
-class Copying(TrieDrafter):
+class Copying(TreeDrafter):
     """Copies what followed the root where it last occurred in the text, three tokens at most."""
 
     name, num_nodes = "copying", 4
@@ -41,20 +42,20 @@ class Copying(TrieDrafter):
     def begin(self, request: RequestText) -> None:
         request.kept[self] = list(request.text)
 
-    def guess(self, state: State) -> list[Trie]:
-        tries = []
+    def guess(self, state: State) -> list[DraftTree]:
+        trees = []
         for request in state.requests:
             tokens, root = request.text, request.root
             if not self.rewinds:  # its text only grows, as drafters may rely on
                 known = request.kept[self]
                 assert tokens[: len(known)] == known
             request.kept[self] = list(tokens)
-            trie = Trie(root)
+            tree = DraftTree(root)
             places = [place for place, token in enumerate(tokens) if token == root]
             if places:
-                trie.add_chain(tokens[places[-1] + 1 :][:3], 0.9)
-            tries.append(trie)
-        return tries
+                tree.add_chain(tokens[places[-1] + 1 :][:3], 0.9)
+            trees.append(tree)
+        return trees
 
     def observe(self, step: StepResult) -> None:
         """The tokens are those of the greedy draft model after each accepted node, in all rows."""

@@ -20,10 +20,10 @@ from medusa_kit.drafters.memory import Memory
 from medusa_kit.drafters.text.recycling import RANK_CHANCES, likeliest
 from medusa_kit.drafters.text.suffix_array import SuffixArray
 from medusa_kit.drafters.text.suffix_automaton import START, SuffixAutomaton
-from medusa_kit.drafters.trie import draft_of
 from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.draft import State
+from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.sampling import SamplingParams
 
 CPU = torch.device("cpu")
@@ -38,10 +38,10 @@ def drafter_for(name, **options):
     return build_drafter(name, context, options)
 
 
-def chain(trie):
-    """The tokens of a trie without branches."""
-    assert trie.parents == [-1, *range(trie.num_nodes - 1)]
-    return trie.tokens
+def chain(tree):
+    """The tokens of a tree without branches."""
+    assert tree.parents == [-1, *range(tree.num_nodes - 1)]
+    return tree.tokens
 
 
 def guessed(drafter, tokens, root):
@@ -78,10 +78,10 @@ def test_rare_followers_of_a_frequent_token_are_not_looked_for_where_nodes_are_f
 def test_the_longest_ngram_and_its_latest_place_decide():
     drafter = drafter_for("prompt-lookup", num_tokens=2)
     text = [1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 2, 3, 6, 0, 1, 2]
-    trie = guessed(drafter, text, 3)
-    assert chain(trie) == [3, 5, 9]  # 1 2 3 the second time, not 2 3 6
-    assert trie.keys[1:] == [("prompt-lookup", 3, 1), ("prompt-lookup", 3, 2)]
-    assert trie.chances[1] < trie.chances[2]
+    tree = guessed(drafter, text, 3)
+    assert chain(tree) == [3, 5, 9]  # 1 2 3 the second time, not 2 3 6
+    assert tree.keys[1:] == [("prompt-lookup", 3, 1), ("prompt-lookup", 3, 2)]
+    assert tree.chances[1] < tree.chances[2]
     assert chain(guessed(drafter, [7, 8, 7], 5)) == [5]
 
 
@@ -109,10 +109,10 @@ def test_text_that_is_read_step_by_step_is_the_same_text(name):
         for row in rows:
             every[row].text, every[row].root = texts[row][: ends[row]], texts[row][ends[row]]
         state = State([every[row] for row in rows])
-        for row, trie in zip(rows, drafter.guess(state), strict=True):
+        for row, tree in zip(rows, drafter.guess(state), strict=True):
             fresh = guessed(drafter_for(name), texts[row][: ends[row]], texts[row][ends[row]])
-            assert (trie.tokens, trie.parents) == (fresh.tokens, fresh.parents)
-            assert trie.chances == fresh.chances
+            assert (tree.tokens, tree.parents) == (fresh.tokens, fresh.parents)
+            assert tree.chances == fresh.chances
             ends[row] += 1 + (step + row) % 3
     again = drafter.guess(state)  # nothing has happened since: nothing is read twice
     assert [t.tokens for t in again] == [t.tokens for t in drafter.guess(state)]
@@ -190,12 +190,12 @@ def test_chances_follow_the_formula():
     """3 of 4 times 7, once 8; the shorter match adds what followed it elsewhere."""
     drafter = drafter_for("suffix", num_nodes=4)
     text = [1, 2, 7, 0, 1, 2, 7, 3, 1, 2, 7, 4, 1, 2, 8, 5, 2, 9, 6, 1]
-    trie = guessed(drafter, text, 2)
-    by_token = {trie.tokens[n]: trie.chances[n] for n in range(1, 4) if trie.parents[n] == 0}
+    tree = guessed(drafter, text, 2)
+    by_token = {tree.tokens[n]: tree.chances[n] for n in range(1, 4) if tree.parents[n] == 0}
     rest = 2.2 / 6.2  # "1 2" four times, two ways, each 1.1; "2" five times, three ways, each 2.2
     assert by_token[7] == pytest.approx(3 / 6.2 + rest * 3 / 11.6)
     assert by_token[8] == pytest.approx(1 / 6.2 + rest * 1 / 11.6)
-    assert trie.keys[1:3] == [("suffix", 5), ("suffix", 1)]
+    assert tree.keys[1:3] == [("suffix", 5), ("suffix", 1)]
     assert len(by_token) == 2 or 9 in by_token
 
 
@@ -209,8 +209,8 @@ def test_a_token_that_always_went_on_differently_is_not_copied_from():
 
 
 def test_a_loop_is_predicted_beyond_its_last_turn():
-    trie = guessed(drafter_for("suffix", num_nodes=9), [1, 2, 3] * 6 + [1, 2], 3)
-    assert chain(trie) == [3, 1, 2, 3, 1, 2, 3, 1, 2]
+    tree = guessed(drafter_for("suffix", num_nodes=9), [1, 2, 3] * 6 + [1, 2], 3)
+    assert chain(tree) == [3, 1, 2, 3, 1, 2, 3, 1, 2]
 
 
 # Recycling
@@ -226,16 +226,16 @@ def test_the_likeliest_are_those_of_topk():
 
 def test_the_table_has_what_was_last_likely_and_the_tree_the_best_paths():
     drafter = drafter_for("recycling", num_nodes=4, width=2)
-    trie = guessed(drafter, [1, 2, 1, 3, 1], 4)
+    tree = guessed(drafter, [1, 2, 1, 3, 1], 4)
     assert drafter.table == {1: [4, 3], 2: [1], 3: [1]}
-    assert trie.tokens == [4]  # nothing followed 4 yet
-    trie.add(0, 5, 0.5)
-    trie.add(0, 6, 0.5)
+    assert tree.tokens == [4]  # nothing followed 4 yet
+    tree.add(0, 5, 0.5)
+    tree.add(0, 6, 0.5)
     logits = torch.zeros(1, 3, 9)
     logits[0, 0, [6, 5]] = torch.tensor([2.0, 1.0])
     logits[0, 1, [7, 4]] = torch.tensor([2.0, 1.0])
     logits[0, 2, [4, 8]] = torch.tensor([2.0, 1.0])
-    step = result_of(draft_of([trie], CPU), [[2]], [4], logits=logits)
+    step = result_of(Forest.of_drafts([tree], CPU), [[2]], [4], logits=logits)
     drafter.observe(step)
     assert drafter.table == {1: [4, 3], 2: [1], 3: [1], 4: [6, 5], 5: [7, 4], 6: [4, 8]}
     state = state_from([[1, 2, 1, 3, 1, 4, 6]], [4], torch.zeros(1, 1))
@@ -247,12 +247,12 @@ def test_the_table_has_what_was_last_likely_and_the_tree_the_best_paths():
 def test_the_best_tree_has_the_largest_sum_of_path_chances():
     drafter = drafter_for("recycling", num_nodes=6, width=3)
     drafter.table = {token: [3 * token + r for r in (1, 2, 3)] for token in range(200)}
-    trie = drafter.guess(state_from([[]], [0], torch.zeros(1, 1)))[0]
+    tree = drafter.guess(state_from([[]], [0], torch.zeros(1, 1)))[0]
     chances = RANK_CHANCES[:3]
     paths = [(a,) for a in range(3)] + [(a, b) for a in range(3) for b in range(3)]
     paths += [(*p, c) for p in paths if len(p) == 2 for c in range(3)]
     values = sorted((math.prod(chances[r] for r in path) for path in paths), reverse=True)
-    assert sum(c for _, c in trie.by_chance()) - 1 == pytest.approx(sum(values[:5]))
+    assert sum(c for _, c in tree.by_chance()) - 1 == pytest.approx(sum(values[:5]))
 
 
 # Through the engine

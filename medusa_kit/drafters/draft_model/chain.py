@@ -18,9 +18,9 @@ from torch import Tensor
 
 from medusa_kit.drafters.draft_model.lengths import Lengths
 from medusa_kit.drafters.draft_model.shared_vocabulary import Vocabulary
-from medusa_kit.drafters.trie import Trie
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.infer.decode.accept.sampler import Sampler
+from medusa_kit.tree.draft_tree import DraftTree
 
 NOTHING = -1  # a token that no node holds: the walk ends
 
@@ -37,13 +37,13 @@ class Chain:
     width: int
     stop_ids: frozenset[int]  # in the ids that the draft picks
     sampler: Sampler | None = None
-    trie: Trie = field(init=False)
+    tree: DraftTree = field(init=False)
     own_ids: list[int] = field(default_factory=list)  # the chain in the draft's ids
     chance: float = 1.0  # of the chain so far
     _tip: int = 0
 
     def __post_init__(self) -> None:
-        self.trie = Trie(self.prefix[-1])
+        self.tree = DraftTree(self.prefix[-1])
         self._root_position = len(self.prefix) - 1
         self.done = self.limit < 1
 
@@ -87,7 +87,7 @@ class Chain:
         depth, tip = len(self.own_ids) + 1, self._tip
         for rank, (token, chance) in enumerate(zip(tokens, chances, strict=True)):
             key = ("draft-model", min(rank, 2), min(depth, 4), round(4 * chance))
-            node = self.trie.add(tip, token, chance, key)
+            node = self.tree.add(tip, token, chance, key)
             self._tip = node if rank == 0 else self._tip
         self.prefix.append(tokens[0])
         self.chance *= chances[0]

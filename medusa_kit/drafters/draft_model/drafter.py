@@ -26,7 +26,7 @@ from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.native import layer_drafts
 from medusa_kit.drafters.native.dflash import DFlashDrafter
 from medusa_kit.drafters.native.eagle import EagleDrafter
-from medusa_kit.drafters.trie import Trie, TrieDrafter, num_right
+from medusa_kit.drafters.tree_drafter import TreeDrafter, num_right
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode.accept.rules import accept
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
@@ -34,6 +34,7 @@ from medusa_kit.infer.draft import RequestText, State, StepResult
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.drafters import DraftModelOptions
+from medusa_kit.tree.draft_tree import DraftTree
 
 
 @dataclass
@@ -48,7 +49,7 @@ class _Kept:
     chain: list[int] = field(default_factory=list)  # guessed, and not yet judged
 
 
-class DraftModelDrafter(TrieDrafter):
+class DraftModelDrafter(TreeDrafter):
     """Build with `build`."""
 
     name = "draft-model"
@@ -102,7 +103,7 @@ class DraftModelDrafter(TrieDrafter):
             self.runner.finish(own.slot)
             self.inside.finish(own.inner)
 
-    def guess(self, state: State) -> list[Trie]:
+    def guess(self, state: State) -> list[DraftTree]:
         return self._judged(state, self._grow(state))
 
     def observe(self, step: StepResult) -> None:
@@ -179,30 +180,30 @@ class DraftModelDrafter(TrieDrafter):
             None if in_text else request.sampler,
         )
 
-    def _judged(self, state: State, chains: Sequence[Chain]) -> list[Trie]:
+    def _judged(self, state: State, chains: Sequence[Chain]) -> list[DraftTree]:
         """The draft for the base to verify; remembers the chains, to count how much of them is
         accepted."""
-        tries = []
+        trees = []
         for request, chain in zip(state.requests, chains, strict=True):
             own: _Kept = request.kept[self]
             if self.vocabulary.kind == "text":
-                trie = self._translated(own.reader, chain)
+                tree = self._translated(own.reader, chain)
             else:
-                trie = chain.trie.best(self.num_nodes)
-            tries.append(trie)
-            own.chain = _first_children(trie)
-        return tries
+                tree = chain.tree.best(self.num_nodes)
+            trees.append(tree)
+            own.chain = _first_children(tree)
+        return trees
 
-    def _translated(self, reader: Reader, chain: Chain) -> Trie:
+    def _translated(self, reader: Reader, chain: Chain) -> DraftTree:
         """The chain in the base's tokens, which share its chance evenly."""
-        trie = Trie(chain.trie.tokens[0])
+        tree = DraftTree(chain.tree.tokens[0])
         if not chain.own_ids:
-            return trie
+            return tree
         tokens = reader.back(chain.up_to_root, chain.own_ids, chain.text)
         tokens = tokens[: self.num_nodes - 1]
         chance = chain.chance ** (1 / max(len(tokens), 1))
-        trie.add_chain(tokens, chance, ("draft-model", "text", round(4 * chance)))
-        return trie
+        tree.add_chain(tokens, chance, ("draft-model", "text", round(4 * chance)))
+        return tree
 
     @property
     def _same_ids(self) -> bool:
@@ -220,12 +221,12 @@ def _extend(chain: Chain, logits_NU: Tensor, node: int) -> int:
     return chain.extend(logits_NU[node])
 
 
-def _first_children(trie: Trie) -> list[int]:
+def _first_children(tree: DraftTree) -> list[int]:
     """Tokens of the chain: at each node the first child."""
     chain, tip = list[int](), 0
-    for node, parent in enumerate(trie.parents):
+    for node, parent in enumerate(tree.parents):
         if node and parent == tip:
-            chain.append(trie.tokens[node])
+            chain.append(tree.tokens[node])
             tip = node
     return chain
 

@@ -1,4 +1,4 @@
-"""The trees of heads as tries, each guess with its chance, to be merged with others or verified as
+"""Trees of heads, each draft token with its chance, to be merged with others or verified as
 far as it pays.
 
 Where the tree is grown anew at each step, the heads say how probable each guess is now, and what
@@ -13,10 +13,11 @@ from medusa_kit.drafters.estimates import CLASSES, AcceptanceEstimate, chance_cl
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.drafters.heads.medusa import HeadsDrafter
 from medusa_kit.drafters.heads.static_chances import own_chances
-from medusa_kit.drafters.trie import Trie, TrieDrafter
+from medusa_kit.drafters.tree_drafter import TreeDrafter
 from medusa_kit.heads.guesser import Least
 from medusa_kit.infer.draft import State, StepResult
 from medusa_kit.infer.forest import Forest
+from medusa_kit.tree.draft_tree import DraftTree
 
 DRAWN = "drawn"  # guesses of tokens that will be drawn are counted apart
 # A path gets children from this many times the chance on that a draft token must have: children are
@@ -25,7 +26,7 @@ ASKED = 3.5
 HIGHEST = 1 - 1 / CLASSES  # of these chances: paths of the surest class always do
 
 
-class HeadsSource(TrieDrafter):
+class HeadsSource(TreeDrafter):
     name = "medusa"
     computes = True
 
@@ -74,37 +75,39 @@ class HeadsSource(TrieDrafter):
         """The whole tree for each request."""
         return self.inner.propose(state)
 
-    def guess(self, state: State) -> list[Trie]:
+    def guess(self, state: State) -> list[DraftTree]:
         if isinstance(self.inner, DynamicDrafter):
             return self._grown(self.inner, state)
         nodes = list(range(1, self.num_nodes)) if self._nodes is None else self._nodes
         draft, parents = self.inner.propose_nodes(state, nodes), self.inner.tree.parents
-        return [self._trie(tokens, nodes, parents) for tokens in draft.token_lists()]
+        return [self._tree(tokens, nodes, parents) for tokens in draft.token_lists()]
 
-    def _grown(self, inner: DynamicDrafter, state: State) -> list[Trie]:
+    def _grown(self, inner: DynamicDrafter, state: State) -> list[DraftTree]:
         draws = state.draws()
         texts = inner.texts(state)
         grown = inner.grow(state.hidden_BD, state.roots_B, self._min_scores, draws, texts)
-        tries, drawn = [], [one is not None for one in draws or [None] * len(grown)]
+        trees, drawn = [], [one is not None for one in draws or [None] * len(grown)]
         for (tokens, parents, scores), is_drawn in zip(grown, drawn, strict=True):
-            trie, depths = Trie(tokens[0]), [0]
+            tree, depths = DraftTree(tokens[0]), [0]
             for node in range(1, len(parents)):
                 parent = parents[node]
                 depths.append(depths[parent] + 1)
                 chance = math.exp(min(scores[node] - scores[parent], 0.0))
                 kind = (depths[node], chance_class(chance))
                 key = (self.name, *kind, DRAWN) if is_drawn else (self.name, *kind)
-                trie.add(parent, tokens[node], chance, key)
-            tries.append(trie)
-        return tries
+                tree.add(parent, tokens[node], chance, key)
+            trees.append(tree)
+        return trees
 
-    def _trie(self, tokens: Sequence[int], nodes: Sequence[int], parents: Sequence[int]) -> Trie:
+    def _tree(
+        self, tokens: Sequence[int], nodes: Sequence[int], parents: Sequence[int]
+    ) -> DraftTree:
         """Of these nodes of a static tree, whose tokens follow the root's."""
-        trie, node_of = Trie(tokens[0]), {0: 0}
+        tree, node_of = DraftTree(tokens[0]), {0: 0}
         for node, token in zip(nodes, tokens[1:], strict=True):
             above = node_of[parents[node]]
-            node_of[node] = trie.add(above, token, self._believed[node], (self.name, node))
-        return trie
+            node_of[node] = tree.add(above, token, self._believed[node], (self.name, node))
+        return tree
 
     def observe(self, step: StepResult) -> None:
         self.inner.observe(step)

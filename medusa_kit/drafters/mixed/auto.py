@@ -29,7 +29,7 @@ from medusa_kit.drafters.mixed.sources import (
     shared_estimate,
     usual_sources,
 )
-from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of, learn
+from medusa_kit.drafters.tree_drafter import TreeDrafter, learn
 from medusa_kit.infer.decode.node_choice.choice import choose_nodes
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 from medusa_kit.infer.decode.timing import StepTiming
@@ -37,6 +37,7 @@ from medusa_kit.infer.draft import Candidates, Drafter, RequestText, State, Step
 from medusa_kit.infer.forest import Forest
 from medusa_kit.locks import SharedLock
 from medusa_kit.settings.drafters import SOURCES
+from medusa_kit.tree.draft_tree import DraftTree
 
 HOPE = 0.5  # tokens a step that a source is assumed to gain at first, where nothing else is drafted
 STEPS = 3  # situations in which the tokens promised differ by less than a factor of two
@@ -78,7 +79,7 @@ class Step(Candidates):
         self.about = self.num_rows.bit_length()
         self.min_chance = cost.least_chance(self.num_rows)  # of a draft token that gains
         self.plain = cost.seconds(self.num_rows)
-        self.tries: list[Trie] = []
+        self.trees: list[DraftTree] = []
         self.orders: list[list[tuple[int, float]]] = []  # each request's nodes with their chances
         self.text: Explorer | None = None  # by which sources that read text were asked
         self.computed: Explorer | None = None  # by which a source that computes was
@@ -97,14 +98,14 @@ class Step(Candidates):
         is promised already."""
         return HOPE * max(1 - self.min_chance, 0.0) * (self.num_own / self.promised) ** 2
 
-    def add(self, tries: Sequence[Trie]) -> None:
+    def add(self, trees: Sequence[DraftTree]) -> None:
         """More draft tokens."""
-        if self.tries:
-            for whole, trie in zip(self.tries, tries, strict=True):
-                whole.merge(trie)
+        if self.trees:
+            for whole, tree in zip(self.trees, trees, strict=True):
+                whole.merge(tree)
         else:
-            self.tries = list(tries)
-        self.orders = [likeliest(one, self.drafter.chains) for one in self.tries]
+            self.trees = list(trees)
+        self.orders = [likeliest(one, self.drafter.chains) for one in self.trees]
 
     @property
     def chances(self) -> list[list[float]]:
@@ -118,14 +119,14 @@ class Step(Candidates):
 
     def select(self, counts: Sequence[int]) -> "Drafted":
         pairs = list(zip(self.orders, counts, strict=True))
-        self.tries = [
-            trie.kept([node for node, _ in order[: 1 + count]])
-            for trie, (order, count) in zip(self.tries, pairs, strict=True)
+        self.trees = [
+            tree.kept([node for node, _ in order[: 1 + count]])
+            for tree, (order, count) in zip(self.trees, pairs, strict=True)
         ]
-        self.num_guesses = sum(trie.num_nodes - 1 for trie in self.tries)
+        self.num_guesses = sum(tree.num_nodes - 1 for tree in self.trees)
         right = (chance for order, count in pairs for _, chance in order[1 : 1 + count])
         self.expected = self.num_own + sum(right)
-        return drafted(self.tries, self.drafter.device, self)
+        return drafted(self.trees, self.drafter.device, self)
 
     def taken(self, timing: StepTiming) -> float:
         """The seconds of the step beyond what the base model took for these nodes."""
@@ -152,18 +153,18 @@ class Step(Candidates):
 class Drafted(Forest):
     """A draft with what its drafter learns by. `step`: None where nothing was chosen."""
 
-    tries: Sequence[Trie]
+    trees: Sequence[DraftTree]
     step: Step | None
 
 
-def drafted(tries: Sequence[Trie], device: torch.device, step: Step | None = None) -> Drafted:
-    draft = draft_of(tries, device)
-    return Drafted(draft.tokens_N, draft.shapes, tries, step)
+def drafted(trees: Sequence[DraftTree], device: torch.device, step: Step | None = None) -> Drafted:
+    draft = Forest.of_drafts(trees, device)
+    return Drafted(draft.tokens_N, draft.shapes, trees, step)
 
 
-def likeliest(trie: Trie, chains: bool) -> list[tuple[int, float]]:
+def likeliest(tree: DraftTree, chains: bool) -> list[tuple[int, float]]:
     """Its nodes with their chances, the root first and likeliest first; of a chain if need be."""
-    return trie.best_path() if chains else trie.by_chance()
+    return tree.best_path() if chains else tree.by_chance()
 
 
 class AutoDrafter(Drafter):
@@ -174,7 +175,7 @@ class AutoDrafter(Drafter):
     def __init__(
         self,
         name: str,
-        sources: Sequence[TrieDrafter],
+        sources: Sequence[TreeDrafter],
         experience: PolicyStats,
         max_nodes: int,
         device: torch.device,
@@ -209,11 +210,11 @@ class AutoDrafter(Drafter):
 
     def propose(self, state: State) -> Drafted:
         """The likeliest draft tokens of all sources, as many as there may be."""
-        tries = merged(self.sources, state, self.experience.acceptance)
-        orders = [likeliest(trie, self.chains)[: self.num_nodes] for trie in tries]
+        trees = merged(self.sources, state, self.experience.acceptance)
+        orders = [likeliest(tree, self.chains)[: self.num_nodes] for tree in trees]
         kept = [
-            trie.kept([node for node, _ in order])
-            for trie, order in zip(tries, orders, strict=True)
+            tree.kept([node for node, _ in order])
+            for tree, order in zip(trees, orders, strict=True)
         ]
         return drafted(kept, self.device)
 
@@ -242,12 +243,12 @@ class AutoDrafter(Drafter):
         if step.choice:
             step.add(self._guesses(step, [self.computing[step.choice - 1]], state))
 
-    def _guesses(self, step: Step, sources: Sequence[TrieDrafter], state: State) -> list[Trie]:
+    def _guesses(self, step: Step, sources: Sequence[TreeDrafter], state: State) -> list[DraftTree]:
         for source in sources:
             source.set_min_chance(step.min_chance, self.experience.acceptance)
         return merged(sources, state, self.experience.acceptance)
 
-    def _hope(self, source: TrieDrafter, step: Step) -> float:
+    def _hope(self, source: TreeDrafter, step: Step) -> float:
         """What a source gains before it was asked here, as far as it was calibrated."""
         if source.calibrated is None:
             return step.hope
@@ -264,13 +265,13 @@ class AutoDrafter(Drafter):
         assert isinstance(draft, Drafted), "another drafter's draft"
         if draft.step is not None and result.timing is not None:
             self._learn(draft.step, result.timing)
-        learn(self.experience.acceptance, draft.tries, result)
-        for request, credit in zip(result.requests, credited(draft.tries, result), strict=True):
+        learn(self.experience.acceptance, draft.trees, result)
+        for request, credit in zip(result.requests, credited(draft.trees, result), strict=True):
             request.credits = credit
         for source in self.sources:
             source.observe(result)
-        for trie, path in zip(draft.tries, result.paths, strict=True):
-            self.shares.setdefault(sources_of(trie), SourceUsage()).count(1, len(path))
+        for tree, path in zip(draft.trees, result.paths, strict=True):
+            self.shares.setdefault(sources_of(tree), SourceUsage()).count(1, len(path))
 
     def _learn(self, step: Step, timing: StepTiming) -> None:
         """What the step took, and what asking has gained."""
@@ -299,7 +300,7 @@ def chosen(name: str, context: DraftContext, options: Mapping[str, Any] | None) 
     """The drafter of this name, whose draft tokens are verified as far as they gain where the
     engine asks for that. Raises as `build_drafter`."""
     drafter = build_drafter(name, context, options)
-    if not (context.paying and isinstance(drafter, TrieDrafter) and name in SOURCES):
+    if not (context.paying and isinstance(drafter, TreeDrafter) and name in SOURCES):
         return drafter
     return _auto(drafter.describe(), [name], [drafter], context, drafter.num_nodes, ())
 
@@ -316,7 +317,7 @@ def text_sizes(max_nodes: int) -> dict[str, dict[str, Any]]:
 def _auto(
     name: str,
     names: Sequence[str],
-    sources: Sequence[TrieDrafter],
+    sources: Sequence[TreeDrafter],
     context: DraftContext,
     max_nodes: int,
     reasons: Sequence[str],

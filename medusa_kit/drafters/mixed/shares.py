@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from medusa_kit.drafters.mixed.sources import source_of
-from medusa_kit.drafters.trie import Trie
 from medusa_kit.infer.draft import COUNTS
+from medusa_kit.tree.draft_tree import DraftTree
 
 PLAIN = "none"  # a step in which nothing was guessed
 
@@ -26,9 +26,9 @@ class SourceUsage:
         return f"{self.tokens / self.steps:.2f} {how} ({steps})"
 
 
-def sources_of(trie: Trie) -> str:
+def sources_of(tree: DraftTree) -> str:
     """The sources of a tree's guesses; PLAIN where it is the root alone."""
-    return " + ".join(sorted({source_of(key) for key in trie.keys[1:]})) or PLAIN
+    return " + ".join(sorted({source_of(key) for key in tree.keys[1:]})) or PLAIN
 
 
 def percentages(shares: Mapping[str, SourceUsage]) -> str:

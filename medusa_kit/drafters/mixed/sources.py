@@ -1,4 +1,4 @@
-"""The sources of `auto`: which there are, and their draft tokens as one trie for each request."""
+"""The sources of `auto`: which there are, and their draft tokens as one tree for each request."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,34 +7,35 @@ from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.mixed.under_grammar import under_grammar
 from medusa_kit.drafters.native.mtp_layers import layers_or_error, num_layers
-from medusa_kit.drafters.trie import Trie, TrieDrafter, weighed
+from medusa_kit.drafters.tree_drafter import TreeDrafter, weighed
 from medusa_kit.errors import CheckpointError
 from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.tree.draft_tree import DraftTree
 from medusa_kit.tree.dynamic import DynamicTree
 
 ACCEPTANCE = "acceptance of draft tokens"  # under which an engine keeps its estimate
 
 
 def merged(
-    sources: Sequence[TrieDrafter], state: State, acceptance: AcceptanceEstimate
-) -> list[Trie]:
-    """One trie for each request with the guesses of all sources, each with its kind's chance so
+    sources: Sequence[TreeDrafter], state: State, acceptance: AcceptanceEstimate
+) -> list[DraftTree]:
+    """One tree for each request with the guesses of all sources, each with its kind's chance so
     far, and with what a grammar forces."""
-    result = [Trie(root) for root in state.roots_B]
+    result = [DraftTree(root) for root in state.roots_B]
     for source in sources:
-        for whole, trie in zip(result, source.guess(state), strict=True):
-            whole.merge(weighed(trie, acceptance))
+        for whole, tree in zip(result, source.guess(state), strict=True):
+            whole.merge(weighed(tree, acceptance))
     masks = [None if sampler is None else sampler.mask for sampler in state.samplers]
     if all(mask is None for mask in masks):
         return result
     return under_grammar(result, masks, state, acceptance)
 
 
-def credited(tries: Sequence[Trie], step: StepResult) -> list[list[str]]:
+def credited(trees: Sequence[DraftTree], step: StepResult) -> list[list[str]]:
     """The source of each accepted token; of several that guessed it, the surest one."""
     return [
-        [source_of(trie.keys[node]) for node in path]
-        for trie, path in zip(tries, step.paths, strict=True)
+        [source_of(tree.keys[node]) for node in path]
+        for tree, path in zip(trees, step.paths, strict=True)
     ]
 
 
@@ -45,12 +46,12 @@ def source_of(key: Any) -> str:
 
 def build_sources(
     context: DraftContext, names: Sequence[str], options: Mapping[str, Mapping[str, Any]]
-) -> list[TrieDrafter]:
+) -> list[TreeDrafter]:
     """Raises ConfigError for a source without anything to draft with, or a wrong option."""
-    sources: list[TrieDrafter] = []
+    sources: list[TreeDrafter] = []
     for name in dict.fromkeys(names):
         drafter = build_drafter(name, context, options.get(name))
-        assert isinstance(drafter, TrieDrafter), name
+        assert isinstance(drafter, TreeDrafter), name
         sources.append(drafter)
     return sources
 

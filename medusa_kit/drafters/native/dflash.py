@@ -19,12 +19,13 @@ from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.native.dflash_files import layers_read, load_dflash
 from medusa_kit.drafters.native.other_kinds import DFLASH, check_options
 from medusa_kit.drafters.native.tally import Tally
-from medusa_kit.drafters.trie import Trie, TrieDrafter
+from medusa_kit.drafters.tree_drafter import TreeDrafter
 from medusa_kit.infer.draft import RequestText, State, StepResult
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.drafters import DraftModelOptions
 from medusa_kit.transfer import to_device
+from medusa_kit.tree.draft_tree import DraftTree
 
 
 @dataclass
@@ -35,7 +36,7 @@ class _Kept:
     seen: list[Tensor]
 
 
-class DFlashDrafter(TrieDrafter):
+class DFlashDrafter(TreeDrafter):
     """`model`: transformers' draft model. What rows have seen since their last draft is read with
     the next one."""
 
@@ -65,15 +66,15 @@ class DFlashDrafter(TrieDrafter):
         self.tally.observe(step)
 
     @no_gradients
-    def guess(self, state: State) -> list[Trie]:
+    def guess(self, state: State) -> list[DraftTree]:
         return self.tally.guessed([self._guess(one) for one in state.requests])
 
-    def _guess(self, request: RequestText) -> Trie:
+    def _guess(self, request: RequestText) -> DraftTree:
         tokens, root = request.text, request.root
-        trie = Trie(root)
+        tree = DraftTree(root)
         room = self.base.info.context_length - 1 - len(tokens)
         if room < 1:
-            return trie
+            return tree
         logits_NV = self._read(request.kept[self], [*tokens, root])[: min(room, self.num_nodes - 1)]
         chances_N, tokens_N = logits_NV.float().softmax(-1).max(-1)
         chances_N = chances_N.nan_to_num(0)  # of numbers that overflowed: it is never right
@@ -82,11 +83,11 @@ class DFlashDrafter(TrieDrafter):
             zip(tokens_N.tolist(), chances_N.tolist(), strict=True)
         ):
             key = (self.name, "DFlash", min(depth, 4), round(4 * chance))
-            trie.add(depth, token, chance, key)
+            tree.add(depth, token, chance, key)
             path *= chance
             if path < self._min_chance:  # what follows would not pay
                 break
-        return trie
+        return tree
 
     def _read(self, own: _Kept, text: list[int]) -> Tensor:
         """logits_NV of the draft behind a text, whose last token is the root."""

@@ -30,7 +30,6 @@ from medusa_kit.drafters.native.other_kinds import (
     stored_dict,
 )
 from medusa_kit.drafters.native.tally import Tally
-from medusa_kit.drafters.trie import Trie
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.infer.attention import ATTENTION_NAME
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
@@ -38,6 +37,7 @@ from medusa_kit.infer.draft import RequestText, State, StepResult
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import building_models
 from medusa_kit.settings.drafters import DraftModelOptions
+from medusa_kit.tree.draft_tree import DraftTree
 
 # Switches of speculators' config that change what is computed.
 UNREAD = {"norm_before_fc": "a norm before its projection", "fc_norm": "norms of what it reads",
@@ -277,7 +277,7 @@ class EagleDrafter(MtpDrafter):
         super().observe(step)
         self.tally.observe(step)
 
-    def guess(self, state: State) -> list[Trie]:
+    def guess(self, state: State) -> list[DraftTree]:
         return self.tally.guessed(super().guess(state))
 
     def _of_prompt(self, request: RequestText) -> Tensor:

@@ -22,12 +22,13 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.native.layer_rows import LayerCache, LayerRows
 from medusa_kit.drafters.native.mtp_layers import layers_or_error
-from medusa_kit.drafters.trie import Trie, TrieDrafter
+from medusa_kit.drafters.tree_drafter import TreeDrafter
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.draft import RequestText, State, StepResult
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.drafters import MtpOptions
 from medusa_kit.transfer import to_device
+from medusa_kit.tree.draft_tree import DraftTree
 
 PIECE = 512  # nodes that a layer reads at once
 
@@ -43,7 +44,7 @@ class _Kept:
     outputs: list[Tensor | None]
 
 
-class MtpDrafter(TrieDrafter):
+class MtpDrafter(TreeDrafter):
     """What requests have seen since their last draft is read with the next one."""
 
     name = kind = "mtp"  # `kind`: of its guesses, whose acceptance is estimated
@@ -76,17 +77,17 @@ class MtpDrafter(TrieDrafter):
             own.tokens += [*(tree.tokens[node] for node in tree.path), tree.next_root]
 
     @no_gradients
-    def guess(self, state: State) -> list[Trie]:
+    def guess(self, state: State) -> list[DraftTree]:
         ends = [len(tokens) for tokens in state.tokens]
         kept = [one.kept[self] for one in state.requests]
         self._read_on(kept, ends)
-        tries = [Trie(root) for root in state.roots_B]
+        trees = [DraftTree(root) for root in state.roots_B]
         limits = [min(self.num_nodes - 1, self.base.info.context_length - 1 - end) for end in ends]
         true = [layer.lengths for layer in self.layers]
-        self._draft(kept, tries, limits, ends)
+        self._draft(kept, trees, limits, ends)
         for layer, lengths in zip(self.layers, true, strict=True):
             layer.forget_after(lengths)
-        return tries
+        return trees
 
     def _of_prompt(self, request: RequestText) -> Tensor:
         """What layers read at the last tokens of its prompt, before `_own`."""
@@ -143,20 +144,20 @@ class MtpDrafter(TrieDrafter):
     def _draft(
         self,
         kept: Sequence[_Kept],
-        tries: Sequence[Trie],
+        trees: Sequence[DraftTree],
         limits: Sequence[int],
         ends: Sequence[int],
     ) -> None:
-        """Grow a chain in each trie, of at most so many tokens, behind the root at `ends`."""
+        """Grow a chain in each tree, of at most so many tokens, behind the root at `ends`."""
         found: dict[int, list[Tensor]] = {  # what the layer at hand puts out: at the root, and on
             row: _known(kept[row].outputs[0]) for row, limit in enumerate(limits) if limit > 0
         }
         depth = 0
         while found:
-            self._extend(tries, {row: outputs[-1] for row, outputs in found.items()}, depth)
+            self._extend(trees, {row: outputs[-1] for row, outputs in found.items()}, depth)
             depth += 1
-            rows = [row for row in found if depth < limits[row] and self._may_pay(tries[row])]
-            tokens = {row: tries[row].tokens[1:] for row in rows}
+            rows = [row for row in found if depth < limits[row] and self._may_pay(trees[row])]
+            tokens = {row: trees[row].tokens[1:] for row in rows}
             hidden = {row: found[row] for row in rows}
             if depth >= len(self.layers):  # the last layer goes on from its own output
                 hidden = {row: outputs[-1:] for row, outputs in hidden.items()}
@@ -172,19 +173,19 @@ class MtpDrafter(TrieDrafter):
                 at_root = kept[row].outputs[index] if depth < len(self.layers) else None
                 found[row] = [*_known(at_root), *out_TD.split(1)]
 
-    def _extend(self, tries: Sequence[Trie], outputs: dict[int, Tensor], depth: int) -> None:
+    def _extend(self, trees: Sequence[DraftTree], outputs: dict[int, Tensor], depth: int) -> None:
         """Append the likeliest token after each of these rows' chains."""
         chances_B, tokens_B = self._likeliest(torch.cat(list(outputs.values())))
         # NaN, of numbers that overflowed, is a guess that is never right.
         drafted = zip(outputs, tokens_B.tolist(), chances_B.nan_to_num(0).tolist(), strict=True)
         for row, token, chance in drafted:
             key = (self.kind, min(depth, 4), round(4 * chance))
-            tries[row].add(depth, token, chance, key)
+            trees[row].add(depth, token, chance, key)
 
-    def _may_pay(self, trie: Trie) -> bool:
+    def _may_pay(self, tree: DraftTree) -> bool:
         """Whether a token behind the chain can still be likely enough."""
         chance = 1.0
-        for one in trie.chances:
+        for one in tree.chances:
             chance *= one
         return chance >= self._min_chance
 

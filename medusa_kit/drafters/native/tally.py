@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from medusa_kit.drafters.trie import Trie, num_right
+from medusa_kit.drafters.tree_drafter import num_right
 from medusa_kit.infer.draft import StepResult
+from medusa_kit.tree.draft_tree import DraftTree
 
 
 @dataclass
@@ -25,12 +26,12 @@ class Tally:
             f"{self.drafted / self.drafts:.2f} drafted tokens accepted on average"
         ]
 
-    def guessed(self, tries: list[Trie]) -> list[Trie]:
-        """The same tries."""
-        self._chains = [trie.tokens[1:] for trie in tries]
-        self.drafts += len(tries)
+    def guessed(self, trees: list[DraftTree]) -> list[DraftTree]:
+        """These trees, whose chains are counted once it is known what became of them."""
+        self._chains = [tree.tokens[1:] for tree in trees]
+        self.drafts += len(trees)
         self.drafted += sum(map(len, self._chains))
-        return tries
+        return trees
 
     def observe(self, step: StepResult) -> None:
         for chain, tree in zip(self._chains, step.trees, strict=False):

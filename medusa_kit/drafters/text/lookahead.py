@@ -19,12 +19,13 @@ import torch
 
 from medusa_kit.base.families import needs_chains
 from medusa_kit.drafters.factory import DraftContext
-from medusa_kit.drafters.trie import Trie, TrieDrafter
+from medusa_kit.drafters.tree_drafter import TreeDrafter
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.draft import State, StepResult
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.likeliest import NO_TOKEN
 from medusa_kit.settings.drafters import LookaheadOptions
+from medusa_kit.tree.draft_tree import DraftTree
 
 MAX_NODES = 512  # verified in a step; more never pays
 POOL_CHANCE, WINDOW_CHANCE = 0.35, 0.2  # that a guess is right if its parent is
@@ -64,17 +65,17 @@ class Window:
         self._size = size  # N
         self.ends: list[int] = []  # the node of each column's last token
 
-    def plant(self, trie: Trie) -> None:
+    def plant(self, tree: DraftTree) -> None:
         """Add the columns to a tree of guesses after the root."""
         first, self.ends = 0, []
-        self.columns[0][0] = trie.tokens[0]
+        self.columns[0][0] = tree.tokens[0]
         for index, column in enumerate(self.columns):
             if index:
                 key = ("lookahead", "window", index)
-                first = trie.add(first, column[0], WINDOW_CHANCE, key)
+                first = tree.add(first, column[0], WINDOW_CHANCE, key)
             node = first
             for depth, token in enumerate(column[1:], start=index + 1):
-                node = trie.add(node, token, WINDOW_CHANCE, ("lookahead", "window", depth))
+                node = tree.add(node, token, WINDOW_CHANCE, ("lookahead", "window", depth))
             self.ends.append(node)
 
     def advance(self, found: Sequence[int]) -> list[list[int]]:
@@ -110,17 +111,17 @@ class _Row:
         self.pool.add_text([*tokens[start:], root], self.options.ngram)
         self._read = len(tokens) + 1
 
-    def tree(self, root: int) -> Trie:
-        trie = Trie(root)
-        self.window.plant(trie)
+    def tree(self, root: int) -> DraftTree:
+        tree = DraftTree(root)
+        self.window.plant(tree)
         for follower in self.pool.following(root, self.options.guesses):
             node = 0
             for depth, token in enumerate(follower, start=1):
-                node = trie.add(node, token, POOL_CHANCE, ("lookahead", "pool", depth))
-        return trie
+                node = tree.add(node, token, POOL_CHANCE, ("lookahead", "pool", depth))
+        return tree
 
 
-class LookaheadDrafter(TrieDrafter):
+class LookaheadDrafter(TreeDrafter):
     name = "lookahead"
 
     def __init__(self, options: LookaheadOptions, device: torch.device) -> None:
@@ -130,7 +131,7 @@ class LookaheadDrafter(TrieDrafter):
         self._draft: Forest | None = None
         self._steps = self._nodes = self._emitted = 0  # summed over rows
 
-    def guess(self, state: State) -> list[Trie]:
+    def guess(self, state: State) -> list[DraftTree]:
         rows = [(one, one.own(self, partial(_Row, one.text, self.options)))
                 for one in state.requests]  # fmt: skip
         for one, row in rows:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import torch
 
 from medusa_kit.drafters.factory import DraftContext
-from medusa_kit.drafters.trie import Trie, TrieDrafter
+from medusa_kit.drafters.tree_drafter import TreeDrafter
 from medusa_kit.infer.draft import RequestText, State, unread
 from medusa_kit.settings.drafters import PromptLookupOptions
+from medusa_kit.tree.draft_tree import DraftTree
 
 # How often a copied token was right, by how many tokens before it agreed; the last value is for all
 # longer matches (measured by benchmarks/text_drafters.py).
@@ -57,30 +58,30 @@ class NgramIndex:
         return size
 
 
-class PromptLookupDrafter(TrieDrafter):
+class PromptLookupDrafter(TreeDrafter):
     name = "prompt-lookup"
 
     def __init__(self, options: PromptLookupOptions, device: torch.device) -> None:
         super().__init__(device)
         self.options, self.num_nodes = options, options.num_tokens + 1
 
-    def guess(self, state: State) -> list[Trie]:
+    def guess(self, state: State) -> list[DraftTree]:
         return [self._row(one.own(self, self._index), one) for one in state.requests]
 
     def _index(self) -> NgramIndex:
         return NgramIndex(self.options.min_ngram, self.options.max_ngram)
 
-    def _row(self, index: NgramIndex, request: RequestText) -> Trie:
+    def _row(self, index: NgramIndex, request: RequestText) -> DraftTree:
         index.read(unread(request.text, request.root, len(index.tokens)))
         matched, copied = index.copy(self.options.num_tokens)
-        trie, node = Trie(request.root), 0
+        tree, node = DraftTree(request.root), 0
         for depth, token in enumerate(copied, start=1):
             # Each right copied token makes the match one token longer.
             chance = CHANCES[min(matched + depth - 1, MAX_MATCH)]
-            node = trie.add(
+            node = tree.add(
                 node, token, chance, (self.name, min(matched, MAX_MATCH), min(depth, 4))
             )
-        return trie
+        return tree
 
 
 def build(context: DraftContext, options: PromptLookupOptions) -> PromptLookupDrafter:

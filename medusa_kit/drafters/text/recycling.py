@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from medusa_kit.drafters.factory import DraftContext
-from medusa_kit.drafters.trie import Trie, TrieDrafter
+from medusa_kit.drafters.tree_drafter import TreeDrafter
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.draft import RequestText, State, StepResult
 from medusa_kit.infer.likeliest import NO_TOKEN
 from medusa_kit.settings.drafters import RecyclingOptions
+from medusa_kit.tree.draft_tree import DraftTree
 
 # How often the table's r-th token was the next one, measured on SmolLM2-135M's answers; the last
 # number is for all higher ranks.
@@ -30,7 +31,7 @@ Table = dict[int, list[int]]  # token -> likeliest next tokens, likeliest first
 Waiting = tuple[float, int, int, int]  # -path chance, parent, rank, token
 
 
-class RecyclingDrafter(TrieDrafter):
+class RecyclingDrafter(TreeDrafter):
     name = "recycling"
     rewinds = True  # a guess depends on the root alone, so drafts may be taken back
 
@@ -45,7 +46,7 @@ class RecyclingDrafter(TrieDrafter):
             others = [t for t in self.table.get(token, ()) if t != following]
             self.table[token] = [following, *others][: self.options.width]
 
-    def guess(self, state: State) -> list[Trie]:
+    def guess(self, state: State) -> list[DraftTree]:
         return [self._grow(root) for root in state.roots_B]
 
     def observe(self, step: StepResult) -> None:
@@ -56,21 +57,21 @@ class RecyclingDrafter(TrieDrafter):
                 if ranks_NR[node][0] != NO_TOKEN:
                     self.table[tree.tokens[node]] = ranks_NR[node]
 
-    def _grow(self, root: int) -> Trie:
-        trie, depths = Trie(root), [0]
+    def _grow(self, root: int) -> DraftTree:
+        tree, depths = DraftTree(root), [0]
         queue: list[Waiting] = []
         self._push(queue, 0, root, 0, 1.0)
-        while queue and trie.num_nodes < self.num_nodes:
+        while queue and tree.num_nodes < self.num_nodes:
             negative, parent, rank, token = heapq.heappop(queue)
             if -negative < self._min_chance:
                 break
             depths.append(depths[parent] + 1)
             key = (self.name, rank, min(depths[-1], 4))
             chance = _chance(rank)
-            node = trie.add(parent, token, chance, key)
+            node = tree.add(parent, token, chance, key)
             self._push(queue, node, token, 0, -negative)
-            self._push(queue, parent, trie.tokens[parent], rank + 1, -negative / chance)
-        return trie
+            self._push(queue, parent, tree.tokens[parent], rank + 1, -negative / chance)
+        return tree
 
     def _push(
         self,

@@ -27,11 +27,12 @@ from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.text.past_answers import PastAnswers, tokenizer_identity
 from medusa_kit.drafters.text.suffix_array import Ranges, SuffixArray
 from medusa_kit.drafters.text.suffix_automaton import START, Cursor, SuffixAutomaton
-from medusa_kit.drafters.trie import Trie, TrieDrafter
+from medusa_kit.drafters.tree_drafter import TreeDrafter
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.infer.draft import RequestText, State, unread
 from medusa_kit.paths import whole
 from medusa_kit.settings.drafters import SuffixOptions
+from medusa_kit.tree.draft_tree import DraftTree
 
 # By tokens matched, the last for all above; fitted to answers of SmolLM2-135M by likelihood.
 # Matches in other texts count for less than those in this one.
@@ -123,25 +124,25 @@ class SuffixRow:
             for position in self.positions:
                 position.read(token)
 
-    def grow(self, root: int, num_nodes: int, min_chance: float = MIN_CHANCE) -> Trie:
+    def grow(self, root: int, num_nodes: int, min_chance: float = MIN_CHANCE) -> DraftTree:
         """The likeliest `num_nodes` nodes after the root, best first; no paths with a chance below
         `min_chance`.
 
         Draft tokens of the same kind with about the same chance share a key.
         """
-        trie = Trie(root)
+        tree = DraftTree(root)
         queue: list[tuple[float, int, int, int, float, str, list[Any]]] = []
         self._push(queue, 0, 1.0, min_chance, [position.end for position in self.positions])
-        while queue and trie.num_nodes < num_nodes:
+        while queue and tree.num_nodes < num_nodes:
             negative, _, parent, token, chance, kind, cursors = heapq.heappop(queue)
-            node = trie.add(parent, token, chance, (kind, chance_class(chance)))
-            if trie.num_nodes < num_nodes:
+            node = tree.add(parent, token, chance, (kind, chance_class(chance)))
+            if tree.num_nodes < num_nodes:
                 ahead = [
                     position.advance(cursor, token)
                     for position, cursor in zip(self.positions, cursors, strict=True)
                 ]
                 self._push(queue, node, -negative, min_chance, ahead)
-        return trie
+        return tree
 
     def _push(
         self, queue: list[Any], node: int, path: float, min_path_chance: float, cursors: list[Any]
@@ -173,7 +174,7 @@ def _smoothed(
         yield matched, kind, len(counts) * smoothing[min(matched, len(smoothing) - 1)], counts
 
 
-class SuffixDrafter(TrieDrafter):
+class SuffixDrafter(TreeDrafter):
     name = "suffix"
 
     def __init__(
@@ -188,14 +189,14 @@ class SuffixDrafter(TrieDrafter):
     def notes(self) -> list[str]:
         return self._failures
 
-    def guess(self, state: State) -> list[Trie]:
-        tries = []
+    def guess(self, state: State) -> list[DraftTree]:
+        trees = []
         with self._reading:
             for one in state.requests:
                 row = one.own(self, self._row)
                 row.read(unread(one.text, one.root, row.text.num_tokens))
-                tries.append(row.grow(one.root, self.num_nodes, max(MIN_CHANCE, self._min_chance)))
-        return tries
+                trees.append(row.grow(one.root, self.num_nodes, max(MIN_CHANCE, self._min_chance)))
+        return trees
 
     def _row(self) -> SuffixRow:
         return SuffixRow(self.options.max_match, self.past)

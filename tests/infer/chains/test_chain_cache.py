@@ -1,6 +1,7 @@
 """The cache of models that carry a state: what is kept, what is read again, what it costs."""
 
 import copy
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -127,6 +128,11 @@ def test_a_kept_state_is_never_written_to(verifier: ChainVerifier) -> None:
             assert tensor is own is None or torch.equal(tensor, own)
 
 
+@dataclass(frozen=True)
+class Marked(Forest):
+    mark: str
+
+
 def test_of_a_tree_the_first_path_is_taken(verifier: ChainVerifier) -> None:
     trees = [[3, 4, 5, 6, 7, 8], [9], [1, 2, 3]]
     draft = Forest.of(trees, [[-1, 0, 0, 2, 1, 4], [-1], [-1, 0, 0]], CPU)
@@ -134,3 +140,10 @@ def test_of_a_tree_the_first_path_is_taken(verifier: ChainVerifier) -> None:
     assert [shape.parents for shape in fitted.shapes] == [(-1, 0, 1, 2), (-1,), (-1, 0)]
     assert fitted.token_lists() == [[3, 4, 7, 8], [9], [1, 2]]
     assert verifier.fitted(fitted) is fitted
+
+
+def test_a_draft_keeps_what_its_drafter_put_into_it(verifier: ChainVerifier) -> None:
+    draft = Forest.of([[3, 4, 5]], [[-1, 0, 0]], CPU)
+    fitted = verifier.fitted(Marked(draft.tokens_N, draft.shapes, "mine"))
+    assert isinstance(fitted, Marked)
+    assert (fitted.mark, fitted.token_lists()) == ("mine", [[3, 4]])

@@ -1,24 +1,12 @@
-"""Guesses for one row as a tree of tokens on the host, each with the chance that it is right.
-
-Drafters that read text or tables (lookup, suffixes, recycling) propose tries, which can be merged.
-
-Shapes: B batch, N nodes with root.
-"""
+"""One request's draft tokens as a tree, each with the chance that it is right."""
 
 import heapq
-from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
 
-import torch
-
-from medusa_kit.drafters.estimates import AcceptanceEstimate
-from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
-from medusa_kit.infer.draft import Drafter, State, StepResult
-from medusa_kit.infer.forest import Forest
 from medusa_kit.tree.shape import ROOT
 
 
-class Trie:
+class DraftTree:
     """Node 0 is the root; siblings hold different tokens; parents come before their children.
 
     `chances[n]`: the drafter's estimate of how likely the base model chooses node n, given n's
@@ -57,7 +45,7 @@ class Trie:
             node = self.add(node, token, chance, key)
         return node
 
-    def merge(self, other: "Trie") -> None:
+    def merge(self, other: "DraftTree") -> None:
         """Add the guesses of `other`, which has the same root."""
         node_of = {0: 0}
         for node in range(1, other.num_nodes):
@@ -93,9 +81,9 @@ class Trie:
             path.append((node, chance))
         return path
 
-    def kept(self, nodes: Sequence[int]) -> "Trie":
+    def kept(self, nodes: Sequence[int]) -> "DraftTree":
         """Only these nodes, the root first and parents before children."""
-        result, node_of = Trie(self.tokens[0]), {0: 0}
+        result, node_of = DraftTree(self.tokens[0]), {0: 0}
         for node in nodes[1:]:
             parent = node_of[self.parents[node]]
             node_of[node] = result.add(
@@ -103,64 +91,8 @@ class Trie:
             )
         return result
 
-    def best(self, num_nodes: int) -> "Trie":
+    def best(self, num_nodes: int) -> "DraftTree":
         """The `num_nodes` likeliest nodes, root included."""
         if self.num_nodes <= num_nodes:
             return self
         return self.kept([node for node, _ in self.by_chance()[:num_nodes]])
-
-
-def num_right(chain: Sequence[int], tree: ScoredTree) -> int:
-    """How many tokens of a guessed chain were accepted, whichever draft they became part of."""
-    right = 0
-    for token, node in zip(chain, tree.path, strict=False):
-        if tree.tokens[node] != token:
-            break
-        right += 1
-    return right
-
-
-def draft_of(tries: Sequence[Trie], device: torch.device) -> Forest:
-    """The draft with one trie for each row."""
-    return Forest.of([one.tokens for one in tries], [one.parents for one in tries], device)
-
-
-def weighed(trie: Trie, acceptance: AcceptanceEstimate) -> Trie:
-    """The same, each guess with its kind's chance so far."""
-    kinds = zip(trie.keys, trie.chances, strict=True)
-    trie.chances = [acceptance.chance(key, chance) for key, chance in kinds]
-    return trie
-
-
-def learn(acceptance: AcceptanceEstimate, tries: Sequence[Trie], step: StepResult) -> None:
-    """Count each guess as tried if its parent was reached, and as right if it was accepted."""
-    for trie, path in zip(tries, step.paths, strict=True):
-        reached = {0, *path}
-        for node in range(1, trie.num_nodes):
-            if trie.parents[node] in reached:
-                acceptance.record(trie.keys[node], node in reached)
-
-
-class TrieDrafter(Drafter):
-    """A drafter that can also return its guesses as tries, to be merged with those of others. The
-    drafts that it observes may be another's."""
-
-    num_nodes = 1
-    computes = False  # whether its guesses take time that they must gain, as those of a model
-    # How often its guesses, each with all of their path, were right when that was measured.
-    calibrated: Sequence[float] | None = None
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._min_chance = 0.0  # chance of a path, below which it is not guessed
-
-    def set_min_chance(self, min_chance: float, acceptance: AcceptanceEstimate) -> None:
-        """From now on paths with a lower chance need not be guessed, as they would not pay."""
-        self._min_chance = min(min_chance, 1.0)
-
-    @abstractmethod
-    def guess(self, state: State) -> list[Trie]:
-        """One trie for each request."""
-
-    def propose(self, state: State) -> Forest:
-        return draft_of(self.guess(state), self.device)

@@ -1,0 +1,64 @@
+"""Drafters that return their draft tokens as trees on the host, which can be merged with those of
+others: copies of text, tables, models, and heads beside them."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+from medusa_kit.drafters.estimates import AcceptanceEstimate
+from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
+from medusa_kit.infer.draft import Drafter, State, StepResult
+from medusa_kit.infer.forest import Forest
+from medusa_kit.tree.draft_tree import DraftTree
+
+
+def num_right(chain: Sequence[int], tree: ScoredTree) -> int:
+    """How many tokens of a guessed chain were accepted, whichever draft they became part of."""
+    right = 0
+    for token, node in zip(chain, tree.path, strict=False):
+        if tree.tokens[node] != token:
+            break
+        right += 1
+    return right
+
+
+def weighed(tree: DraftTree, acceptance: AcceptanceEstimate) -> DraftTree:
+    """The same, each guess with its kind's chance so far."""
+    kinds = zip(tree.keys, tree.chances, strict=True)
+    tree.chances = [acceptance.chance(key, chance) for key, chance in kinds]
+    return tree
+
+
+def learn(acceptance: AcceptanceEstimate, trees: Sequence[DraftTree], step: StepResult) -> None:
+    """Count each guess as tried if its parent was reached, and as right if it was accepted."""
+    for tree, path in zip(trees, step.paths, strict=True):
+        reached = {0, *path}
+        for node in range(1, tree.num_nodes):
+            if tree.parents[node] in reached:
+                acceptance.record(tree.keys[node], node in reached)
+
+
+class TreeDrafter(Drafter):
+    """A drafter that can also return its guesses as trees, to be merged with those of others. The
+    drafts that it observes may be another's."""
+
+    num_nodes = 1
+    computes = False  # whether its guesses take time that they must gain, as those of a model
+    # How often its guesses, each with all of their path, were right when that was measured.
+    calibrated: Sequence[float] | None = None
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._min_chance = 0.0  # chance of a path, below which it is not guessed
+
+    def set_min_chance(self, min_chance: float, acceptance: AcceptanceEstimate) -> None:
+        """From now on paths with a lower chance need not be guessed, as they would not pay."""
+        self._min_chance = min(min_chance, 1.0)
+
+    @abstractmethod
+    def guess(self, state: State) -> list[DraftTree]:
+        """One tree for each request."""
+
+    def propose(self, state: State) -> Forest:
+        return Forest.of_drafts(self.guess(state), self.device)
