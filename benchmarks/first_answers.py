@@ -17,7 +17,7 @@ from typing import Any
 
 import medusa_kit
 from medusa_kit.drafters.memory import Memory
-from medusa_kit.infer.decode.node_choice.measured import MeasuredSteps
+from medusa_kit.infer.decode.measured import MeasuredSteps
 
 
 def prompts_of(path: str, categories: list[str], each: int, skip: int) -> list[tuple[str, str]]:

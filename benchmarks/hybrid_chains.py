@@ -20,9 +20,9 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.bench.interval import interval_of
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine
+from medusa_kit.infer.decode.drafter import Drafter, State
 from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
-from medusa_kit.infer.draft import Drafter, State
 from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.engine import EngineOptions
 from medusa_kit.settings.sampling import SamplingParams

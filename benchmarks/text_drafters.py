@@ -20,7 +20,7 @@ from medusa_kit.drafters.text.past_answers import PastAnswers
 from medusa_kit.drafters.text.prompt_lookup import PromptLookupDrafter
 from medusa_kit.drafters.text.suffix import SuffixDrafter
 from medusa_kit.drafters.tree_drafter import TreeDrafter
-from medusa_kit.infer.draft import RequestText, State
+from medusa_kit.infer.decode.drafter import RequestText, State
 from medusa_kit.settings.drafters import drafter_options
 from medusa_kit.tree.draft_tree import DraftTree
 

@@ -4,7 +4,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -106,14 +106,86 @@ def test_imports_run_one_way() -> None:
 
 def test_no_module_imports_itself_in_a_circle() -> None:
     """Under TYPE_CHECKING neither, nor inside functions."""
+    found = _in_circles(_imports_of_modules())
+    assert not found, f"these import each other: {found}"
+
+
+def test_folders_import_one_way() -> None:
+    """The modules of a folder as one, without those of its sub-folders, at every depth."""
+    graph = _imports_of_folders()
+    del graph["medusa_kit"]  # its modules have tiers of their own
+    found = _in_circles(graph)
+    assert not found, f"these folders import each other: {found}"
+
+
+def test_the_page_has_the_order_of_folders() -> None:
+    """Every folder that has folders beside it, each behind all that it imports."""
+    graph, wrong = _imports_of_folders(), list[str]()
+    page = (ROOT / "docs/ARCHITECTURE.md").read_text()
+    rows = dict(re.findall(r"^\| `([a-z_/]+)/` \| (`.* < .*`) \|$", page, re.M))
+    for top, order in rows.items():
+        parent = f"medusa_kit.{top.replace('/', '.')}"
+        own = parent.rpartition(".")[2]
+        steps = [step.split(", ") for step in order.replace("`", "").split(" < ")]
+        height = {parent if name == own else f"{parent}.{name}": at
+                  for at, step in enumerate(steps) for name in step}  # fmt: skip
+        known = {name for name in graph if name == parent or name.rpartition(".")[0] == parent}
+        wrong += [f"{top}: {name} is not there" for name in height.keys() ^ known]
+        wrong += [f"{name} imports {other}" for name in known & height.keys()
+                  for other in graph[name] & height.keys()
+                  if height[other] >= height[name]]  # fmt: skip
+    parents = {name.rpartition(".")[0] for name, used in graph.items() if used}
+    assert {f"medusa_kit.{top.replace('/', '.')}" for top in rows} >= parents - {"", "medusa_kit"}
+    assert not wrong
+
+
+def test_what_lies_in_a_folder_imports_one_way() -> None:
+    """Modules and sub-folders side by side, a sub-folder with all that is in it."""
+    graph = dict[str, set[str]]()
+    for name, used in _imports_of_modules().items():
+        for other in used:
+            own, theirs = name.split("."), other.split(".")
+            pairs = enumerate(zip(own, theirs, strict=False))
+            at = next((at for at, (one, two) in pairs if one != two), None)
+            if at is not None:  # else one is the package that the other is in
+                graph.setdefault(".".join(own[: at + 1]), set()).add(".".join(theirs[: at + 1]))
+    found = _in_circles(graph)
+    assert not found, f"these import each other: {found}"
+
+
+def _imports_of_modules() -> dict[str, set[str]]:
+    """The modules of the package that each of them imports."""
     names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in MODULES}
     names = {name.removesuffix(".__init__"): path for name, path in names.items()}
     del names["medusa_kit"]  # its public names load when they are used
-    imports = {name: _absolute_imports(path, names) & set(names) for name, path in names.items()}
-    while leaves := {name for name, used in imports.items() if not used & set(imports)}:
-        for name in leaves:
-            del imports[name]
-    assert not imports, f"these import each other: {sorted(imports)}"
+    return {name: _absolute_imports(path, names) & set(names) for name, path in names.items()}
+
+
+def _imports_of_folders() -> dict[str, set[str]]:
+    """The folders that each of them imports, by modules of its own."""
+    graph = dict[str, set[str]]()
+    for name, used in _imports_of_modules().items():
+        folder, others = _folder(name), {_folder(other) for other in used}
+        graph[folder] = graph.get(folder, set()) | others - {folder}
+    return graph
+
+
+def _folder(module: str) -> str:
+    """The folder that a module's file is in, with dots."""
+    package = (ROOT / module.replace(".", "/")).is_dir()
+    return module if package else module.rpartition(".")[0]
+
+
+def _in_circles(imports: Mapping[str, set[str]]) -> list[str]:
+    """Those that import themselves by way of others."""
+    remaining = dict(imports)
+    for _ in range(len(imports)):
+        targets = set().union(*remaining.values())
+        remaining = {
+            name: used for name, used in remaining.items()
+            if name in targets and used & remaining.keys()
+        }  # fmt: skip
+    return sorted(remaining)
 
 
 def test_tree_needs_no_torch() -> None:

@@ -15,8 +15,8 @@ from benchmarks.gpu.workbench import Cannot, Workbench
 from medusa_kit.bench.gpu.shapes import Shape
 from medusa_kit.infer.attention.backend import AttentionCall, Case
 from medusa_kit.infer.attention.choice import BACKENDS
+from medusa_kit.infer.attention.step import TreeStep
 from medusa_kit.infer.forest import Forest
-from medusa_kit.infer.tree_step import TreeStep
 
 LENGTHS = (512, 4096, 32768)
 NODES, SMALL_LENGTH = 64, 40

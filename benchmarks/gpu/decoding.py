@@ -25,7 +25,7 @@ from benchmarks.gpu.runner import Part
 from benchmarks.gpu.steps import PREFIX, loose_forwards, random_heads, timed_steps
 from benchmarks.gpu.workbench import CAPTURED, StepMode, Workbench
 from medusa_kit.bench.gpu.shapes import Shape
-from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.drafters.heads.medusa import HeadsDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import MedusaKitError

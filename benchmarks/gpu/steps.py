@@ -18,18 +18,18 @@ from benchmarks.gpu.known_text import NUM_HEADS, KnownText, some_prompts, tree_o
 from benchmarks.gpu.runner import Part
 from benchmarks.gpu.workbench import CAPTURED, Cannot, StepMode, Workbench
 from medusa_kit.bench.gpu.shapes import Shape
-from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.decode.batch import Batch
+from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.device.cache import FixedCache
 from medusa_kit.infer.device.captured import CapturedForward
 from medusa_kit.infer.device.verifier import CapturedVerifier
-from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.dynamic import DynamicTree

@@ -24,7 +24,7 @@ from medusa_kit import console
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.infer.attention import triton_backend
 from medusa_kit.infer.attention.backend import AttentionCall
-from medusa_kit.infer.tree_step import TreeStep
+from medusa_kit.infer.attention.step import TreeStep
 
 H, G, L, WINDOW = 8, 2, 512, 9
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}

@@ -17,14 +17,14 @@ from torch import Tensor
 from medusa_kit.base.model import BaseModel
 from medusa_kit.data.chat import EncodedExample, EncodeReport, encode_prompt, encode_rows
 from medusa_kit.data.readers import AnswerRow, Conversation
-from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine, find_heads
 from medusa_kit.errors import CheckpointError, DataError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.heads import MedusaHeads, load_heads
+from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
-from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.mkl_linear import pack_for_rows
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree

@@ -17,7 +17,7 @@ from medusa_kit.data.chat import EncodedExample
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.files import parse_json
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.draft import Drafter, State
+from medusa_kit.infer.decode.drafter import Drafter, State
 from medusa_kit.infer.forest import Forest
 from medusa_kit.train import data as training
 from medusa_kit.tree.candidate_tree import CandidateTree

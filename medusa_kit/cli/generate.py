@@ -42,7 +42,7 @@ def generate(
     with no_search():
         import medusa_kit.engine.load
         from medusa_kit.engine.before_loading import check_bias
-        from medusa_kit.infer.draft import first_reason
+        from medusa_kit.infer.decode.drafter import first_reason
         from medusa_kit.settings.sampling import SamplingParams
 
     conversations = _prompts(prompt, prompts, system)

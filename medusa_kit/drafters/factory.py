@@ -15,7 +15,7 @@ from medusa_kit.drafters.memory import Memory
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.cpu.activations import activations_of
 from medusa_kit.infer.cpu.verifier import refuse_large_trees
-from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.drafter_names import REGISTERED
 from medusa_kit.settings.drafters import drafter_options

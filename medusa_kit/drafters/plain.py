@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from medusa_kit.drafters.factory import DraftContext
-from medusa_kit.infer.draft import Drafter, State
+from medusa_kit.infer.decode.drafter import Drafter, State
 from medusa_kit.infer.forest import Forest
 from medusa_kit.transfer import to_device
 from medusa_kit.tree.shape import chain

@@ -8,7 +8,7 @@ import torch
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
-from medusa_kit.infer.draft import Drafter, State, StepResult
+from medusa_kit.infer.decode.drafter import Drafter, State, StepResult
 from medusa_kit.infer.forest import Forest
 from medusa_kit.tree.draft_tree import DraftTree
 

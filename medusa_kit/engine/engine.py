@@ -27,10 +27,10 @@ from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cpu.activations import activations_of
 from medusa_kit.infer.cpu.cache_dtype import FLOAT32, cache_of
 from medusa_kit.infer.decode.detokenize import StopStrings, TextStream, text_before
+from medusa_kit.infer.decode.drafter import NODES, Drafter
 from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.decode.threaded.scheduler_thread import MAX_WAITING
-from medusa_kit.infer.draft import NODES, Drafter
 from medusa_kit.infer.self_check import TreeCheck
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.drafters import READ_HEADS, default_drafter, drafts_without_heads

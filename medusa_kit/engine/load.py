@@ -35,7 +35,7 @@ from medusa_kit.infer.cpu.packed.int8_weights import with_weights
 from medusa_kit.infer.cpu.packed_base import base_for_decoding
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.decode.accept.logits_processing import check_own_values
-from medusa_kit.infer.decode.node_choice.measured import MeasuredSteps
+from medusa_kit.infer.decode.measured import MeasuredSteps
 from medusa_kit.infer.decode.scheduler import Scheduler, max_kept_bytes
 from medusa_kit.infer.runners.backends import prepare_backends
 from medusa_kit.settings.engine import (

@@ -15,12 +15,12 @@ from medusa_kit.engine.result import GenerationResult
 from medusa_kit.engine.streaming import Streaming, guessers
 from medusa_kit.errors import ConfigError, Live, check_count
 from medusa_kit.infer.decode.detokenize import TextStream
+from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.request import Emitted, Request
 from medusa_kit.infer.decode.scheduler import BatchStats, Scheduler
 from medusa_kit.infer.decode.threaded.scheduler_thread import SchedulerThread
 from medusa_kit.infer.decode.threaded.submission import Emission, OnTokens, Submission
 from medusa_kit.infer.details import NOTHING, OutputOptions
-from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.runners.adapted_verifier import AdaptedVerifier
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import KeyedLocks

@@ -1,1 +1,1 @@
-"""Decoding. Here: what drafters, forwards and batches share. Below: batches, attention, runners."""
+"""Decoding. Here: what forwards and batches share. ARCHITECTURE.md has the order of the folders."""

@@ -18,11 +18,12 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.attention import ATTENTION_NAME, install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.sdpa import without_cudnn
+from medusa_kit.infer.attention.step import StepHolder, TreeStep
 from medusa_kit.infer.attention.watched_layers import watching
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.mkl_linear import forget_packs, using_packs
+from medusa_kit.infer.outputs import NodeScores, Outputs, TextStates
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import NodeScores, Outputs, StepHolder, TextStates, TreeStep
 from medusa_kit.locks import lock_of
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.store.records import Record

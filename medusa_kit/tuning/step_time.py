@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from medusa_kit import console
-from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.repeated_steps import RepeatedSteps
 from medusa_kit.infer.decode.timing import Clock
-from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.mkl_linear import pack_for_rows
 from medusa_kit.tree.plan import Tree
 

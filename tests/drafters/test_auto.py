@@ -25,10 +25,10 @@ from medusa_kit.drafters.mixed.auto import AutoDrafter, PolicyStats
 from medusa_kit.drafters.mixed.shares import SourceUsage
 from medusa_kit.drafters.mixed.sources import usual_sources
 from medusa_kit.drafters.tree_drafter import TreeDrafter
+from medusa_kit.infer.decode.drafter import State
 from medusa_kit.infer.decode.node_choice.choice import choose_nodes
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 from medusa_kit.infer.decode.timing import StepTiming
-from medusa_kit.infer.draft import State
 from medusa_kit.infer.forest import Forest
 from medusa_kit.tree.draft_tree import DraftTree
 from medusa_kit.tree.dynamic import DynamicTree

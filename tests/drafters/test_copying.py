@@ -10,8 +10,8 @@ import torch
 from support.small_engines import build_engine, decode_all, endless_base, random_heads
 from support.states import state_from
 
-from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.heads import copying
+from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.drafters.heads.copying import RowText, with_copies, with_copies_after
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.settings.sampling import SamplingParams

@@ -18,12 +18,12 @@ from support.states import state_from
 from support.tiny_models import tiny_base
 
 from medusa_kit.data.readers import AnswerRow
-from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import TreeError
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.draft import State
+from medusa_kit.infer.decode.drafter import State
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree

@@ -19,8 +19,8 @@ from support.small_engines import (
 )
 from support.states import state_from
 
-from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.estimates import AcceptanceEstimate
+from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.drafters.heads.source import HeadsSource
 from medusa_kit.engine.engine import Engine

@@ -9,7 +9,7 @@ from support.states import state_from
 from support.tiny_models import tiny_base, tiny_model
 
 from medusa_kit.base.model import BaseModel, wrap_model
-from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.drafters.heads.source import DRAWN, HeadsSource
 from medusa_kit.heads import MedusaHeads
@@ -18,7 +18,7 @@ from medusa_kit.heads.draws import SHARPER
 from medusa_kit.heads.noise import gumbel_noise
 from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.decode.accept.sampler import Sampler
-from medusa_kit.infer.draft import State
+from medusa_kit.infer.decode.drafter import State
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree

@@ -5,11 +5,11 @@ import torch
 from support.small_engines import endless_base, random_heads
 from support.states import state_from
 
-from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.estimates import AcceptanceEstimate
+from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.drafters.heads.medusa import HeadsDrafter
 from medusa_kit.drafters.heads.source import HeadsSource
-from medusa_kit.infer.draft import State
+from medusa_kit.infer.decode.drafter import State
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 VOCAB = 16

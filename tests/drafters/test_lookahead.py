@@ -12,7 +12,7 @@ from support.tiny_models import CONTEXT, tiny_base, tiny_model
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.text.lookahead import LookaheadDrafter, Pool
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.draft import State
+from medusa_kit.infer.decode.drafter import State
 from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.drafters import drafter_options
 from medusa_kit.settings.sampling import SamplingParams

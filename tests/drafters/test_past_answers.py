@@ -12,7 +12,7 @@ from support.states import begun, state_from
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.text.past_answers import FORMAT, VERSION
 from medusa_kit.errors import CheckpointError, ConfigError
-from medusa_kit.infer.draft import RequestText
+from medusa_kit.infer.decode.drafter import RequestText
 
 
 def store_engine(vocab_size=40):

@@ -13,7 +13,7 @@ from medusa_kit.drafters.draft_model.staged import Inside
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.tree_drafter import TreeDrafter
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.draft import RequestText, State, StepResult
+from medusa_kit.infer.decode.drafter import RequestText, State, StepResult
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.draft_tree import DraftTree
 

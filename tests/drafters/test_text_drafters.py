@@ -20,9 +20,9 @@ from medusa_kit.drafters.memory import Memory
 from medusa_kit.drafters.text.recycling import RANK_CHANCES, likeliest
 from medusa_kit.drafters.text.suffix_array import SuffixArray
 from medusa_kit.drafters.text.suffix_automaton import START, SuffixAutomaton
+from medusa_kit.infer.decode.drafter import State
 from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
-from medusa_kit.infer.draft import State
 from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.sampling import SamplingParams
 

@@ -18,7 +18,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import save_heads
-from medusa_kit.infer.decode.node_choice.measured import MeasuredSteps
+from medusa_kit.infer.decode.measured import MeasuredSteps
 from medusa_kit.tree.candidate_tree import CandidateTree, save_tree
 from medusa_kit.tuning.results import take_statistics
 from medusa_kit.tuning.tree_search import judge_tree

@@ -24,9 +24,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from medusa_kit.base.model import BaseModel, wrap_model
-from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.settings.grammar import Grammar
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree

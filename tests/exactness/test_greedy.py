@@ -15,9 +15,9 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.decode.drafter import Drafter, State
 from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
-from medusa_kit.infer.draft import Drafter, State
 from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.sampling import SamplingParams
 

@@ -18,8 +18,8 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.chains.verifier import MAX_UNREAD, ChainVerifier
 from medusa_kit.infer.decode.batch import Batch
+from medusa_kit.infer.decode.drafter import Drafter, State
 from medusa_kit.infer.decode.request import Request, make_request
-from medusa_kit.infer.draft import Drafter, State
 from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.drafters import DRAFTERS
 from medusa_kit.settings.sampling import SamplingParams

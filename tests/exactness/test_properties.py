@@ -16,12 +16,12 @@ from support.small_engines import build_engine, endless_base
 from support.tiny_models import tiny_base
 
 from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.attention.step import TreeStep
 from medusa_kit.infer.decode.accept.rules import accept
+from medusa_kit.infer.decode.drafter import Drafter, State
 from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
-from medusa_kit.infer.draft import Drafter, State
 from medusa_kit.infer.forest import Forest
-from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.shape import path_to

@@ -12,7 +12,7 @@ from support.small_engines import build_engine, endless_base, random_heads, rand
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.data.readers import AnswerRow
-from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.decode.scheduler import Scheduler

@@ -32,14 +32,14 @@ from support.small_engines import (
 )
 from support.tiny_models import STOP, VOCAB, tiny_base, tiny_model
 
-from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import noise
 from medusa_kit.heads.noise import gumbel_noise
 from medusa_kit.infer.decode.accept import draws as draws_module
 from medusa_kit.infer.decode.accept import sampler as sampler_module
 from medusa_kit.infer.decode.accept.sampler import Sampler
-from medusa_kit.infer.draft import Drafter, State
+from medusa_kit.infer.decode.drafter import Drafter, State
 from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree

@@ -26,7 +26,7 @@ from medusa_kit.bench.verify import verify
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.draft import Drafter, State
+from medusa_kit.infer.decode.drafter import Drafter, State
 from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree

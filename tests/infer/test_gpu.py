@@ -16,10 +16,10 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.backend import AttentionCall, Case
 from medusa_kit.infer.attention.choice import BACKENDS
 from medusa_kit.infer.attention.sdpa import tree_sdpa
+from medusa_kit.infer.attention.step import TreeStep
 from medusa_kit.infer.device.captured import CapturedForward
 from medusa_kit.infer.device.verifier import CapturedVerifier
 from medusa_kit.infer.forest import Forest
-from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 

@@ -11,7 +11,8 @@ from support.tiny_models import FAMILIES, coarse_base, tiny_base, tiny_model
 from medusa_kit.base.layerwise import LayerwiseModel, layerwise_model
 from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError
-from medusa_kit.infer import attention, tree_step
+from medusa_kit.infer import attention
+from medusa_kit.infer.attention import step as tree_step
 from medusa_kit.infer.chains.choice import self_check
 from medusa_kit.infer.own_rounding import own_rounding
 from medusa_kit.infer.self_check import check_trees

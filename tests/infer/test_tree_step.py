@@ -4,14 +4,8 @@ import pytest
 import torch
 from support.attention_inputs import inputs_of
 
-from medusa_kit.infer.tree_step import (
-    Chunk,
-    NodeScores,
-    TreeStep,
-    Window,
-    attach_holder,
-    current_step,
-)
+from medusa_kit.infer.attention.step import Chunk, TreeStep, Window, attach_holder, current_step
+from medusa_kit.infer.outputs import NodeScores
 
 CPU = torch.device("cpu")
 PARENTS = (-1, 0, 0, 1, 2, 2, 3)

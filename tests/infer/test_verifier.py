@@ -10,10 +10,10 @@ from support.small_engines import random_prompt
 from support.tiny_models import EVERY, tiny_base
 
 from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer.attention.step import current_step
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.self_check import check_backends, check_trees
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import current_step
 from medusa_kit.infer.verifier import Verifier
 
 CPU = torch.device("cpu")

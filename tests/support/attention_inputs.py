@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from medusa_kit.infer.attention.step import TreeStep
 from medusa_kit.infer.forest import Forest
-from medusa_kit.infer.tree_step import TreeStep
 
 PARENTS = (-1, 0, 0, 1, 2, 2)
 

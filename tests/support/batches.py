@@ -14,13 +14,13 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.factory import DraftContext, build_drafter
+from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.decode import schedule
+from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
-from medusa_kit.infer.draft import Drafter
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree

@@ -9,9 +9,9 @@ import torch
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.decode.batch import Batch
+from medusa_kit.infer.decode.drafter import Drafter, State
 from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
-from medusa_kit.infer.draft import Drafter, State
 from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree

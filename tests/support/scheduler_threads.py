@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.decode.threaded.scheduler_thread import SchedulerThread
 from medusa_kit.infer.decode.threaded.submission import Submission
-from medusa_kit.infer.draft import Drafter
 from support.batches import LONGEST, drafters, row_for
 from support.wrapped import Wrapped
 

@@ -11,9 +11,9 @@ from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.engine import load
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.infer.decode.scheduler import KEPT_BYTES, Scheduler
-from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.engine import EngineOptions
 from medusa_kit.settings.sampling import SamplingParams

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from medusa_kit.infer.decode.accept.sampler import Sampler
-from medusa_kit.infer.draft import Drafter, RequestText, State
+from medusa_kit.infer.decode.drafter import Drafter, RequestText, State
 
 
 def state_from(

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
-from medusa_kit.infer.draft import StepResult
+from medusa_kit.infer.decode.drafter import StepResult
 from medusa_kit.infer.forest import Forest
 
 EMPTY = torch.empty(0, 0)

@@ -141,7 +141,7 @@ class Chat:
     def note_reason(self, notes: list[str]) -> None:
         """Print why drafting went as it did: once where it holds for every answer; figures of this
         one only for who asks for them."""
-        from medusa_kit.infer.draft import first_reason
+        from medusa_kit.infer.decode.drafter import first_reason
 
         reason = first_reason(notes)
         if reason and reason != self.noted_reason:

@@ -30,7 +30,7 @@ from medusa_kit.drafters.tree_drafter import TreeDrafter, num_right
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode.accept.rules import accept
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
-from medusa_kit.infer.draft import RequestText, State, StepResult
+from medusa_kit.infer.decode.drafter import RequestText, State, StepResult
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.drafters import DraftModelOptions

@@ -12,7 +12,7 @@ from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.native.layer_drafts import draft_config, kind
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.draft import Drafter, RequestText, State, StepResult
+from medusa_kit.infer.decode.drafter import Drafter, RequestText, State, StepResult
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.drafters import StagedOptions

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.heads.guesser import Texts
-from medusa_kit.infer.draft import unread
+from medusa_kit.infer.decode.drafter import unread
 from medusa_kit.transfer import to_device, together_on_host
 from medusa_kit.tree.dynamic import Guesses
 

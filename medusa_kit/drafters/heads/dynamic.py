@@ -26,7 +26,7 @@ from medusa_kit.heads.blocks import Walk
 from medusa_kit.heads.draws import RowsDraws
 from medusa_kit.heads.guesser import Least, Texts
 from medusa_kit.heads.scores import scored_guesses, scored_guesses_after
-from medusa_kit.infer.draft import Drafter, State
+from medusa_kit.infer.decode.drafter import Drafter, State
 from medusa_kit.infer.forest import Forest
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.transfer import to_device, together_on_host

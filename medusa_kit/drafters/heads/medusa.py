@@ -15,7 +15,7 @@ from torch import Tensor
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.draws import RowsDraws
 from medusa_kit.heads.scores import guesses
-from medusa_kit.infer.draft import Drafter, State
+from medusa_kit.infer.decode.drafter import Drafter, State
 from medusa_kit.infer.forest import Forest
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.transfer import to_device

@@ -15,7 +15,7 @@ from medusa_kit.drafters.heads.medusa import HeadsDrafter
 from medusa_kit.drafters.heads.static_chances import own_chances
 from medusa_kit.drafters.tree_drafter import TreeDrafter
 from medusa_kit.heads.guesser import Least
-from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.infer.decode.drafter import State, StepResult
 from medusa_kit.infer.forest import Forest
 from medusa_kit.tree.draft_tree import DraftTree
 

@@ -30,10 +30,10 @@ from medusa_kit.drafters.mixed.sources import (
     usual_sources,
 )
 from medusa_kit.drafters.tree_drafter import TreeDrafter, learn
+from medusa_kit.infer.decode.drafter import Candidates, Drafter, RequestText, State, StepResult
 from medusa_kit.infer.decode.node_choice.choice import choose_nodes
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 from medusa_kit.infer.decode.timing import StepTiming
-from medusa_kit.infer.draft import Candidates, Drafter, RequestText, State, StepResult
 from medusa_kit.infer.forest import Forest
 from medusa_kit.locks import SharedLock
 from medusa_kit.settings.drafters import SOURCES

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from medusa_kit.drafters.mixed.sources import source_of
-from medusa_kit.infer.draft import COUNTS
+from medusa_kit.infer.decode.drafter import COUNTS
 from medusa_kit.tree.draft_tree import DraftTree
 
 PLAIN = "none"  # a step in which nothing was guessed

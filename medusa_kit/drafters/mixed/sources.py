@@ -9,7 +9,7 @@ from medusa_kit.drafters.mixed.under_grammar import under_grammar
 from medusa_kit.drafters.native.mtp_layers import layers_or_error, num_layers
 from medusa_kit.drafters.tree_drafter import TreeDrafter, weighed
 from medusa_kit.errors import CheckpointError
-from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.infer.decode.drafter import State, StepResult
 from medusa_kit.tree.draft_tree import DraftTree
 from medusa_kit.tree.dynamic import DynamicTree
 

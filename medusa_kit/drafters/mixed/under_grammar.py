@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.infer.decode.accept.grammar import GrammarMask
-from medusa_kit.infer.draft import State
+from medusa_kit.infer.decode.drafter import State
 from medusa_kit.tree.draft_tree import DraftTree
 
 KEY = ("grammar",)

@@ -20,7 +20,7 @@ from medusa_kit.drafters.native.dflash_files import layers_read, load_dflash
 from medusa_kit.drafters.native.other_kinds import DFLASH, check_options
 from medusa_kit.drafters.native.tally import Tally
 from medusa_kit.drafters.tree_drafter import TreeDrafter
-from medusa_kit.infer.draft import RequestText, State, StepResult
+from medusa_kit.infer.decode.drafter import RequestText, State, StepResult
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.drafters import DraftModelOptions

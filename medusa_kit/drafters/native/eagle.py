@@ -33,7 +33,7 @@ from medusa_kit.drafters.native.tally import Tally
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.infer.attention import ATTENTION_NAME
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
-from medusa_kit.infer.draft import RequestText, State, StepResult
+from medusa_kit.infer.decode.drafter import RequestText, State, StepResult
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import building_models
 from medusa_kit.settings.drafters import DraftModelOptions

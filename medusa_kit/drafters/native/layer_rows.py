@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from medusa_kit.drafters.slots import Slots
+from medusa_kit.infer.attention.step import TreeStep, attach_holder
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import TreeStep, attach_holder
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.transfer import to_device
 

@@ -24,7 +24,7 @@ from medusa_kit.drafters.native.layer_rows import LayerCache, LayerRows
 from medusa_kit.drafters.native.mtp_layers import layers_or_error
 from medusa_kit.drafters.tree_drafter import TreeDrafter
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
-from medusa_kit.infer.draft import RequestText, State, StepResult
+from medusa_kit.infer.decode.drafter import RequestText, State, StepResult
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.drafters import MtpOptions
 from medusa_kit.transfer import to_device

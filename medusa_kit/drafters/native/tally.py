@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from medusa_kit.drafters.tree_drafter import num_right
-from medusa_kit.infer.draft import StepResult
+from medusa_kit.infer.decode.drafter import StepResult
 from medusa_kit.tree.draft_tree import DraftTree
 
 

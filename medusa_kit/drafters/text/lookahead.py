@@ -21,7 +21,7 @@ from medusa_kit.base.families import needs_chains
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.tree_drafter import TreeDrafter
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.infer.decode.drafter import State, StepResult
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.likeliest import NO_TOKEN
 from medusa_kit.settings.drafters import LookaheadOptions

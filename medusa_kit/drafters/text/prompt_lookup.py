@@ -11,7 +11,7 @@ import torch
 
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.tree_drafter import TreeDrafter
-from medusa_kit.infer.draft import RequestText, State, unread
+from medusa_kit.infer.decode.drafter import RequestText, State, unread
 from medusa_kit.settings.drafters import PromptLookupOptions
 from medusa_kit.tree.draft_tree import DraftTree
 

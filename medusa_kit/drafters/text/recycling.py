@@ -18,7 +18,7 @@ from torch import Tensor
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.tree_drafter import TreeDrafter
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
-from medusa_kit.infer.draft import RequestText, State, StepResult
+from medusa_kit.infer.decode.drafter import RequestText, State, StepResult
 from medusa_kit.infer.likeliest import NO_TOKEN
 from medusa_kit.settings.drafters import RecyclingOptions
 from medusa_kit.tree.draft_tree import DraftTree

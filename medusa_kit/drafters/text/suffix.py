@@ -29,7 +29,7 @@ from medusa_kit.drafters.text.suffix_array import Ranges, SuffixArray
 from medusa_kit.drafters.text.suffix_automaton import START, Cursor, SuffixAutomaton
 from medusa_kit.drafters.tree_drafter import TreeDrafter
 from medusa_kit.errors import ConfigError, MedusaKitError
-from medusa_kit.infer.draft import RequestText, State, unread
+from medusa_kit.infer.decode.drafter import RequestText, State, unread
 from medusa_kit.paths import whole
 from medusa_kit.settings.drafters import SuffixOptions
 from medusa_kit.tree.draft_tree import DraftTree

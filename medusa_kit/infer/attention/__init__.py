@@ -17,8 +17,8 @@ from medusa_kit.base.families import masks_itself
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.attention.sdpa import explicit, tree_sdpa
+from medusa_kit.infer.attention.step import Chunk, StepHolder, Window, attach_holder, current_step
 from medusa_kit.infer.attention.temperature import scaled_by_position
-from medusa_kit.infer.tree_step import Chunk, StepHolder, Window, attach_holder, current_step
 
 ATTENTION_NAME = "medusa_tree"
 STOCK = "sdpa"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.tree_step import Chunk, TreeStep, Window
+from medusa_kit.infer.attention.step import Chunk, TreeStep, Window
 
 
 @dataclass(slots=True)  # not frozen: one is made in every layer of every step

@@ -24,7 +24,7 @@ from torch import Tensor
 from medusa_kit.infer.attention.backend import CHUNKS, AttentionCall, Case, compute_capability
 from medusa_kit.infer.attention.merge import Part, merge
 from medusa_kit.infer.attention.sdpa import tree_sdpa
-from medusa_kit.infer.tree_step import TreeStep
+from medusa_kit.infer.attention.step import TreeStep
 
 MAX_HEAD_SIZE = 256
 NO_SOFTCAP = "torch's own copy has no soft cap, and flash-attn (extra `flash`) is not there"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.tree_step import TreeStep
+from medusa_kit.infer.attention.step import TreeStep
 
 
 def scaled_by_position(module: Any, query_BHTE: Tensor, step: TreeStep) -> Tensor:

@@ -26,7 +26,7 @@ from medusa_kit.infer.attention.backend import (
     compute_capability,
 )
 from medusa_kit.infer.attention.sdpa import tree_sdpa
-from medusa_kit.infer.tree_step import TreeStep
+from medusa_kit.infer.attention.step import TreeStep
 
 MAX_HEAD_SIZE = 256
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -16,8 +16,8 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.chains.cache import ChainCache
 from medusa_kit.infer.forest import Forest
+from medusa_kit.infer.outputs import NodeScores, Outputs, TextStates
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
-from medusa_kit.infer.tree_step import NodeScores, Outputs, TextStates
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.transfer import to_device

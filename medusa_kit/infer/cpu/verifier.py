@@ -16,13 +16,14 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
+from medusa_kit.infer.attention.step import StepHolder
 from medusa_kit.infer.chains.choice import checked_verifier
 from medusa_kit.infer.cpu.decoder import NativeDecoder, Watched, native_decoder
 from medusa_kit.infer.cpu.library.kernels import MAX_ROWS
 from medusa_kit.infer.cpu.packed.describe import Unsupported
 from medusa_kit.infer.forest import Forest
+from medusa_kit.infer.outputs import NodeScores, TextStates
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import NodeScores, StepHolder, TextStates
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.engine import FLOAT32

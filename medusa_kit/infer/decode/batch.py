@@ -19,6 +19,7 @@ from medusa_kit import console
 from medusa_kit.errors import Live, NotFiniteError
 from medusa_kit.infer.decode.accept.sampler import has_scores
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
+from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.group import drafts_of, groups_of
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 from medusa_kit.infer.decode.read_back import read_back
@@ -27,12 +28,11 @@ from medusa_kit.infer.decode.schedule import Piece, Schedule
 from medusa_kit.infer.decode.slots import WORTH_A_COPY, Slot, Slots, Start
 from medusa_kit.infer.decode.timing import Clock, Laps, StepTiming
 from medusa_kit.infer.details import token_scores
-from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.likeliest import no_scores
 from medusa_kit.infer.mkl_linear import using_packs
+from medusa_kit.infer.outputs import NodeScores, TextStates
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import NodeScores, TextStates
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
+from medusa_kit.infer.decode.drafter import Candidates, Drafter, State, StepResult
 from medusa_kit.infer.decode.node_choice.choice import choose_nodes
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 from medusa_kit.infer.decode.request import Emitted, FailAlone, Request
 from medusa_kit.infer.decode.timing import StepTiming
 from medusa_kit.infer.details import VerifiedTree, token_scores
-from medusa_kit.infer.draft import Candidates, Drafter, State, StepResult
 from medusa_kit.infer.forest import Forest
 from medusa_kit.transfer import to_device
 

@@ -13,7 +13,7 @@ from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.decode.request import Request
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.likeliest import NO_TOKEN
-from medusa_kit.infer.tree_step import NodeScores
+from medusa_kit.infer.outputs import NodeScores
 
 
 class _Read(NamedTuple):

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 
 from medusa_kit.infer.chains.cache import ChainCache
 from medusa_kit.infer.decode.batch import Batch
+from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.decode.timing import Clock, StepTiming
-from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
 

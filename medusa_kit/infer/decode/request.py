@@ -13,11 +13,11 @@ from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.decode.accept.grammar import grammar_mask
 from medusa_kit.infer.decode.accept.sampler import Sampler
 from medusa_kit.infer.decode.detokenize import StopPosition, StopStrings
+from medusa_kit.infer.decode.drafter import Drafter, RequestText
 from medusa_kit.infer.decode.slots import Slot
 from medusa_kit.infer.decode.timing import StepTiming
 from medusa_kit.infer.details import NOTHING, OutputOptions, TokenScore, VerifiedTree
-from medusa_kit.infer.draft import Drafter, RequestText
-from medusa_kit.infer.tree_step import TextStates
+from medusa_kit.infer.outputs import TextStates
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
 

@@ -19,10 +19,10 @@ import torch
 
 from medusa_kit.errors import Live
 from medusa_kit.infer.decode.batch import Batch
+from medusa_kit.infer.decode.drafter import Drafter
+from medusa_kit.infer.decode.measured import MeasuredSteps
 from medusa_kit.infer.decode.node_choice.cost import LearnedSteps
-from medusa_kit.infer.decode.node_choice.measured import MeasuredSteps
 from medusa_kit.infer.decode.request import Emitted, Request
-from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.memory import cache_bytes_per_token, explain_oom
 from medusa_kit.infer.renewal import State, changed, state_of, up_to_date
 from medusa_kit.infer.verifier import Verifier

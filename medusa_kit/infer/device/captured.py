@@ -18,12 +18,13 @@ from torch import Tensor
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.attention.choice import AttentionChoice
+from medusa_kit.infer.attention.step import TreeStep
 from medusa_kit.infer.device.cache import FixedCache, Target
 from medusa_kit.infer.device.step import FixedStep
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.likeliest import likeliest
+from medusa_kit.infer.outputs import NodeScores, Outputs
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import NodeScores, Outputs, TreeStep
 from medusa_kit.infer.verifier import Forward
 from medusa_kit.transfer import to_device
 from medusa_kit.tree.shape import WORD, Numbers

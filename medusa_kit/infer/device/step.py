@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.tree_step import TreeStep, Window, oldest_seen
+from medusa_kit.infer.attention.step import TreeStep, Window, oldest_seen
 
 
 class FixedStep(TreeStep):

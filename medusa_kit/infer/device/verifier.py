@@ -20,6 +20,7 @@ from medusa_kit import console
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.attention.choice import AttentionChoice
+from medusa_kit.infer.attention.step import TreeStep
 from medusa_kit.infer.device.cache import FixedCache
 from medusa_kit.infer.device.capture import GraphMemory, can_capture
 from medusa_kit.infer.device.captured import (
@@ -35,8 +36,8 @@ from medusa_kit.infer.device.compiled import check_compiled
 from medusa_kit.infer.device.guard import NoHostReads
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.memory import cache_bytes_per_token
+from medusa_kit.infer.outputs import NodeScores, Outputs
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import NodeScores, Outputs, TreeStep
 from medusa_kit.infer.verifier import Forward, Verifier
 from medusa_kit.no_gradients import no_gradients
 

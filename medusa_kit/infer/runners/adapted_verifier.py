@@ -6,9 +6,10 @@ from torch import Tensor
 
 from medusa_kit.base.adapter_layers import AdapterLayers
 from medusa_kit.base.model import BaseModel
+from medusa_kit.infer.attention.step import TreeStep
 from medusa_kit.infer.chains.verifier import ChainVerifier
+from medusa_kit.infer.outputs import Outputs, TextStates
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import Outputs, TextStates, TreeStep
 from medusa_kit.infer.verifier import Forward, Verifier
 from medusa_kit.locks import lock_of
 

@@ -17,8 +17,8 @@ from medusa_kit.cli.chat.drawing import drawing
 from medusa_kit.engine.conversation import Conversation
 from medusa_kit.engine.streaming import Piece, Span
 from medusa_kit.errors import DataError, DeviceMemoryError
+from medusa_kit.infer.decode.drafter import COUNTS, NODES
 from medusa_kit.infer.details import VerifiedTree
-from medusa_kit.infer.draft import COUNTS, NODES
 
 TEXT = "Rivers carry water from the hills to the sea, and some of them are long. "
 Terminal = Callable[[int], Any]

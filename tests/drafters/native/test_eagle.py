@@ -24,7 +24,7 @@ import medusa_kit
 from medusa_kit.base.files import stored_config
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.draft import RequestText
+from medusa_kit.infer.decode.drafter import RequestText
 
 VOCAB, KNOWN = 24, 20  # few tokens: a random draft is right now and then
 LAYERS = 4

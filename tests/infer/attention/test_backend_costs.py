@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from medusa_kit.infer.attention import triton_backend
 from medusa_kit.infer.attention.backend import AttentionCall, Case
 from medusa_kit.infer.attention.choice import BACKENDS, AttentionChoice
-from medusa_kit.infer.tree_step import TreeStep
+from medusa_kit.infer.attention.step import TreeStep
 
 WITHOUT_A_KERNEL = {"aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided"}
 

@@ -8,7 +8,7 @@ from support.tiny_models import COMMON, STOP
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from medusa_kit.base.model import wrap_model
-from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.heads.scores import scored_guesses_after
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.heads import install_native_heads

@@ -5,7 +5,7 @@ import torch
 from support.kernels.cpp_heads import FAMILIES, NUM_HEADS, base_of, inputs, trained
 from support.states import state_from
 
-from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.drafters.heads.dynamic import ALL, DynamicDrafter
 from medusa_kit.heads.guesser import Least
 from medusa_kit.infer.cpu.decoder import native_decoder

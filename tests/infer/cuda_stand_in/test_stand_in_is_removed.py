@@ -60,7 +60,7 @@ def test_each_one_counts_for_itself() -> None:
 
 
 def test_caches_of_the_product_hold_no_tensor_of_it() -> None:
-    from medusa_kit.infer.tree_step import TreeStep
+    from medusa_kit.infer.attention.step import TreeStep
 
     with cuda_stand_in.installed():
         TreeStep([3], *inputs_of([(-1, 0, 0)], torch.device("cuda", 0)))

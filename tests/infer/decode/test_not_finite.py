@@ -16,15 +16,15 @@ from support.small_engines import BUSHY, build_engine, random_heads, random_prom
 from support.tiny_models import tiny_model
 
 from medusa_kit.base.model import wrap_model
-from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.factory import DraftContext, build_drafter
+from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import CheckpointError, NotFiniteError
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.decode.drafter import Drafter, State
 from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.details import OutputOptions
-from medusa_kit.infer.draft import Drafter, State
 from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.dynamic import DynamicTree

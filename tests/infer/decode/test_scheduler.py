@@ -36,10 +36,10 @@ from support.wrapped import Wrapped, WrappedVerifier
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.text.suffix import SuffixDrafter
 from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.decode.drafter import StepResult
 from medusa_kit.infer.decode.node_choice.cost import LearnedSteps, StepCost
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.decode.timing import StepTiming
-from medusa_kit.infer.draft import StepResult
 from medusa_kit.infer.tree_cache import TreeCache
 
 FAMILIES = ["llama-tied", "gemma3", "gpt2", "gemma2"]  # the first two in C++, where it can be built

@@ -23,10 +23,11 @@ from support.small_engines import (
 from support.tiny_models import CONTEXT, tiny_base, tiny_model
 
 from medusa_kit.base.model import wrap_model
-from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention.choice import AttentionChoice
+from medusa_kit.infer.attention.step import TreeStep
 from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.device.cache import FixedCache
@@ -37,7 +38,6 @@ from medusa_kit.infer.device.verifier import AGAIN_AFTER, CapturedVerifier, usua
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.runners.adapted_verifier import adapted
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.dynamic import DynamicTree

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.decode.drafter import RequestText, State
 from medusa_kit.infer.decode.request import make_request
-from medusa_kit.infer.draft import RequestText, State
 from medusa_kit.infer.forest import Forest
 from medusa_kit.settings.sampling import SamplingParams
 from support.tiny_models import CONTEXT

@@ -21,10 +21,10 @@ import torch
 from medusa_kit import console
 from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.errors import ClosedError, ConfigError, Live, QueueFullError
+from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.request import Emitted, FailAlone, Request
 from medusa_kit.infer.decode.scheduler import BatchStats, Scheduler
 from medusa_kit.infer.decode.threaded.submission import OnTokens, Submission, check_process
-from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.memory import device_memory_error, is_device_lost
 from medusa_kit.locks import SharedLock
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from medusa_kit.errors import ClosedError, ConfigError, Live
+from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.request import Request
 from medusa_kit.infer.details import TokenScore, VerifiedTree
-from medusa_kit.infer.draft import Drafter
 
 OnTokens = Callable[[list[int]], None]
 

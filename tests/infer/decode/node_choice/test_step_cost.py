@@ -14,9 +14,9 @@ from support.wrapped import WrappedVerifier, raising
 
 from medusa_kit import console
 from medusa_kit.base.remembered_checks import code_digest
-from medusa_kit.infer.decode.node_choice import measured
+from medusa_kit.infer.decode import measured
+from medusa_kit.infer.decode.measured import MeasuredSteps
 from medusa_kit.infer.decode.node_choice.cost import SIZES, SLOPE, StepCost
-from medusa_kit.infer.decode.node_choice.measured import MeasuredSteps
 from medusa_kit.infer.verifier import Verifier
 
 

@@ -14,10 +14,10 @@ import torch
 from medusa_kit import console
 from medusa_kit.base.processor import processor_name
 from medusa_kit.base.remembered_checks import code_digest
+from medusa_kit.infer.decode.drafter import Drafter, State
 from medusa_kit.infer.decode.node_choice.cost import SIZES, StepCost
 from medusa_kit.infer.decode.repeated_steps import IN_A_ROW, SETTLED, RepeatedSteps
 from medusa_kit.infer.decode.timing import Clock
-from medusa_kit.infer.draft import Drafter, State
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import SharedLock
