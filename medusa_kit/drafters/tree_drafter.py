@@ -45,16 +45,23 @@ class TreeDrafter(Drafter):
 
     num_nodes = 1
     computes = False  # whether its guesses take time that they must gain, as those of a model
-    # How often its guesses, each with all of their path, were right when that was measured.
-    calibrated: Sequence[float] | None = None
+    is_foreseen = False  # whether `expected` is what each of its drafts has
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._min_chance = 0.0  # chance of a path, below which it is not guessed
 
-    def set_min_chance(self, min_chance: float, acceptance: AcceptanceEstimate) -> None:
-        """From now on paths with a lower chance need not be guessed, as they would not pay."""
+    def set_min_chance(
+        self, min_chance: float, acceptance: AcceptanceEstimate, next_chance: float = 0.0
+    ) -> None:
+        """From now on paths with a lower chance need not be guessed, as they would not pay; beside
+        another draft token of the request, paths below `next_chance`."""
         self._min_chance = min(min_chance, 1.0)
+
+    def expected(self, acceptance: AcceptanceEstimate) -> Sequence[float] | None:
+        """How likely its guesses are, each with all of its path, before it is asked; None: nobody
+        knows."""
+        return None
 
     @abstractmethod
     def guess(self, state: State) -> list[DraftTree]:

@@ -58,6 +58,29 @@ def test_nodes_that_cannot_pay_are_not_named(
         assert tree.tokens == [tokens[0], *(tokens[node] for node in nodes)]
 
 
+@pytest.mark.parametrize(("beside", "nodes"), [(0.26, [1, 3]), (0.45, [1]), (0.9, [1])])
+def test_beside_the_likeliest_node_others_must_be_worth_another_node(
+    inner: HeadsDrafter, beside: float, nodes: list[int]
+) -> None:
+    """The second node of a step may cost next to nothing, and the third much."""
+    source = HeadsSource(inner, SHARES)
+    source.set_min_chance(0.01, AcceptanceEstimate(), beside)
+    assert named(source, state_of(inner)) == nodes
+
+
+def test_a_static_tree_expects_what_was_calibrated_until_it_has_seen_more(
+    inner: HeadsDrafter,
+) -> None:
+    source, acceptance = HeadsSource(inner, SHARES), AcceptanceEstimate()
+    assert source.expected(acceptance) == pytest.approx(SHARES)
+    for _ in range(90):
+        acceptance.record(("medusa", 1), False)
+    expected = source.expected(acceptance)
+    assert expected is not None
+    assert expected[0] == pytest.approx(0.05)
+    assert HeadsSource(inner).expected(acceptance) is None
+
+
 def test_what_was_right_so_far_decides(inner: HeadsDrafter) -> None:
     state, source, acceptance = state_of(inner), HeadsSource(inner, SHARES), AcceptanceEstimate()
     for _ in range(300):

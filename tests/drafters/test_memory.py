@@ -52,7 +52,8 @@ def test_other_heads_share_all_but_what_heads_are_in() -> None:
     for engine in (first, second):
         assert engine.memory.loaded is plain.memory.loaded
         assert engine.memory.learned is plain.memory.learned
-    first.generate([3, 4], max_new_tokens=3, drafter="auto")
+    for drafter in ("auto", "recycling"):
+        first.generate([3, 4], max_new_tokens=3, drafter=drafter)
     assert len(first.memory) > 0
     assert len(second.memory) == 0
     assert len(plain.memory.learned) > 0

@@ -35,7 +35,8 @@ class HeadsSource(TreeDrafter):
     ) -> None:
         """`calibrated`: the share of steps that accepted each node below the root, where known."""
         super().__init__(inner.heads.base.device)
-        self.inner, self.num_nodes, self.calibrated = inner, inner.num_nodes, calibrated
+        self.inner, self.num_nodes, self._calibrated = inner, inner.num_nodes, calibrated
+        self.is_foreseen = isinstance(inner, HeadsDrafter) and calibrated is not None
         self._min_scores = Least()
         # Of a static tree: how likely each node is, given its parent, before any step.
         self._believed = list[float]()
@@ -43,28 +44,40 @@ class HeadsSource(TreeDrafter):
             self._believed = own_chances(inner.tree, calibrated)
         self._nodes: list[int] | None = None  # of a static tree that are named; None: all
 
-    def set_min_chance(self, least_chance: float, acceptance: AcceptanceEstimate) -> None:
+    def set_min_chance(
+        self, min_chance: float, acceptance: AcceptanceEstimate, next_chance: float = 0.0
+    ) -> None:
         """Name no paths with a lower chance from now on. In a dynamic tree only paths so likely get
-        children that these may have that chance after another pass of the heads. Of a static tree
-        the nodes are named that were right often enough by `acceptance`, at least the likeliest.
-        """
+        children that these may pay after another pass of the heads. Of a static tree the nodes are
+        named that were right often enough by `acceptance`, at least the likeliest."""
         if isinstance(self.inner, HeadsDrafter):
-            self._nodes = self._likely_nodes(self.inner, least_chance, acceptance)
+            self._nodes = self._likely_nodes(self.inner, max(min_chance, next_chance), acceptance)
             return
         kept, asked = (
             math.log(min(chance, HIGHEST)) if chance > 0 else -math.inf
-            for chance in (least_chance, ASKED * least_chance)
+            for chance in (min_chance, max(ASKED * min_chance, next_chance))
         )
         self._min_scores = Least(kept, asked)
+
+    def expected(self, acceptance: AcceptanceEstimate) -> Sequence[float] | None:
+        """As calibrated; of a static tree as far as `acceptance` knows no better."""
+        if isinstance(self.inner, HeadsDrafter) and self._calibrated is not None:
+            return self._chances(self.inner, acceptance)[1:]
+        return self._calibrated
+
+    def _chances(self, inner: HeadsDrafter, acceptance: AcceptanceEstimate) -> list[float]:
+        """How likely each node of a static tree is, with all of its path."""
+        chances = [1.0]
+        for node in range(1, self.num_nodes):
+            own = acceptance.chance((self.name, node), self._believed[node])
+            chances.append(chances[inner.tree.parents[node]] * own)
+        return chances
 
     def _likely_nodes(
         self, inner: HeadsDrafter, least_chance: float, acceptance: AcceptanceEstimate
     ) -> list[int]:
         """Below the root, in rising order; parents are among them, being no less likely."""
-        below, chances = range(1, self.num_nodes), [1.0]
-        for node in below:
-            own = acceptance.chance((self.name, node), self._believed[node])
-            chances.append(chances[inner.tree.parents[node]] * own)
+        below, chances = range(1, self.num_nodes), self._chances(inner, acceptance)
         likeliest = max(below, key=lambda node: chances[node], default=0)
         return [n for n in below if n == likeliest or chances[n] >= least_chance]
 

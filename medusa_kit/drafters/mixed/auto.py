@@ -8,7 +8,8 @@ drafter that is named has one.
 
 A gain is the difference between two expectations for one and the same step, with the source's draft
 tokens and without: tokens of single steps differ by more than a source gains in hundreds of them.
-Its time is that of whole steps, with the source and without, beyond t(n).
+Its time is what drafting takes, and what the base model takes beyond t(n), with the source and
+without.
 """
 
 import math
@@ -40,6 +41,7 @@ from medusa_kit.settings.drafters import SOURCES
 from medusa_kit.tree.draft_tree import DraftTree
 
 HOPE = 0.5  # tokens a step that a source is assumed to gain at first, where nothing else is drafted
+FAVOUR = 0.01  # tokens a step that reading text may lose: any text may begin to repeat itself
 STEPS = 3  # situations in which the tokens promised differ by less than a factor of two
 
 
@@ -52,11 +54,13 @@ class PolicyStats:
     _explorers: dict[tuple[int, ...], Explorer] = field(default_factory=dict)
     _lock: SharedLock = field(default_factory=SharedLock, repr=False, compare=False)
 
-    def explorer(self, situation: tuple[int, ...], hopes: Callable[[], list[float]]) -> Explorer:
-        """The one for this situation. `hopes`: of a new one."""
+    def explorer(
+        self, situation: tuple[int, ...], hopes: Callable[[], list[float]], favour: float = 0.0
+    ) -> Explorer:
+        """The one for this situation. `hopes`, `favour`: of a new one."""
         with self._lock:
             if situation not in self._explorers:
-                self._explorers[situation] = Explorer(hopes())
+                self._explorers[situation] = Explorer(hopes(), favour)
             return self._explorers[situation]
 
     def new_text(self) -> None:
@@ -78,6 +82,7 @@ class Step(Candidates):
         self.num_rows = num_others + num_own
         self.about = self.num_rows.bit_length()
         self.min_chance = cost.least_chance(self.num_rows)  # of a draft token that gains
+        self.next_chance = cost.least_chance(self.num_rows, num_own)  # of one beside another one
         self.plain = cost.seconds(self.num_rows)
         self.trees: list[DraftTree] = []
         self.orders: list[list[tuple[int, float]]] = []  # each request's nodes with their chances
@@ -128,14 +133,13 @@ class Step(Candidates):
         self.expected = self.num_own + sum(right)
         return drafted(self.trees, self.drafter.device, self)
 
-    def taken(self, timing: StepTiming) -> float:
-        """The seconds of the step beyond what the base model took for these nodes."""
-        expected = self.cost.seconds(self.num_rows + self.num_guesses)
-        return timing.drafting + timing.verifying - expected
+    def longer(self, timing: StepTiming) -> float:
+        """By how many seconds the base model took longer for these nodes than usual."""
+        return timing.verifying - self.cost.seconds(self.num_rows + self.num_guesses)
 
     def gain_of_text(self, overheads: Overheads) -> float:
         """A request's tokens that text adds to a plain step, less those of the time it takes."""
-        more = overheads.more((self.about, 1, 0), (self.about, 0, 0))
+        more = overheads.drafting((self.about, 1, 0)) - overheads.drafting((self.about, 0, 0))
         rate = self.num_rows / self.plain
         tokens = self.promised - self.num_own
         return (tokens - (self.seconds + more - self.plain) * rate) / self.num_own
@@ -227,7 +231,7 @@ class AutoDrafter(Drafter):
 
     def _ask_texts(self, step: Step, state: State) -> None:
         if self.texts:
-            step.text = self.experience.explorer((step.about,), lambda: [step.hope])
+            step.text = self.experience.explorer((step.about,), lambda: [step.hope], FAVOUR)
             step.asked_text = step.text.choose()
         asked = self.texts if step.asked_text else []
         step.add(self._guesses(step, asked, state))
@@ -236,29 +240,36 @@ class AutoDrafter(Drafter):
     def _ask_computing(self, step: Step, state: State) -> None:
         promised = int(STEPS * math.log2(step.promised / step.num_own))
         situation = step.about, step.asked_text, promised
+        numbered = list(enumerate(self.computing, start=1))
         step.computed = self.experience.explorer(
-            situation, lambda: [self._hope(source, step) for source in self.computing]
+            situation, lambda: [self._hope(source, step, choice) for choice, source in numbered]
         )
+        for choice, source in numbered:
+            if source.is_foreseen:
+                step.computed.expect(choice, self._hope(source, step, choice))
         step.choice = step.computed.choose()
         if step.choice:
             step.add(self._guesses(step, [self.computing[step.choice - 1]], state))
 
     def _guesses(self, step: Step, sources: Sequence[TreeDrafter], state: State) -> list[DraftTree]:
         for source in sources:
-            source.set_min_chance(step.min_chance, self.experience.acceptance)
+            source.set_min_chance(step.min_chance, self.experience.acceptance, step.next_chance)
         return merged(sources, state, self.experience.acceptance)
 
-    def _hope(self, source: TreeDrafter, step: Step) -> float:
-        """What a source gains before it was asked here, as far as it was calibrated."""
-        if source.calibrated is None:
+    def _hope(self, source: TreeDrafter, step: Step, choice: int) -> float:
+        """What a source gains before it was asked here, as far as that is known."""
+        acceptance, overheads = self.experience.acceptance, self.experience.overheads
+        if (expected := source.expected(acceptance)) is None:
             return step.hope
         share = (step.num_own / step.promised) ** 2  # it adds less where more is promised
-        own = sorted((share * chance for chance in source.calibrated), reverse=True)
-        more = [sorted([*own, *known], reverse=True) for known in step.chances]
-        chosen = choose_nodes(more, step.num_others, step.cost)
+        own = sorted((share * chance for chance in expected), reverse=True)
+        both = [sorted([*own, *known], reverse=True) for known in step.chances]
+        chosen = choose_nodes(both, step.num_others, step.cost)
         rate = (step.num_others + step.promised) / step.seconds
         tokens = chosen.tokens - step.num_others - step.promised
-        return (tokens - (chosen.seconds - step.seconds) * rate) / step.num_own
+        kind = step.about, step.asked_text, choice
+        more = chosen.seconds - step.seconds + overheads.more(kind, (*kind[:2], 0))
+        return (tokens - more * rate) / step.num_own
 
     def observe(self, result: StepResult) -> None:
         draft = result.draft
@@ -276,7 +287,7 @@ class AutoDrafter(Drafter):
     def _learn(self, step: Step, timing: StepTiming) -> None:
         """What the step took, and what asking has gained."""
         overheads = self.experience.overheads
-        overheads.record(step.kind, step.taken(timing), step.plain)
+        overheads.record(step.kind, timing.drafting, step.longer(timing), step.plain)
         if step.text is not None:
             step.text.record(step.asked_text, step.gain_of_text(overheads))
         if step.computed is not None:

@@ -11,7 +11,6 @@ from medusa_kit.drafters.tree_drafter import TreeDrafter, weighed
 from medusa_kit.errors import CheckpointError
 from medusa_kit.infer.decode.drafter import State, StepResult
 from medusa_kit.tree.draft_tree import DraftTree
-from medusa_kit.tree.dynamic import DynamicTree
 
 ACCEPTANCE = "acceptance of draft tokens"  # under which an engine keeps its estimate
 
@@ -67,12 +66,11 @@ def usual_sources(
     """(sources, why expected ones are missing)."""
     if requested is not None:
         return list(requested), []
-    names, reasons = ["suffix", "recycling"], []
+    names, reasons = ["suffix"], []
     if context.heads is not None:
-        if isinstance(context.tree, DynamicTree) and context.tree.smoothing:
-            names.remove("recycling")  # what such heads guess is right more often (docs/LOG.md)
         names.append("medusa")
     else:
+        names.append("recycling")  # beside heads it takes their place and is right less often
         refused = context.heads_refused
         reasons.append(
             f"heads refused: {refused}" if refused else f"no heads for {context.base.info.name!r}"

@@ -93,10 +93,12 @@ class StepCost:
                 times += [first + growth * more for more in range(min(end, num_nodes + 1) - low)]
         return times[: num_nodes + 1]
 
-    def least_chance(self, num_requests: int) -> float:
-        """How likely one draft token beside so many requests must be to gain; none is above 1."""
-        before, after = self.seconds(num_requests), self.seconds(num_requests + 1)
-        return (after - before) * num_requests / before
+    def least_chance(self, num_requests: int, num_drafted: int = 0) -> float:
+        """How likely one draft token beside so many requests, and so many other draft tokens, must
+        be to gain; none is above 1."""
+        num_nodes = num_requests + num_drafted
+        before, after = self.seconds(num_nodes), self.seconds(num_nodes + 1)
+        return (after - before) * num_requests / self.seconds(num_requests)
 
     def describe(self, num_requests: float) -> str:
         """Describe what one more node costs beside so many requests, and from which chance on a

@@ -253,3 +253,10 @@ def test_a_folder_that_cannot_be_written_is_a_warning(
     steps = MeasuredSteps(build_engine(tiny_base("llama")).verifier)
     assert steps.cost.seconds(2) > 0
     assert "cannot be written, so the next start will find out again" in capsys.readouterr().err
+
+
+def test_a_draft_token_beside_another_has_the_price_of_the_next_node() -> None:
+    cost = StepCost(measured={1: 1.0, 2: 1.0, 3: 1.5, 4: 2.0})
+    assert cost.least_chance(1) == 0.0
+    assert cost.least_chance(1, 1) == pytest.approx(0.5)
+    assert cost.least_chance(2, 2) == pytest.approx(1.0)
