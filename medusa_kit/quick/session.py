@@ -118,7 +118,8 @@ class Session:
             )
         check_encoding(base, self.prompts.calibration, self.held_out)
         check_encoding(base, self.prompts.training, self.answers)
-        self.state.note("base", base.info.fingerprint)
+        if known is None:
+            self.state.note("base", base.info.fingerprint)
         return base
 
     def base_to_train(self, *_: Any, dtype: str, **__: Any) -> BaseModel:
