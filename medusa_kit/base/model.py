@@ -162,15 +162,25 @@ class BaseModel:
         """Of the weights in memory."""
         return sum(int(p.nbytes) for p in self.own_model.parameters())
 
+    @property
+    def is_handed_out(self) -> bool:
+        """Whether code that is not the kit's may change the model."""
+        return self._model is not None and watch_of(self._model).is_handed_out
+
+    def look(self) -> int:
+        """How often the model has been found changed, having looked at it now."""
+        model = self.own_model
+        return watch_of(model).look(model)
+
     def changes(self) -> int:
-        """How often the model has been found changed (`number`), having looked at it now. What is
-        known of a changed model is found out anew; no check of an earlier load is one of it.
+        """`look`, after which what is known of the model (`number`) is of it as it is now: found
+        out anew where it was changed; no check of an earlier load is one of it.
 
         Raises IncompatibleBaseError for one that heads cannot read any more.
         """
-        model = self.own_model
-        number = watch_of(model).look(model)
+        number = self.look()
         if number != self.number:
+            model = self.own_model
             with lock_of(model), torch.no_grad():
                 self._look_again()
                 self.number = number
@@ -178,7 +188,7 @@ class BaseModel:
 
     def adopt(self) -> None:
         """What the kit itself has just changed is no change."""
-        self.number = watch_of(self.own_model).look(self.own_model)
+        self.number = self.look()
 
     def _look_again(self) -> None:
         model, info = self.own_model, self.info

@@ -60,6 +60,13 @@ def state_of(verifier: Verifier) -> State:
     return number, state.moving, torch.is_autocast_enabled(base.device.type)
 
 
+def may_change_unseen(verifier: Verifier, state: State) -> bool:
+    """Whether its model, which was in this state, may be another one for a while and no look tells:
+    where somebody can write to it, or it writes to itself."""
+    writes_to_itself = state is not None and len(state) > 1 and any(state[1])
+    return verifier.base.is_handed_out or writes_to_itself
+
+
 def changed() -> ModelChangedError:
     return ModelChangedError(
         "the model was changed while this answer was under way, so it is of neither model",

@@ -202,9 +202,10 @@ class SuffixDrafter(TrieDrafter):
 
     def finish(self, requests: Sequence[RequestText]) -> None:
         """Keep the answers. A failure to save them is only a note, since the request succeeded."""
-        if self.past is None:
+        answers = [one.token_ids for one in requests if one.is_complete]
+        if self.past is None or not answers:
             return
-        self.past.add([one.token_ids for one in requests if one.is_complete])
+        self.past.add(answers)
         try:
             self.past.save()
         except (MedusaKitError, OSError) as error:

@@ -134,6 +134,10 @@ class Batch(Live):
             request.cancel()
         self.take_finished()
 
+    def forget(self) -> None:
+        """Let no later request begin with what was read of earlier ones."""
+        self.prefixes = PrefixCache(len(self.cache.lengths))
+
     def fail(self, error: Exception) -> None:
         """End every request here, since `error` was none of a request's or a drafter's."""
         for request in self._drafters:

@@ -8,8 +8,8 @@ a batch of their own; each step is that of the batch that has waited longest.
 Between two runs batches are idle, with what they have read: prefixes are read once. What is kept is
 bounded in bytes, and the batch that was used longest ago goes first. What a model read is of no use
 once it is another one (a hook, an adapter, weights written to), so a look is taken at the model
-before each answer and after it (infer/renewal.py). Where that cannot tell nothing is kept, and
-prefixes are shared within a run alone.
+before each answer and after it, unless nobody reads it to its end (infer/renewal.py). Where that
+cannot tell nothing is kept, and prefixes are shared within a run alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ from medusa_kit.infer.decode.node_choice.measured import MeasuredSteps
 from medusa_kit.infer.decode.request import Emitted, Request
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.memory import cache_bytes_per_token, explain_oom
-from medusa_kit.infer.renewal import State, changed, state_of, up_to_date
+from medusa_kit.infer.renewal import State, changed, may_change_unseen, state_of, up_to_date
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import SharedLock
 from medusa_kit.no_gradients import no_gradients
@@ -73,6 +73,7 @@ class Scheduler(Live):
         self.reuse_prefixes, self.kept_bytes, self.steps = reuse_prefixes, kept_bytes, steps
         self._idle: list[tuple[Batch, State]] = []  # the one used last comes last
         self._lock = SharedLock()  # for those
+        self._abandoned: list[tuple[Batch, State]] = []  # idle since nobody read an answer on
         # Of the thread that steps. The one that has waited longest comes first.
         self._stepped: dict[Verifier, Batch] = {}
         self._unseen: set[Verifier] = set()  # whose model was not looked at since requests came
@@ -112,22 +113,23 @@ class Scheduler(Live):
                     batch.add(request, drafter)
                 while batch.num_requests:
                     if emitted := batch.step():
+                        batch.remove_finished()  # not as late as when nobody reads on
                         yield emitted
                     batch.raise_error()
             except GeneratorExit:  # not read to its end; that is between two steps
-                if verifier.base.changes() == number:
-                    self._keep(batch, state)
+                self._abandon(batch, state)
                 raise
             except torch.OutOfMemoryError:
                 verifier.make_room()
                 with self._lock:
                     self._idle.clear()
+                    self._abandoned.clear()
                 raise
             except Exception as error:
-                if verifier.base.changes() != number:  # which may be why it failed
+                if verifier.base.look() != number:  # which may be why it failed
                     raise changed() from error
                 raise
-            if verifier.base.changes() != number:
+            if verifier.base.look() != number:
                 raise changed()
             self._keep(batch, state)
 
@@ -195,6 +197,7 @@ class Scheduler(Live):
     def idle(self) -> list[Batch]:
         """Batches that no run uses, with what they keep for later ones; the last was used last."""
         with self._lock:
+            self._gather()
             return [batch for batch, _ in self._idle]
 
     def _verifier_for(self, request: Request, drafter: Drafter) -> Verifier:
@@ -239,6 +242,7 @@ class Scheduler(Live):
             return num_positions <= batch.cache.num_positions or num_slots <= MAX_SLOTS * max_rows
 
         with self._lock:
+            self._gather()
             current = [
                 (batch, then)
                 for batch, then in self._idle
@@ -272,15 +276,40 @@ class Scheduler(Live):
         """Keep a batch for other runs, without its requests. `state`: the model's when this one
         began."""
         batch.clear()
-        # Where Python found the run out of reach, what its cache refers to may be gone.
-        if state is None or not batch.cache.is_known or batch.cache.num_bytes > self.kept_bytes:
+        if state is None or batch.cache.num_bytes > self.kept_bytes:
             return
         if state_of(batch.verifier) != state:  # tables that the model writes to itself
             return
         with self._lock:
+            self._gather()
             self._idle.append((batch, state))
-            while sum(kept.cache.num_bytes for kept, _ in self._idle) > self.kept_bytes:
-                self._idle.pop(0)
+            self._drop_oldest()
+
+    def _abandon(self, batch: Batch, state: State) -> None:
+        """Keep a batch whose run nobody reads on. Python may end it wherever it looks for garbage,
+        amid anything and under any of torch's modes: no lock is taken and nothing computed. Nor is
+        the model looked at; the next run does, which cannot tell whether it was another one for a
+        while. So what was read of one that may have been is not kept, captured forwards are."""
+        batch.clear()
+        # Where Python found the run out of reach, what its cache refers to may be gone.
+        if state is None or not batch.cache.is_known:
+            return
+        kept = sum(other.cache.num_bytes for other, _ in self._abandoned)
+        if kept + batch.cache.num_bytes > self.kept_bytes:
+            return
+        if may_change_unseen(batch.verifier, state):
+            batch.forget()
+        self._abandoned.append((batch, state))
+
+    def _gather(self) -> None:
+        """Count what was abandoned among idle batches. The caller holds their lock."""
+        abandoned, self._abandoned = self._abandoned, []
+        self._idle += abandoned
+        self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        while sum(kept.cache.num_bytes for kept, _ in self._idle) > self.kept_bytes:
+            self._idle.pop(0)
 
 
 def max_kept_bytes(device: torch.device) -> int:

@@ -18,6 +18,7 @@ from support.small_engines import (
 from support.tiny_models import tiny_base
 from transformers.pytorch_utils import Conv1D
 
+import medusa_kit
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.decode.scheduler import Scheduler
@@ -186,7 +187,7 @@ def test_one_long_prompt_after_a_list_does_not_make_the_whole_list_longer() -> N
 
 @in_cpp
 def test_a_stream_that_is_dropped_leaves_what_it_has_read() -> None:
-    engine = engine_with_heads(lively_chat_base())
+    engine = medusa_kit.load("debug-tiny", device="cpu")
     prompt = engine.encode("Tell me about rivers.")
     stream = engine.stream(prompt, max_new_tokens=40)
     next(stream)

@@ -88,9 +88,9 @@ class PackedBase(BaseModel):
                 self._model, self.scales = model, base.scales
             return self._model
 
-    def changes(self) -> int:
+    def look(self) -> int:
         """0 as long as nobody has asked for `model`."""
-        return 0 if self._model is None else super().changes()
+        return 0 if self._model is None else super().look()
 
     def _look_again(self) -> None:
         """A base that has changed is packed no longer."""
