@@ -23,11 +23,12 @@ from medusa_kit.base import families, fingerprint, hooks, text_part
 from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.model_state import watch_of
+from medusa_kit.base.origin import BASE, CONFIG
 from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
 from medusa_kit.base.remembered.checks import SOURCES, record_of_check
 from medusa_kit.base.remembered.described import computed_by, settings_of
 from medusa_kit.base.tokenizer.check import look_at_tokenizer
-from medusa_kit.base.tokenizer.encoding_digest import encoding_digest
+from medusa_kit.base.tokenizer.encoding_digest import ENCODING, encoding_digest
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of
@@ -327,6 +328,15 @@ class BaseModel:
     def computation(self) -> dict[str, Any]:
         """What its config says of how it computes: the fingerprint does not cover that."""
         return computed_by(self.config)
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What a file that is made from it says of it (origin.py)."""
+        return {
+            BASE: self.info.fingerprint,
+            CONFIG: self.computation,
+            ENCODING: self.encoding,
+        }
 
     def _known_code(self, source: str) -> bool:
         """Whether weights and versions say all of what the model computes."""

@@ -252,13 +252,11 @@ def _gathered(engine: Any, folder: Path, max_new_tokens: int) -> Path:
 
 def _check_answers(answers: Path, base: Any) -> None:
     """Raises ConfigError for answers of another base, or to prompts that were encoded otherwise."""
-    from medusa_kit.base.origin import BASE, CONFIG, check_origin
-    from medusa_kit.base.tokenizer.encoding_digest import ENCODING
+    from medusa_kit.base.origin import check_origin
     from medusa_kit.data.answer_settings import read_settings
 
-    now = {BASE: base.info.fingerprint, CONFIG: base.computation, ENCODING: base.encoding}
     hint = "give prompts with --prompts, and the model answers them"
-    check_origin(answers, read_settings(answers) or {}, now, hint)
+    check_origin(answers, read_settings(answers) or {}, base.origin, hint)
 
 
 def _statistics(

@@ -11,7 +11,7 @@ from medusa_kit.base.adapters import CONFIG_NAME as ADAPTER_CONFIG
 from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.engine.before_loading import read_tree
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.heads_encoding import tell_of_encoding
+from medusa_kit.engine.heads_encoding import tell_of_config, tell_of_encoding
 from medusa_kit.engine.heads_folder import HeadsLocation
 from medusa_kit.engine.load import with_heads
 from medusa_kit.engine.tree_origin import check_tree
@@ -34,9 +34,10 @@ def read_heads(engine: Engine, folder: Path, name: str) -> tuple[Engine, int]:
     heads = load_heads(inside, engine.base, pickles=False)
     tree = found_beside(inside, TREE_NAME)
     if tree.is_file():
-        check_tree(tree, heads.digest, engine.base.info.fingerprint)
+        check_tree(tree, heads.digest, engine.base)
     result = with_heads(engine, heads, tree=read_tree(None, inside))
     tell_of_encoding(heads.config, engine.base, inside, tree)
+    tell_of_config(heads.config, engine.base, inside, tree)
     tell_of_precision(tree, engine.activations)
     result.heads_source = name
     return result, size + heads.num_bytes

@@ -23,7 +23,7 @@ from medusa_kit.engine.before_loading import (
     read_tree,
 )
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.heads_encoding import tell_of_encoding
+from medusa_kit.engine.heads_encoding import tell_of_config, tell_of_encoding
 from medusa_kit.engine.tree_origin import check_tree
 from medusa_kit.engine.tree_precision import tell_of_precision
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
@@ -235,12 +235,12 @@ def with_heads(
             beside = found_beside(folder, TREE_NAME)
         of_tree = Path(beside) if isinstance(beside, str | Path) else None
         if of_tree is not None and of_tree.is_file():
-            own_base = None if force else base.info.fingerprint
-            check_tree(of_tree, heads.digest, own_base, named=tree is not None)
+            check_tree(of_tree, heads.digest, None if force else base, named=tree is not None)
         result.use_tree(_tree_for(heads, tree, folder))
         tell_of_precision(of_tree, result.activations)
         if folder is not None:
             tell_of_encoding(heads.config, base, folder, of_tree)
+            tell_of_config(heads.config, base, folder, of_tree)
     return result
 
 

@@ -145,6 +145,10 @@ def _config_from(raw: dict[str, Any], path: Path) -> HeadsConfig:
             raise CheckpointError(f"{path}: {name} is {value!r}, expected a whole number from 1 on")
     if not isinstance(config.encoding, str | None):
         raise CheckpointError(f"{path}: encoding is {config.encoding!r}, expected text")
+    if not isinstance(config.base_config, dict | None):
+        raise CheckpointError(
+            f"{path}: base_config is a {type(config.base_config).__name__}, expected an object"
+        )
     try:
         check_mlp_size(config.kind, config.mlp_size)
     except ConfigError as error:

@@ -132,6 +132,7 @@ class MedusaHeads(nn.Module):
             kind=kind,
             mlp_size=mlp_size,
             encoding=base.encoding,
+            base_config=base.computation,
         )
         return cls(config, base, reduced_ids)
 

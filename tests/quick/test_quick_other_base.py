@@ -1,5 +1,6 @@
 """A report is of the base that lies under the run's path now, or it is refused."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,15 @@ def finished(request_for: Build, tmp_path: Path) -> Request:
     request = request_for(model=str(tmp_path / "base"))
     run(prepared(request))
     return request
+
+
+def test_a_finished_run_of_another_config_is_refused(finished: Request, tmp_path: Path) -> None:
+    path = tmp_path / "base/config.json"
+    config = json.loads(path.read_text())
+    config["rope_parameters"]["rope_theta"] = 7.0
+    path.write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"quick.json was made with another config of the base"):
+        run(prepared(finished))
 
 
 def test_a_finished_run_of_another_base_is_refused(finished: Request, tmp_path: Path) -> None:
