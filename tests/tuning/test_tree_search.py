@@ -241,7 +241,7 @@ def test_statistics_of_other_heads_or_bases_are_refused(engine: Engine) -> None:
     base = engine.base
     config = {**base.computation, "hidden_act": "relu"}
     edited = replace(own, meta={"base_fingerprint": base.info.fingerprint, "base_config": config})
-    with pytest.raises(ConfigError, match="another config of the base .*relu"):
+    with pytest.raises(ConfigError, match=r"another config of the base .*relu"):
         search_tree(engine, edited)
     with pytest.raises(ConfigError, match="no heads"):
         search_tree(Engine(engine.verifier, engine.check, engine.scheduler), own)
