@@ -21,8 +21,10 @@ from medusa_kit.base.placement import AUTO, pick_device, requested_dtype
 from medusa_kit.base.remembered.described import read_tokenizer
 from medusa_kit.errors import CheckpointError
 from medusa_kit.settings.engine import check_value
+from medusa_kit.usual_device import on_usual_device
 
 
+@on_usual_device
 def load_base_model(
     name: str,
     *,

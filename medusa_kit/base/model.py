@@ -34,6 +34,7 @@ from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of
 from medusa_kit.settings.engine import allowed
 from medusa_kit.store.records import Record
+from medusa_kit.usual_device import on_usual_device
 
 # Largest error allowed between two ways of computing the same logits, as a share of their spread.
 # In float32 rounding is some 1e-5 of the spread, a missing scale or cap 1e-1 and more.
@@ -369,6 +370,12 @@ class BaseModel:
     def _check_output(self) -> None:
         """Raises IncompatibleBaseError for a model without an output embedding."""
         weight = getattr(self.own_output, "weight", None)
+        if isinstance(weight, Tensor) and weight.is_meta:
+            raise IncompatibleBaseError(
+                f"the weights of this {type(self.own_model).__name__} are on the meta device: they "
+                "have no numbers",
+                hint="build or load the model outside of torch.device('meta')",
+            )
         if not isinstance(weight, Tensor) or is_quantised(weight):
             found = "" if weight is None else " in floating point"
             raise IncompatibleBaseError(
@@ -379,6 +386,10 @@ class BaseModel:
 
     def _check_views(self) -> bool:
         """Check `head_logits` against the model's logits; whether the decoder equals it too."""
+        with torch.autocast(self.device.type, enabled=False):  # a caller's
+            return self._compare_views()
+
+    def _compare_views(self) -> bool:
         generator = torch.Generator().manual_seed(0)
         rows = min(self.own_output.weight.shape[0], self.config.vocab_size)
         ids_BT = torch.randint(0, rows, (2, 8), generator=generator).to(self.device)
@@ -466,6 +477,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     return float((actual.double() - expected.double()).abs().max() / spread)
 
 
+@on_usual_device
 def wrap_model(model: Any, tokenizer: Any = None, name: str = "in-memory") -> BaseModel:
     """Around a transformers model that the caller built; of a multimodal one its text part."""
     base = BaseModel(text_part.in_memory(model), tokenizer, name, "memory")

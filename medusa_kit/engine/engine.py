@@ -37,6 +37,7 @@ from medusa_kit.settings.drafters import READ_HEADS, default_drafter, drafts_wit
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.plan import PlannedTree, Tree, TreePlan, fitted
+from medusa_kit.usual_device import on_usual_device
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
@@ -65,6 +66,9 @@ class Engine(Live):
     memory: Memory = field(default_factory=Memory)  # what drafters keep between calls
     fallback: str | None = None  # in place of a drafter that reads heads where there are none
     heads_refused: str | None = None  # why heads that were found are not used
+
+    def __post_init__(self) -> None:
+        self._heads_suit = self.base.device, self.base.dtype
 
     @property
     def own_drafter(self) -> str:
@@ -116,6 +120,7 @@ class Engine(Live):
         """The backends of tree attention in steps."""
         return self.verifier.attention
 
+    @on_usual_device
     def generate(
         self,
         prompt: Prompt | Sequence[Prompt],
@@ -148,6 +153,7 @@ class Engine(Live):
         results = [self._result(request, built.describe(), built.notes) for request in requests]
         return results[0] if single else results
 
+    @on_usual_device
     def stream(
         self,
         prompt: Prompt,
@@ -172,6 +178,7 @@ class Engine(Live):
             lambda count: built.guessed_by(drafter or self.own_drafter, count),
         )
 
+    @on_usual_device
     def shared_batch(
         self,
         max_rows: int = 8,
@@ -243,6 +250,7 @@ class Engine(Live):
             )
         return self._make_request(prompts[0], params, max_new_tokens, stops), stops, params
 
+    @on_usual_device
     def _make_request(
         self, prompt: Prompt, sampling: SamplingParams, max_new_tokens: int, stops: tuple[str, ...]
     ) -> Request:
@@ -277,6 +285,7 @@ class Engine(Live):
         CheckpointError, IncompatibleBaseError, ConfigError for what cannot be used."""
         read_files(self._draft_context(1, None), *self._own_drafter())
 
+    @on_usual_device
     def drafter_for(
         self,
         name: str | None,
@@ -308,8 +317,15 @@ class Engine(Live):
         )
 
     def look_at_heads(self) -> None:
-        """Before an answer begins: heads that were written to are packed anew."""
-        if self.heads is not None and self.heads.guesser is not None:
+        """Before an answer begins: heads go where the model was moved, in the dtype that it was
+        given, and those that were written to are packed anew."""
+        if self.heads is None:
+            return
+        model_is = self.base.device, self.base.dtype
+        if model_is != self._heads_suit:
+            self.heads.to(*model_is)
+            self._heads_suit = model_is
+        if self.heads.guesser is not None:
             self.heads.guesser.look()
 
     def _drafter_and_options(

@@ -58,6 +58,7 @@ from medusa_kit.settings.engine_file import read_engine_file
 from medusa_kit.store.beside import found_beside
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.plan import Tree, TreePlan
+from medusa_kit.usual_device import on_usual_device
 
 FITTING = (Match.SAME, Match.COPY)
 PLAIN = EngineOptions(heads=None, guesses="all")
@@ -94,6 +95,7 @@ def _by_todays_name(given: dict[str, Any]) -> None:
 
 # The signature is spelled out for editors, mypy and help(); a test holds it equal to EngineConfig.
 @_with_options
+@on_usual_device
 def load(
     model: str,
     *,
@@ -129,6 +131,7 @@ def load(
     return _load(EngineConfig(**locals()))
 
 
+@on_usual_device
 def load_config(path: str | Path, **changes: Any) -> Engine:
     """The engine that a YAML file describes (medusa_kit.settings.engine_file; recipes/engines/).
 
@@ -156,6 +159,7 @@ def _load(config: EngineConfig) -> Engine:
     return engine
 
 
+@on_usual_device
 def build_engine(
     base: BaseModel, options: EngineOptions = PLAIN, *, keep_layers: bool = False
 ) -> Engine:

@@ -19,6 +19,7 @@ from support.models.hybrids import tiny_hybrid
 from support.small_engines import build_engine, random_heads, random_prompt
 from support.tiny_models import tiny_model
 from torch import nn
+from torch.nn.utils import parametrize, prune
 
 import medusa_kit
 from medusa_kit.base import model_state
@@ -92,6 +93,19 @@ def set_epsilon(model: Any) -> None:
     setattr(norm, "eps" if hasattr(norm, "eps") else "variance_epsilon", 0.9)
 
 
+class Times(nn.Module):
+    """A parametrization: the layer's weight is computed at each forward."""
+
+    factor = -1.5
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * self.factor
+
+
+def parametrize_output(model: Any) -> None:
+    parametrize.register_parametrization(layer(model).self_attn.o_proj, "weight", Times())
+
+
 CHANGES: dict[str, Callable[[Any], object]] = {
     "merged by peft": merge_adapter,
     "by data": lambda model: layer(model).mlp.down_proj.weight.data.mul_(-1.5),
@@ -106,6 +120,8 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "norm": lambda model: layer(model).input_layernorm.weight.data.mul_(-2),
     "epsilon": set_epsilon,
     "output": lambda model: model.get_output_embeddings().weight.data.mul_(-1),
+    "pruned": lambda model: prune.l1_unstructured(layer(model).self_attn.o_proj, "weight", 0.5),
+    "parametrized": parametrize_output,
     "hook": lambda model: layer(model).mlp.register_forward_hook(lambda m, inputs, out: -out),
 }
 
@@ -223,6 +239,19 @@ def test_a_change_while_an_answer_is_under_way_ends_it(runner: Runner, engine: E
     assert result.stats.cached_tokens == 0
 
 
+def test_a_weight_that_is_computed_is_not_packed(runner: Runner, engine: Engine) -> None:
+    """Each forward may compute it to where the last one did."""
+    models = engine.base.model, made(runner.family)
+    for model in models:
+        parametrize_output(model)
+    for factor in (-1.5, 0.5, -3.0):
+        for model in models:
+            layer(model).self_attn.o_proj.parametrizations.weight[0].factor = factor
+        for drafter in ("none", drafting(runner)):
+            result = engine.generate(PROMPT, max_new_tokens=TOKENS, drafter=drafter)
+            assert result.token_ids == plain(models[1])
+
+
 def test_in_a_shared_batch(runner: Runner, engine: Engine) -> None:
     """An answer under way ends in an error; those that begin later are of the changed model."""
     once = [None]
@@ -313,6 +342,19 @@ def test_attention_that_somebody_switched_is_switched_back(engine: Engine, runne
     engine.base.model.set_attn_implementation("eager")
     result = engine.generate(PROMPT, max_new_tokens=TOKENS, drafter=drafting(runner))
     assert result.token_ids == expected(runner.family)
+
+
+def test_heads_take_the_dtype_that_the_model_was_given() -> None:
+    base, other = wrap_model(made("llama-tied"), None, "tiny"), made("llama-tied")
+    engine = build_engine(base, heads=random_heads(base))
+    for dtype in (torch.float64, torch.float32):
+        for model in (base.model, other):
+            model.to(dtype)
+        for options in ({}, {"drafter": "auto"}):
+            result = engine.generate(PROMPT, max_new_tokens=TOKENS, **options)
+            assert result.token_ids == plain(other)
+        assert engine.heads is not None
+        assert {one.dtype for one in engine.heads.parameters()} == {dtype}
 
 
 @needs_cpp

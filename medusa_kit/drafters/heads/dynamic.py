@@ -171,7 +171,7 @@ def _grow_at_once(
     tokens_BN = [tokens + [tokens[0]] * (N - len(tokens)) for tokens, _, _ in grown]
     parents_BN = [parents + [UNUSED] * (N - len(parents)) for _, parents, _ in grown]
     scores_BN = [scores + [0.0] * (N - len(scores)) for _, _, scores in grown]
-    return Grown(torch.tensor(tokens_BN), parents_BN, torch.tensor(scores_BN))
+    return Grown(torch.tensor(tokens_BN), parents_BN, torch.tensor(scores_BN, dtype=torch.float32))
 
 
 def _grow_by_depth(

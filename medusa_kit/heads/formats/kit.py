@@ -187,7 +187,7 @@ def from_kit(config: HeadsConfig, tensors: dict[str, Tensor]) -> ForeignHeads:
     if config.projection == "own":
         matrices = [tensors[f"projections.{i}.weight"] for i in range(config.num_heads)]
         for i in range(config.num_heads):
-            bias_R = tensors.get(f"projections.{i}.bias", torch.zeros(1))
+            bias_R = tensors.get(f"projections.{i}.bias", torch.zeros(1, dtype=torch.float32))
             if bias_R.any():
                 raise CheckpointError(
                     f"projections.{i}.bias is not zero, and no vocabulary matrix of a Medusa "
