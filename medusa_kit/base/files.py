@@ -23,6 +23,7 @@ from medusa_kit.errors import (
     IncompatibleBaseError,
     MedusaKitError,
     did_you_mean,
+    half_pair,
     nearest,
 )
 from medusa_kit.files import parse_json
@@ -57,6 +58,8 @@ def resolve(name: str, weights: bool = True) -> tuple[str, str]:
             f"{path} is a file, but not a GGUF file by its name",
             hint="name a model's folder, its Hub id or a file NAME.gguf",
         )
+    if wrong := half_pair(name):
+        raise CheckpointError(f"no model at {str(path)!r}: {wrong}", hint="check the path")
     if path.is_absolute() or not _HUB_ID.fullmatch(name):
         raise CheckpointError(f"no model at {path}", hint="check the path")
     if "/" not in name and nearest(name.lower(), OWN_MODELS, cutoff=0.8):

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from threading import get_ident
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from medusa_kit.base.remembered.checks import SOURCES, record_of_check
 from medusa_kit.base.remembered.described import computed_by, settings_of
 from medusa_kit.base.tokenizer.check import look_at_tokenizer
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING, encoding_digest
-from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.errors import IncompatibleBaseError, Live
 from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of
 from medusa_kit.settings.engine import allowed
@@ -79,7 +79,7 @@ class BaseModelInfo:
         return asdict(self)
 
 
-class BaseModel:
+class BaseModel(Live):
     """A frozen transformers causal LM, its tokenizer, and the two functions that heads need.
 
     A light one (infer/cpu/packed/base.py) computes them without `model`, which it loads when
@@ -329,6 +329,10 @@ class BaseModel:
     def computation(self) -> dict[str, Any]:
         """What its config says of how it computes: the fingerprint does not cover that."""
         return computed_by(self.config)
+
+    def view(self) -> Self:
+        """Another object around the same model, whose attributes may be set apart."""
+        return self._twin()
 
     @property
     def origin(self) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Heads read for an engine that serves many: with their tree, and their adapter if there is one."""
 
-import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,7 +69,7 @@ def _adapted(engine: Engine, folder: Path, name: str) -> tuple[Engine, int]:
     base, info = engine.base, adapters.read_info(folder)
     adapters.check_base(info, base.info.fingerprint, folder)
     layers = AdapterLayers(folder, base)
-    view = copy.copy(base)
+    view = base.view()
     own = str(base.adapted_fingerprint(adapters.variant_of(folder)))
     view.info = replace(base.info, fingerprint=own)
     verifier = adapted(plain, view, layers)

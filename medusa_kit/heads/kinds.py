@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 from medusa_kit.base.files import lasting_name
 from medusa_kit.base.model import BaseModel, plain_linear
-from medusa_kit.errors import ConfigError, unknown_value
+from medusa_kit.errors import ConfigError, Live, unknown_value
 from medusa_kit.heads.blocks import (
     RecurrentNetwork,
     Walk,
@@ -55,7 +55,7 @@ from medusa_kit.heads.guesser import Guesser, Guesses
 from medusa_kit.heads.order import best_columns
 
 
-class MedusaHeads(nn.Module):
+class MedusaHeads(Live, nn.Module):
     """K heads on one base model. Build with `for_base`, or load with `load_heads`."""
 
     recurrent: RecurrentNetwork | None

@@ -298,7 +298,7 @@ def _check_statistics(engine: Engine, statistics: RankStatistics) -> None:
         )
     now = {BASE: base, CONFIG: engine.base.computation, HEADS: engine.heads.digest}
     check_origin(
-        "the file of statistics", statistics.meta, now,
+        statistics.path or "the file of statistics", statistics.meta, now,
         hint="calibrate again, with --prompts or --answers",
     )  # fmt: skip
     encoding = engine.base.encoding
