@@ -8,6 +8,7 @@ import torch
 from medusa_kit import console
 from medusa_kit.base import adapters
 from medusa_kit.base import gguf as embedded
+from medusa_kit.base.faults.small_files import wrong_file
 from medusa_kit.base.files import (
     from_pretrained,
     not_found,
@@ -111,4 +112,5 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
     except Exception as error:  # as for models
         if (missing := not_found(location, error)) is not None:
             raise missing from error
-        raise CheckpointError(f"cannot load a tokenizer from {location!r}: {error}") from error
+        why = wrong_file(Path(location)) or f"from {location!r}: {error}"
+        raise CheckpointError(f"cannot load a tokenizer: {why}") from error
