@@ -24,6 +24,8 @@ from medusa_kit.errors import CheckpointError
 from medusa_kit.settings.engine import check_value
 from medusa_kit.usual_device import on_usual_device
 
+PERSONS_FILES = ("folder", "adapter")  # sources; nobody writes to the Hub's cache or to ours
+
 
 @on_usual_device
 def load_base_model(
@@ -53,6 +55,8 @@ def load_base_model(
     target_dtype = requested_dtype(dtype, target_device)
     source, model, tokenizer, known = _load(name, target_dtype, revision, attention, four_bit)
     model = model if four_bit else _on_device(model, target_device)
+    if source in PERSONS_FILES:
+        _copy_mapped(model)
     base = BaseModel(model, tokenizer, whole_name(name, source), source, revision, known, check)
     if target_dtype == AUTO:
         console.note(
@@ -69,6 +73,18 @@ def _on_device(model: Any, device: torch.device) -> Any:
         if not getattr(model, "is_quantized", False):
             raise
         return model
+
+
+def _copy_mapped(model: Any) -> None:
+    """Weights that are read as they lie in a file are mapped from it: a person who copies another
+    checkpoint over that file would exchange them under the model, or end the process."""
+    copies = dict[Any, torch.Tensor]()  # tied weights stay tied
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cpu":
+            continue
+        if not tensor.untyped_storage().resizable():
+            place = tensor.data_ptr(), tensor.shape, tensor.stride()
+            tensor.data = copies.setdefault(place, tensor.data.clone())
 
 
 def _load(

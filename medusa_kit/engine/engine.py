@@ -67,9 +67,6 @@ class Engine(Live):
     fallback: str | None = None  # in place of a drafter that reads heads where there are none
     heads_refused: str | None = None  # why heads that were found are not used
 
-    def __post_init__(self) -> None:
-        self._heads_suit = self.base.device, self.base.dtype
-
     @property
     def own_drafter(self) -> str:
         """The drafter that is used unless a call names another."""
@@ -317,14 +314,14 @@ class Engine(Live):
         )
 
     def look_at_heads(self) -> None:
-        """Before an answer begins: heads go where the model was moved, in the dtype that it was
-        given, and those that were written to are packed anew."""
+        """Before an answer begins: heads go where the model is, in its dtype (somebody may have
+        moved it, or them), and those that were written to are packed anew."""
         if self.heads is None:
             return
-        model_is = self.base.device, self.base.dtype
-        if model_is != self._heads_suit:
-            self.heads.to(*model_is)
-            self._heads_suit = model_is
+        wanted = self.base.device, self.base.dtype
+        weights = [one for one in self.heads.parameters() if not one.requires_grad]
+        if any((one.device, one.dtype) != wanted for one in weights):
+            self.heads.to(*wanted)
         if self.heads.guesser is not None:
             self.heads.guesser.look()
 

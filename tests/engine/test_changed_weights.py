@@ -355,6 +355,7 @@ def test_heads_take_the_dtype_that_the_model_was_given() -> None:
             assert result.token_ids == plain(other)
         assert engine.heads is not None
         assert {one.dtype for one in engine.heads.parameters()} == {dtype}
+        engine.heads.half()  # and back, where somebody rounds them alone
 
 
 @needs_cpp
@@ -413,6 +414,22 @@ def test_fingerprint_and_remembered_checks_are_of_what_is_there(tmp_path: Path) 
     assert not engine.check.remembered
     with pytest.raises(IncompatibleBaseError):
         load_heads(tmp_path / "heads", base)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama-tied"])
+def test_a_checkpoint_that_is_overwritten_stays_loaded(tmp_path: Path, family: str) -> None:
+    """`cp` writes into the file that is there, and transformers maps what need not be converted."""
+    made(family).save_pretrained(tmp_path)
+    base = load_base_model(str(tmp_path), device="cpu")
+    assert base.info.tied_embeddings
+    engine = build_engine(base)
+    before = engine.generate(PROMPT, max_new_tokens=TOKENS, drafter="none").token_ids
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        size = file.seek(0, 2)
+        file.seek(size // 2)
+        file.write(bytes(range(1, 101)) * (size // 200))
+    assert engine.generate(PROMPT, max_new_tokens=TOKENS, drafter="none").token_ids == before
+    assert plain(base.model) == before == plain(made(family))
 
 
 def test_a_precision_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
