@@ -17,6 +17,7 @@ from medusa_kit.base.files import (
     whole_name,
 )
 from medusa_kit.base.fingerprint import Fingerprint
+from medusa_kit.base.mapped import copy_mapped
 from medusa_kit.base.model import VARIANT_KEY, BaseModel
 from medusa_kit.base.placement import AUTO, pick_device, requested_dtype
 from medusa_kit.base.remembered.described import read_tokenizer
@@ -24,7 +25,7 @@ from medusa_kit.errors import CheckpointError
 from medusa_kit.settings.engine import check_value
 from medusa_kit.usual_device import on_usual_device
 
-PERSONS_FILES = ("folder", "adapter")  # sources; nobody writes to the Hub's cache or to ours
+PERSONS_FILES = ("folder", "adapter")  # sources, of weights that may be written over
 
 
 @on_usual_device
@@ -56,7 +57,7 @@ def load_base_model(
     source, model, tokenizer, known = _load(name, target_dtype, revision, attention, four_bit)
     model = model if four_bit else _on_device(model, target_device)
     if source in PERSONS_FILES:
-        _copy_mapped(model)
+        copy_mapped(model)
     base = BaseModel(model, tokenizer, whole_name(name, source), source, revision, known, check)
     if target_dtype == AUTO:
         console.note(
@@ -73,18 +74,6 @@ def _on_device(model: Any, device: torch.device) -> Any:
         if not getattr(model, "is_quantized", False):
             raise
         return model
-
-
-def _copy_mapped(model: Any) -> None:
-    """Weights that are read as they lie in a file are mapped from it: a person who copies another
-    checkpoint over that file would exchange them under the model, or end the process."""
-    copies = dict[Any, torch.Tensor]()  # tied weights stay tied
-    for tensor in [*model.parameters(), *model.buffers()]:
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cpu":
-            continue
-        if not tensor.untyped_storage().resizable():
-            place = tensor.data_ptr(), tensor.shape, tensor.stride()
-            tensor.data = copies.setdefault(place, tensor.data.clone())
 
 
 def _load(

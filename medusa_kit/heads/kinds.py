@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_kit.base.files import lasting_name
+from medusa_kit.base.mapped import copy_mapped
 from medusa_kit.base.model import BaseModel, plain_linear
 from medusa_kit.errors import ConfigError, Live, unknown_value
 from medusa_kit.heads.blocks import (
@@ -170,6 +171,7 @@ class MedusaHeads(Live, nn.Module):
 
     def use(self, tensors: dict[str, Tensor]) -> "MedusaHeads":
         """Take these numbers, as a file holds them; frozen, and ready to draft."""
+        copy_mapped(self)  # the columns that it was made with
         self.load_state_dict(tensors)
         self.requires_grad_(False)
         self.stored = StoredDigest(self, heads_digest(self.config, tensors))
