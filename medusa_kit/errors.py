@@ -26,7 +26,7 @@ import math
 import re
 from collections.abc import Iterable
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 
 class MedusaKitError(Exception):
@@ -117,6 +117,12 @@ class Live:
             f"this {type(self).__name__} is in use, and can be neither copied nor pickled",
             hint="pass the object itself to threads; load an engine of its own in each process",
         )
+
+    def _twin(self) -> Self:
+        """Another object with the same attributes, for code of ours that sets some apart."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
 
 
 AnyError = TypeVar("AnyError", bound=MedusaKitError)

@@ -2,14 +2,20 @@
 
 from pathlib import Path, PurePath
 
-from medusa_kit.errors import ConfigError
+from medusa_kit.errors import ConfigError, half_pair
 
 LONGEST = 255  # bytes of a name in a folder; the system raises OSError wherever it is looked up
 
 
 def expanded(path: str | PurePath) -> Path:
     """The path with `~` written out. Raises ConfigError for the home of somebody unknown, and for a
-    name that is too long for any file."""
+    name that no file can have: one that is too long, or no text."""
+    try:
+        str(path).encode("utf-8", "surrogateescape")  # bytes that are no UTF-8 may be a name
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"the path {str(path)!r} is no text: {half_pair(str(path))}", hint="check the path"
+        ) from error
     if any(len(part.encode("utf-8", "surrogatepass")) > LONGEST for part in PurePath(path).parts):
         raise ConfigError(
             f"the name {str(path)[:40]!r}… of {len(str(path)):,} characters is too long for a file",
@@ -22,6 +28,13 @@ def expanded(path: str | PurePath) -> Path:
             f"{str(path)!r} begins with a home folder that is not known here",
             hint="write the whole path",
         ) from error
+
+
+def written(path: str | PurePath) -> Path:
+    """The path of what is to be written, which may not be there yet; `..` is taken out, since the
+    path is kept in records."""
+    place = expanded(path)
+    return place.resolve() if ".." in place.parts else place
 
 
 def whole(path: str | PurePath) -> Path:

@@ -33,6 +33,7 @@ TIERS = [
         "stdout",
         "store",
         "transfer",
+        "usual_device",
         "version",
     },
     {"settings"},

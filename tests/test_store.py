@@ -109,12 +109,33 @@ def test_a_folder_in_place_of_a_record_is_told_of_and_stays(
     record: Record, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record.path.mkdir(parents=True)
+    (record.path / "mine").touch()  # an empty one is nobody's
     assert record.read() is None
     record.write(found=1)
     assert record.path.is_dir()
     said = "".join(capsys.readouterr().err.split())
     assert said.count(f"{record.path}ismadeagain:") == 1
     assert "cannotbewritten" in said
+
+
+def test_an_empty_folder_in_place_of_a_record_goes(record: Record) -> None:
+    record.path.mkdir(parents=True)
+    record.write(found=3)
+    assert (record.read() or {})["found"] == 3
+
+
+def test_a_record_is_not_written_through_a_link(record: Record, tmp_path: Path) -> None:
+    record.path.parent.mkdir(parents=True)
+    for target in (tmp_path / "nowhere.json", tmp_path / "mine.json"):
+        if target.name == "mine.json":
+            target.write_text("mine")
+            record.path.unlink()
+        record.path.symlink_to(target)
+        record.write(found=3)
+        assert not record.path.is_symlink()
+        assert (record.read() or {})["found"] == 3
+    assert not (tmp_path / "nowhere.json").exists()
+    assert (tmp_path / "mine.json").read_text() == "mine"
 
 
 def test_a_record_says_what_it_is_about(cache: Path) -> None:

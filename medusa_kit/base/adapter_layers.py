@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from medusa_kit.base.adapters import CONFIG_NAME, WEIGHTS_NAME
 from medusa_kit.base.faults.finite import check_numbers
+from medusa_kit.base.mapped import copy_tensors
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError
 from medusa_kit.files import parse_json
@@ -125,6 +126,7 @@ def _layer(
             f"{path}: the base has no layer {name}", hint="load the base it was trained on"
         ) from None
     down_RI, up_OR = (pair[part].to(base.device, base.dtype) for part in "AB")
+    copy_tensors([down_RI, up_OR])
     rank, sizes = down_RI.shape[0], {up_OR.shape[0], down_RI.shape[1]}
     if up_OR.shape[1] != rank or sizes != set(module.weight.shape):
         raise IncompatibleBaseError(

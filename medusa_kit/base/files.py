@@ -12,6 +12,7 @@ import torch
 from medusa_kit import console
 from medusa_kit.base import adapters, families
 from medusa_kit.base import gguf as embedded
+from medusa_kit.base.faults.small_files import AGAIN, CONFIG, check_sizes, wrong_file
 from medusa_kit.base.gguf_files.parts import read_headers
 from medusa_kit.base.own_models import own_gguf
 from medusa_kit.base.placement import load_dtype
@@ -23,6 +24,7 @@ from medusa_kit.errors import (
     IncompatibleBaseError,
     MedusaKitError,
     did_you_mean,
+    half_pair,
     nearest,
 )
 from medusa_kit.files import parse_json
@@ -57,6 +59,8 @@ def resolve(name: str, weights: bool = True) -> tuple[str, str]:
             f"{path} is a file, but not a GGUF file by its name",
             hint="name a model's folder, its Hub id or a file NAME.gguf",
         )
+    if wrong := half_pair(name):
+        raise CheckpointError(f"no model at {str(path)!r}: {wrong}", hint="check the path")
     if path.is_absolute() or not _HUB_ID.fullmatch(name):
         raise CheckpointError(f"no model at {path}", hint="check the path")
     if "/" not in name and nearest(name.lower(), OWN_MODELS, cutoff=0.8):
@@ -138,7 +142,7 @@ def check_readable(name: str, revision: str | None = None) -> None:
         try:
             read_config(location, revision)
         except Exception as error:  # as in `from_pretrained`
-            raise _cannot_load(location, None, error) from error
+            raise _cannot_load(location, None, error, CONFIG) from error
 
 
 def stored_generation_config(name: str, revision: str | None = None) -> Any | None:
@@ -168,6 +172,7 @@ def read_parts(location: str, source: str, revision: str | None) -> tuple[Any, P
         if not any(_is_tokenizer_file(path.name) for path in folder.iterdir()):
             raise CheckpointError(f"{folder} holds no tokenizer")
     config = read_config(str(folder))
+    check_sizes(folder)
     _check_generation_config(folder)
     return config, folder, _tokenizer(str(folder), None, quiet=True)
 
@@ -228,8 +233,9 @@ def from_pretrained(
     console.stage("reading the model")
     options: dict[str, Any] = {}
     method = "bitsandbytes" if four_bit else None
+    part: str | None = CONFIG
     try:
-        config = read_config(location, revision)
+        config, part = read_config(location, revision), None
         dtype = load_dtype(dtype, config)
         if four_bit:  # NF4 (QLoRA, arXiv 2305.14314)
             compute_dtype = torch.float32 if isinstance(dtype, str) else dtype
@@ -237,6 +243,7 @@ def from_pretrained(
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute_dtype
             )
         families.refuse_impossible(config, location)
+        check_sizes(Path(location))
         _check_generation_config(Path(location))
         method = method or _method(config)
         _refuse_unknown(method, location)
@@ -247,11 +254,12 @@ def from_pretrained(
             )  # fmt: skip
         if method is None:
             _check_nothing_missing(loading_info["missing_keys"], location)
+        part = "tokenizer files"
         tokenizer = _tokenizer(location, revision)
     except MedusaKitError:
         raise
     except Exception as error:  # from OSError to safetensors' own kinds
-        raise _cannot_load(location, method, error) from error
+        raise _cannot_load(location, method, error, part) from error
     return model, tokenizer
 
 
@@ -283,11 +291,17 @@ def not_found(location: str, error: Exception) -> CheckpointError | None:
     )
 
 
-def _cannot_load(location: str, method: str | None, error: Exception) -> CheckpointError:
+def _cannot_load(
+    location: str, method: str | None, error: Exception, part: str | None
+) -> CheckpointError:
+    """`part`: what of it was being read, besides weights."""
     if (missing := not_found(location, error)) is not None:
         return missing
+    if (wrong := wrong_file(Path(location))) is not None:
+        return CheckpointError(f"cannot load a base model: {wrong}", hint=AGAIN)
     return CheckpointError(
-        f"cannot load a base model from {location!r}: {error}",
+        f"cannot load a base model from {location!r}{f', reading its {part}' if part else ''}: "
+        f"{error}",
         hint=installing(method, error)
         or "a Hub id needs network and perhaps a login; a folder needs config.json, "
         "safetensors and tokenizer files that are whole",
@@ -309,6 +323,10 @@ def _check_generation_config(folder: Path) -> None:
         raise CheckpointError(
             f"{path} holds {type(content).__name__}, expected an object", hint=hint
         )
+    for key, value in content.items():
+        ids = value if isinstance(value, list) else [value]
+        if key.endswith("_token_id") and not all(isinstance(one, int | None) for one in ids):
+            raise CheckpointError(f"{path} says {key}: {value!r}, expected token ids", hint=hint)
 
 
 def _tokenizer(location: str, revision: str | None, quiet: bool = False) -> Any | None:

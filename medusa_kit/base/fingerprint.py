@@ -120,7 +120,7 @@ def output_digest(weights: Sequence[Tensor], variant: str | None = None) -> str:
 
 def output_rows(vocab_size: int) -> Tensor:
     """The rows of an output embedding that its digest covers."""
-    return torch.linspace(0, vocab_size - 1, OUTPUT_ROWS).long()
+    return torch.linspace(0, vocab_size - 1, OUTPUT_ROWS, dtype=torch.float32).long()
 
 
 def digest_of_rows(rows: Tensor, norms: Sequence[Tensor], variant: str | None = None) -> str:

@@ -318,7 +318,7 @@ def debug_model() -> tuple[Any, Any]:
     )
     state = torch.random.get_rng_state()
     torch.manual_seed(0)
-    model = LlamaForCausalLM(config)
+    model = LlamaForCausalLM._from_config(config, dtype=torch.float32)
     torch.random.set_rng_state(state)
     return model, tokenizer
 

@@ -12,6 +12,7 @@ from torch.nn.modules import module as torch_module
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
+EVERY_MODULE = "every module"
 OURS = "of_medusa_kit"
 # transformers' hooks that collect outputs (output_hidden_states) and change nothing.
 WATCHING = "transformers.utils.output_capturing"
@@ -27,7 +28,7 @@ def ours(hook: Hook) -> Hook:
 def foreign_hooks(model: nn.Module) -> list[tuple[str, Any]]:
     """(module's name, hook) of every hook that may change what the model computes."""
     found = [(name, hook) for name, module in model.named_modules() for hook in _hooks(module)]
-    return found + [("every module", hook) for hook in _hooks(torch_module, "_global")]
+    return found + [(EVERY_MODULE, hook) for hook in _hooks(torch_module, "_global")]
 
 
 def _hooks(owner: Any, prefix: str = "") -> Iterator[Any]:

@@ -210,7 +210,9 @@ class _Output(nn.Module):
         self, output: nn.Linear, read: Callable[[nn.Linear, slice], tuple[Tensor, Tensor | None]]
     ) -> None:
         super().__init__()
-        self.register_buffer("weight", torch.empty(output.out_features, 0), persistent=False)
+        self.register_buffer(
+            "weight", torch.empty(output.out_features, 0, dtype=torch.float32), persistent=False
+        )
         self._replaced, self._read = [output], read  # in a list, so as to be no submodule
         self.places: list[tuple[int, int]] = []
 

@@ -8,6 +8,7 @@ import torch
 from medusa_kit import console
 from medusa_kit.base import adapters
 from medusa_kit.base import gguf as embedded
+from medusa_kit.base.faults.small_files import wrong_file
 from medusa_kit.base.files import (
     from_pretrained,
     not_found,
@@ -16,13 +17,18 @@ from medusa_kit.base.files import (
     whole_name,
 )
 from medusa_kit.base.fingerprint import Fingerprint
+from medusa_kit.base.mapped import copy_mapped
 from medusa_kit.base.model import VARIANT_KEY, BaseModel
 from medusa_kit.base.placement import AUTO, pick_device, requested_dtype
 from medusa_kit.base.remembered_configs import read_tokenizer
 from medusa_kit.errors import CheckpointError
 from medusa_kit.settings.engine import check_value
+from medusa_kit.usual_device import on_usual_device
+
+PERSONS_FILES = ("folder", "adapter")  # sources, of weights that may be written over
 
 
+@on_usual_device
 def load_base_model(
     name: str,
     *,
@@ -50,6 +56,8 @@ def load_base_model(
     target_dtype = requested_dtype(dtype, target_device)
     source, model, tokenizer, known = _load(name, target_dtype, revision, attention, four_bit)
     model = model if four_bit else _on_device(model, target_device)
+    if source in PERSONS_FILES:
+        copy_mapped(model)
     base = BaseModel(model, tokenizer, whole_name(name, source), source, revision, known, check)
     if target_dtype == AUTO:
         console.note(
@@ -109,4 +117,5 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
     except Exception as error:  # as for models
         if (missing := not_found(location, error)) is not None:
             raise missing from error
-        raise CheckpointError(f"cannot load a tokenizer from {location!r}: {error}") from error
+        why = wrong_file(Path(location)) or f"from {location!r}: {error}"
+        raise CheckpointError(f"cannot load a tokenizer: {why}") from error

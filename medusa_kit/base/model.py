@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from threading import get_ident
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -23,16 +23,18 @@ from medusa_kit.base import families, fingerprint, hooks, text_part
 from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.model_state import watch_of
+from medusa_kit.base.origin import BASE, CONFIG
 from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
 from medusa_kit.base.remembered_checks import SOURCES, record_of_check
 from medusa_kit.base.remembered_configs import computed_by, settings_of
 from medusa_kit.base.tokenizer.check import look_at_tokenizer
-from medusa_kit.base.tokenizer.encoding_digest import encoding_digest
-from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.base.tokenizer.encoding_digest import ENCODING, encoding_digest
+from medusa_kit.errors import IncompatibleBaseError, Live
 from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of
 from medusa_kit.settings.engine import allowed
 from medusa_kit.store.records import Record
+from medusa_kit.usual_device import on_usual_device
 
 # Largest error allowed between two ways of computing the same logits, as a share of their spread.
 # In float32 rounding is some 1e-5 of the spread, a missing scale or cap 1e-1 and more.
@@ -77,7 +79,7 @@ class BaseModelInfo:
         return asdict(self)
 
 
-class BaseModel:
+class BaseModel(Live):
     """A frozen transformers causal LM, its tokenizer, and the two functions that heads need.
 
     A light one (infer/cpu/packed_base.py) computes them without `model`, which it loads when
@@ -328,6 +330,19 @@ class BaseModel:
         """What its config says of how it computes: the fingerprint does not cover that."""
         return computed_by(self.config)
 
+    def view(self) -> Self:
+        """Another object around the same model, whose attributes may be set apart."""
+        return self._twin()
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What a file that is made from it says of it (origin.py)."""
+        return {
+            BASE: self.info.fingerprint,
+            CONFIG: self.computation,
+            ENCODING: self.encoding,
+        }
+
     def _known_code(self, source: str) -> bool:
         """Whether weights and versions say all of what the model computes."""
         return source in SOURCES and self.device.type == "cpu" and not self.info.quantized
@@ -359,6 +374,12 @@ class BaseModel:
     def _check_output(self) -> None:
         """Raises IncompatibleBaseError for a model without an output embedding."""
         weight = getattr(self.own_output, "weight", None)
+        if isinstance(weight, Tensor) and weight.is_meta:
+            raise IncompatibleBaseError(
+                f"the weights of this {type(self.own_model).__name__} are on the meta device: they "
+                "have no numbers",
+                hint="build or load the model outside of torch.device('meta')",
+            )
         if not isinstance(weight, Tensor) or is_quantised(weight):
             found = "" if weight is None else " in floating point"
             raise IncompatibleBaseError(
@@ -369,6 +390,10 @@ class BaseModel:
 
     def _check_views(self) -> bool:
         """Check `head_logits` against the model's logits; whether the decoder equals it too."""
+        with torch.autocast(self.device.type, enabled=False):  # a caller's
+            return self._compare_views()
+
+    def _compare_views(self) -> bool:
         generator = torch.Generator().manual_seed(0)
         rows = min(self.own_output.weight.shape[0], self.config.vocab_size)
         ids_BT = torch.randint(0, rows, (2, 8), generator=generator).to(self.device)
@@ -456,6 +481,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     return float((actual.double() - expected.double()).abs().max() / spread)
 
 
+@on_usual_device
 def wrap_model(model: Any, tokenizer: Any = None, name: str = "in-memory") -> BaseModel:
     """Around a transformers model that the caller built; of a multimodal one its text part."""
     base = BaseModel(text_part.in_memory(model), tokenizer, name, "memory")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from medusa_kit.base.fingerprint import contents_digest, version_of
-from medusa_kit.base.hooks import foreign_hooks
+from medusa_kit.base.hooks import EVERY_MODULE, foreign_hooks
 from medusa_kit.locks import lock_of
 
 ATTRIBUTE = "medusa_kit_watch"
@@ -44,8 +44,9 @@ class ModelState:
     def __init__(self, model: Any, contents: bool) -> None:
         modules = list(model.modules())
         moving = [module for module in modules if _writes_to_itself(module)]
-        tensors, tables = _tensors_of(modules, moving), _tables(moving)
         hooks = foreign_hooks(model)
+        hooked = {model.get_submodule(name) for name, _ in hooks if name != EVERY_MODULE}
+        tensors, tables = _tensors_of(modules, moving, hooked), _tables(moving)
         self._modules = [weakref.ref(module) for module in modules]
         # Weights of a quantiser's own class are its library's to change, and nothing copies them.
         plain = [tensor for tensor in tensors if type(tensor) in PLAIN_TENSORS]
@@ -146,14 +147,18 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
     return (version_of(tensor), tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape)
 
 
-def _tensors_of(modules: list[nn.Module], moving: list[nn.Module]) -> list[Tensor]:
+def _tensors_of(
+    modules: list[nn.Module], moving: list[nn.Module], hooked: set[nn.Module]
+) -> list[Tensor]:
     """Parameters, and where a module does not write to them itself its buffers and other tensors,
     each once."""
     tensors = list[Tensor]()
     for module in modules:
         tensors += _there(module._parameters)
         if module not in moving and is_of_plain_code(module):
-            tensors += _tables([module])
+            tensors += _there(module._buffers)
+            # A hook of its own (pruning) may make the others anew for each forward.
+            tensors += [] if module in hooked else _there(vars(module))
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 

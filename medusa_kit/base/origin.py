@@ -16,6 +16,7 @@ What a file does not say is unknown: earlier versions wrote fewer of them.
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,15 +79,34 @@ def compare(then: Mapping[str, Any], now: Mapping[str, Any]) -> Comparison:
 def _of_config(
     then: Mapping[str, Any], now: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Of configs only what differs: versions of transformers write down more of it, or less."""
+    """Of configs only what differs. A quantised copy is of another file, which says it otherwise;
+    of another base its config is no matter."""
     if not (isinstance(then.get(CONFIG), Mapping) and isinstance(now.get(CONFIG), Mapping)):
         return then, now
-    first, second = then[CONFIG], now[CONFIG]
-    other = [name for name in first.keys() & second.keys() if first[name] != second[name]]
-    return (
-        {**then, CONFIG: {name: first[name] for name in sorted(other)}},
-        {**now, CONFIG: {name: second[name] for name in sorted(other)}},
-    )
+    bases = (then.get(BASE), now.get(BASE))
+    if None not in bases and compare_bases(*bases) in (Match.COPY, Match.OTHER):
+        return {**then, CONFIG: {}}, {**now, CONFIG: {}}
+    first, second = _differing(then[CONFIG], now[CONFIG])
+    return {**then, CONFIG: first}, {**now, CONFIG: second}
+
+
+def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Any, Any]:
+    """What both say and where they differ: versions of transformers write down more, or less."""
+    pairs = {name: (first[name], second[name]) for name in sorted(first.keys() & second.keys())}
+    for name, (one, other) in pairs.items():
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            pairs[name] = _differing(one, other)
+    other = {name: pair for name, pair in pairs.items() if not _same(*pair)}
+    return {name: pair[0] for name, pair in other.items()}, {
+        name: pair[1] for name, pair in other.items()
+    }
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal, numbers as float32 has them: some files keep no more of them."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-6)
+    return bool(one == other)
 
 
 def check_origin(

@@ -19,6 +19,9 @@ class About(BaseModel):
     model_config = ConfigDict(extra="allow")
     prompts: str | None = None  # what they are called
     base: dict[str, Any] = {}
+    # What the base's config says of how it computes, and how it encodes text (base/origin.py).
+    base_config: dict[str, Any] | None = None
+    encoding: str | None = None
     setup: dict[str, Any] = {}
     # Digests of the heads, by name; of earlier versions the SHA-256 of their file.
     heads: dict[str, str | None] | str | None = None

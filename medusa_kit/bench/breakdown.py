@@ -138,7 +138,7 @@ def kernel_seconds(events: Iterable[Any], num_steps: int) -> dict[str, float]:
 
 def read_floor(num_bytes: int, device: torch.device, repeats: int = 9) -> float:
     """Median seconds to read this many bytes from memory and sum them."""
-    held = torch.ones(max(1, min(num_bytes, FLOOR_BUFFER) // 4), device=device)
+    held = torch.ones(max(1, min(num_bytes, FLOOR_BUFFER) // 4), dtype=torch.float32, device=device)
     times = []
     for _ in range(repeats + 1):
         start = time.perf_counter()

@@ -71,6 +71,7 @@ def tree_search(
     calibration = _calibration_data(heads, prompts, answers, statistics, limit)
     if given_tree is None and isinstance(calibration, list):
         _check_number(calibration)
+    _check_alone(heads, output)
     engine = _engine(loading)
     with_dynamic = dynamic and given_tree is None and not engine.verifier.chains_only
     dynamic_nodes = max(*tree_sizes, nodes or 2, 2) if with_dynamic else None
@@ -123,6 +124,24 @@ def _check_replaced(heads: str, output: Path | None) -> None:
         check_results(output or results_folder(beside))
 
 
+def _check_alone(heads: str, output: Path | None) -> None:
+    """A search that another one is in the way of is refused before a base is loaded, where the
+    folder is known by then."""
+    from medusa_kit.store.beside import is_searched
+
+    beside = expanded(heads)
+    known = output is not None or (beside / "config.json").is_file()
+    if known and is_searched(beside, output):
+        raise _another(output or heads)
+
+
+def _another(where: object) -> ConfigError:
+    return ConfigError(
+        f"another process is finding a tree for the heads in {where}",
+        hint="wait for it, or name another folder with --output",
+    )
+
+
 @contextlib.contextmanager
 def _output_folder(output: Path | None, engine: Any) -> Iterator[Path]:
     """The folder for the results: that of the heads, or one in the cache folder where that is a
@@ -138,10 +157,7 @@ def _output_folder(output: Path | None, engine: Any) -> Iterator[Path]:
         try:
             folder = stack.enter_context(results_of(Path(heads or ""), output))
         except Timeout as error:
-            raise ConfigError(
-                f"another process is finding a tree for the heads in {output or heads}",
-                hint="wait for it, or name another folder with --output",
-            ) from error
+            raise _another(output or heads) from error
         except OSError as error:
             raise WriteError(
                 f"no results can be written for the heads in {output or heads}: {error}",
@@ -246,19 +262,19 @@ def _gathered(engine: Any, folder: Path, max_new_tokens: int) -> Path:
     from medusa_kit.tuning.results import ANSWERS_NAME
 
     base = engine.base
-    settings = digest_of([base.info.fingerprint, base.computation, max_new_tokens])[:8]
+    settings = digest_of(
+        [base.info.fingerprint, base.computation, base.info.dtype, max_new_tokens]
+    )[:8]
     return folder / GATHERED / settings / ANSWERS_NAME
 
 
 def _check_answers(answers: Path, base: Any) -> None:
     """Raises ConfigError for answers of another base, or to prompts that were encoded otherwise."""
-    from medusa_kit.base.origin import BASE, CONFIG, check_origin
-    from medusa_kit.base.tokenizer.encoding_digest import ENCODING
+    from medusa_kit.base.origin import check_origin
     from medusa_kit.data.answer_settings import read_settings
 
-    now = {BASE: base.info.fingerprint, CONFIG: base.computation, ENCODING: base.encoding}
     hint = "give prompts with --prompts, and the model answers them"
-    check_origin(answers, read_settings(answers) or {}, now, hint)
+    check_origin(answers, read_settings(answers) or {}, base.origin, hint)
 
 
 def _statistics(

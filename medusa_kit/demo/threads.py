@@ -26,7 +26,7 @@ def settle() -> tuple[int, int]:
 def seconds_with(threads: int) -> float:
     """Seconds that some products of a vector with a matrix take."""
     torch.set_num_threads(threads)
-    matrix, vector = torch.ones(ROWS, COLUMNS), torch.ones(1, COLUMNS)
+    matrix, vector = (torch.ones(rows, COLUMNS, dtype=torch.float32) for rows in (ROWS, 1))
     torch.nn.functional.linear(vector, matrix)  # wakes the threads
     began = time.perf_counter()
     for _ in range(PRODUCTS):

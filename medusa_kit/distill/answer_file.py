@@ -21,7 +21,7 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
-from medusa_kit.base.origin import CONFIG, tell_unknown
+from medusa_kit.base.origin import BASE_DTYPE, CONFIG, tell_unknown
 from medusa_kit.base.origin import compare as compare_origins
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING
 from medusa_kit.data.answer_settings import (
@@ -65,6 +65,9 @@ def check_answer_file(path: Path) -> None:
             f"{settings_path(path)} does not say how answers were made, and would be replaced",
             hint="choose another output file",
         )
+
+
+SAID_LATER = (CONFIG, BASE_DTYPE)  # which earlier versions did not write
 
 
 def _not_described(path: Path) -> ConfigError:
@@ -247,8 +250,7 @@ class AnswerFile:
             )
         if _is_older(settings, stored):
             console.note(f"{self._meta}: {OLD_NOTE}")
-        if CONFIG in settings and CONFIG not in stored:
-            tell_unknown(self._meta, [CONFIG])
+        tell_unknown(self._meta, [key for key in SAID_LATER if key in settings.keys() - stored])
         return stored
 
     def _read(self, path: Path, remember: Callable[[dict[str, Any]], None]) -> None:
@@ -261,11 +263,12 @@ class AnswerFile:
 
 
 def _differing(now: dict[str, Any], then: dict[str, Any]) -> list[str]:
-    """Each setting that is another, but how text is encoded. Earlier versions wrote no config."""
-    config = compare_origins({CONFIG: then.get(CONFIG)}, {CONFIG: now.get(CONFIG)})
-    return [f"{CONFIG}: {here!r} ≠ {there!r}" for there, here in config.other.values()] + [
+    """Each setting that is another, but how text is encoded. Earlier versions wrote neither
+    config nor dtype."""
+    said = compare_origins(then, {key: now.get(key) for key in SAID_LATER})
+    return [f"{key}: {here!r} ≠ {there!r}" for key, (there, here) in said.other.items()] + [
         f"{key}: {now.get(key)!r} ≠ {then.get(key)!r}"
-        for key in sorted({*now, *then} - {ENCODING, CONFIG})
+        for key in sorted({*now, *then} - {ENCODING, *SAID_LATER})
         if now.get(key) != then.get(key) and not (key == BASE_FINGERPRINT and _is_older(now, then))
     ]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
-from medusa_kit.base.origin import CONFIG
+from medusa_kit.base.origin import BASE_DTYPE, CONFIG
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING, encoding_digest
 from medusa_kit.base.tokenizer.ids import check_token_ids
 from medusa_kit.data.answer_settings import BASE_FINGERPRINT
@@ -97,6 +97,7 @@ def generate_answers(
     settings = {
         BASE_FINGERPRINT: base.info.fingerprint,
         CONFIG: base.computation,
+        BASE_DTYPE: base.info.dtype,
         ENCODING: base.encoding,
         "max_new_tokens": max_new_tokens,
         "turns": turns,

@@ -38,6 +38,7 @@ from medusa_kit.settings.drafters import READ_HEADS, default_drafter, drafts_wit
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.plan import PlannedTree, Tree, TreePlan, fitted
+from medusa_kit.usual_device import on_usual_device
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
@@ -123,6 +124,7 @@ class Engine(Live):
         """The backends of tree attention in steps."""
         return self.verifier.attention
 
+    @on_usual_device
     def generate(
         self,
         prompt: Prompt | Sequence[Prompt],
@@ -156,6 +158,7 @@ class Engine(Live):
         results = [self.result_of(request, built.describe(), built.notes) for request in requests]
         return results[0] if single else results
 
+    @on_usual_device
     def stream(
         self,
         prompt: Prompt,
@@ -182,6 +185,7 @@ class Engine(Live):
             drafter or self.own_drafter,
         )
 
+    @on_usual_device
     def shared_batch(
         self,
         max_rows: int = 8,
@@ -247,6 +251,7 @@ class Engine(Live):
             )
         return self._make_request(prompts[0], params, max_new_tokens, stops), stops, params
 
+    @on_usual_device
     def _make_request(
         self, prompt: Prompt, sampling: SamplingParams, max_new_tokens: int, stops: tuple[str, ...]
     ) -> Request:
@@ -281,6 +286,7 @@ class Engine(Live):
         CheckpointError, IncompatibleBaseError, ConfigError for what cannot be used."""
         read_files(self._draft_context(1, None), *self._own_drafter())
 
+    @on_usual_device
     def drafter_for(
         self,
         name: str | None,
@@ -312,8 +318,15 @@ class Engine(Live):
         )
 
     def look_at_heads(self) -> None:
-        """Before an answer begins: heads that were written to are packed anew."""
-        if self.heads is not None and self.heads.guesser is not None:
+        """Before an answer begins: heads go where the model is, in its dtype (somebody may have
+        moved it, or them), and those that were written to are packed anew."""
+        if self.heads is None:
+            return
+        wanted = self.base.device, self.base.dtype
+        weights = [one for one in self.heads.parameters() if not one.requires_grad]
+        if any((one.device, one.dtype) != wanted for one in weights):
+            self.heads.to(*wanted)
+        if self.heads.guesser is not None:
             self.heads.guesser.look()
 
     def drafter_named(

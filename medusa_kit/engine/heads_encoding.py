@@ -1,4 +1,5 @@
-"""Tells of heads and trees that were made when their base's text was encoded otherwise.
+"""Tells of heads and trees that were made when their base's text was encoded otherwise, and of
+heads that were trained when the base computed otherwise.
 
 They are used all the same: what is emitted does not depend on them, only how much is accepted.
 """
@@ -8,7 +9,10 @@ from pathlib import Path
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
+from medusa_kit.base.origin import BASE, CONFIG, tell_unknown
+from medusa_kit.base.origin import compare as compare_origins
 from medusa_kit.base.tokenizer.encoding_digest import DIFFERS, ENCODING, Encodings, compare
+from medusa_kit.heads.checkpoint import CONFIG_NAME
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.tree.plan import read_fields
 
@@ -38,6 +42,21 @@ def tell_of_encoding(config: HeadsConfig, base: BaseModel, folder: Path, tree: P
             f"{tree} was found on text that was encoded otherwise than {base.info.name} encodes "
             f"it now; {again}"
         )
+
+
+def tell_of_config(config: HeadsConfig, base: BaseModel, folder: Path, tree: Path | None) -> None:
+    """At most one line, for heads that learned the base with another config. What a tree of theirs
+    says or does not say is told of where that is checked (tree_origin.py)."""
+    then = {BASE: config.base_fingerprint, CONFIG: config.base_config}
+    compared = compare_origins(then, base.origin)
+    if CONFIG in compared.other:
+        told, now = compared.other[CONFIG]
+        console.warn(
+            f"the heads in {folder} were trained when the config of {base.info.name} said {told}, "
+            f"now it says {now}: answers stay exact, but fewer draft tokens may be accepted"
+        )
+    elif CONFIG in compared.unknown and (tree is None or not tree.is_file()):
+        tell_unknown(folder / CONFIG_NAME, [CONFIG])
 
 
 def _command(base: BaseModel, folder: Path) -> str:

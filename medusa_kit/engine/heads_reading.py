@@ -1,6 +1,5 @@
 """Heads read for an engine that serves many: with their tree, and their adapter if there is one."""
 
-import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from medusa_kit.base.adapters import CONFIG_NAME as ADAPTER_CONFIG
 from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.engine.before_loading import read_tree
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.heads_encoding import tell_of_encoding
+from medusa_kit.engine.heads_encoding import tell_of_config, tell_of_encoding
 from medusa_kit.engine.heads_folder import HeadsLocation
 from medusa_kit.engine.load import with_heads
 from medusa_kit.engine.tree_origin import check_tree
@@ -34,9 +33,10 @@ def read_heads(engine: Engine, folder: Path, name: str) -> tuple[Engine, int]:
     heads = load_heads(inside, engine.base, pickles=False)
     tree = found_beside(inside, TREE_NAME)
     if tree.is_file():
-        check_tree(tree, heads.digest, engine.base.info.fingerprint)
+        check_tree(tree, heads.digest, engine.base)
     result = with_heads(engine, heads, tree=read_tree(None, inside))
     tell_of_encoding(heads.config, engine.base, inside, tree)
+    tell_of_config(heads.config, engine.base, inside, tree)
     tell_of_precision(tree, engine.activations)
     result.heads_source = name
     return result, size + heads.num_bytes
@@ -69,7 +69,7 @@ def _adapted(engine: Engine, folder: Path, name: str) -> tuple[Engine, int]:
     base, info = engine.base, adapters.read_info(folder)
     adapters.check_base(info, base.info.fingerprint, folder)
     layers = AdapterLayers(folder, base)
-    view = copy.copy(base)
+    view = base.view()
     own = str(base.adapted_fingerprint(adapters.variant_of(folder)))
     view.info = replace(base.info, fingerprint=own)
     verifier = adapted(plain, view, layers)

@@ -23,7 +23,7 @@ from medusa_kit.engine.before_loading import (
     read_tree,
 )
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.heads_encoding import tell_of_encoding
+from medusa_kit.engine.heads_encoding import tell_of_config, tell_of_encoding
 from medusa_kit.engine.tree_origin import check_tree
 from medusa_kit.engine.tree_precision import tell_of_precision
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
@@ -58,6 +58,7 @@ from medusa_kit.settings.engine_file import read_engine_file
 from medusa_kit.store.beside import found_beside
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.plan import Tree, TreePlan
+from medusa_kit.usual_device import on_usual_device
 
 FITTING = (Match.SAME, Match.COPY)
 PLAIN = EngineOptions(heads=None, guesses="all")
@@ -94,6 +95,7 @@ def _by_todays_name(given: dict[str, Any]) -> None:
 
 # The signature is spelled out for editors, mypy and help(); a test holds it equal to EngineConfig.
 @_with_options
+@on_usual_device
 def load(
     model: str,
     *,
@@ -129,6 +131,7 @@ def load(
     return _load(EngineConfig(**locals()))
 
 
+@on_usual_device
 def load_config(path: str | Path, **changes: Any) -> Engine:
     """The engine that a YAML file describes (medusa_kit.settings.engine_file; recipes/engines/).
 
@@ -156,6 +159,7 @@ def _load(config: EngineConfig) -> Engine:
     return engine
 
 
+@on_usual_device
 def build_engine(
     base: BaseModel, options: EngineOptions = PLAIN, *, keep_layers: bool = False
 ) -> Engine:
@@ -235,12 +239,12 @@ def with_heads(
             beside = found_beside(folder, TREE_NAME)
         of_tree = Path(beside) if isinstance(beside, str | Path) else None
         if of_tree is not None and of_tree.is_file():
-            own_base = None if force else base.info.fingerprint
-            check_tree(of_tree, heads.digest, own_base, named=tree is not None)
+            check_tree(of_tree, heads.digest, None if force else base, named=tree is not None)
         result.use_tree(_tree_for(heads, tree, folder))
         tell_of_precision(of_tree, result.activations)
         if folder is not None:
             tell_of_encoding(heads.config, base, folder, of_tree)
+            tell_of_config(heads.config, base, folder, of_tree)
     return result
 
 

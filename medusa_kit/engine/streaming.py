@@ -13,6 +13,7 @@ from medusa_kit.infer.decode.detokenize import TextStream
 from medusa_kit.infer.decode.request import Emission, Request
 from medusa_kit.infer.details import VerifiedTree
 from medusa_kit.locks import SharedLock
+from medusa_kit.usual_device import on_usual_device
 
 
 class Span(NamedTuple):
@@ -71,6 +72,7 @@ class Streaming(Live):
     def __iter__(self) -> "Streaming":
         return self
 
+    @on_usual_device
     def __next__(self) -> Piece:
         with self._turn:
             try:

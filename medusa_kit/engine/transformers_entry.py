@@ -39,6 +39,7 @@ from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.locks import SharedLock, lock_of
 from medusa_kit.settings.drafters import drafter_options
 from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.usual_device import on_usual_device
 
 WITHOUT_HEADS = "auto"  # the drafter for a model that has no heads
 ENGINES_ATTRIBUTE = "_medusa_kit_engines"  # attribute of a model under which its engines are kept
@@ -64,6 +65,7 @@ class CustomGenerate:
         self.heads, self.tree, self.draft_model = heads, tree, draft_model
         self.drafter, self.options = drafter, options
 
+    @on_usual_device
     def __call__(
         self,
         model: Any,

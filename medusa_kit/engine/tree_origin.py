@@ -5,9 +5,11 @@ A tree that is given by name is used all the same, since somebody chose it.
 """
 
 from pathlib import Path
+from typing import Any
 
 from medusa_kit import console
-from medusa_kit.base.origin import BASE, HEADS, check_origin, compare
+from medusa_kit.base.model import BaseModel
+from medusa_kit.base.origin import BASE, CONFIG, HEADS, check_origin, compare
 from medusa_kit.errors import TreeError
 from medusa_kit.tree.plan import read_fields
 
@@ -15,11 +17,13 @@ AGAIN = "find the tree of these heads with `medusa-kit tree-search`, or name one
 
 
 def check_tree(
-    tree: Path, heads: str, base: str | None, named: bool = False, tell: bool = True
+    tree: Path, heads: str, base: BaseModel | None, named: bool = False, tell: bool = True
 ) -> None:
-    """Compare the file of a tree with digests of heads and base; `base` None: whichever it is.
+    """Compare the file of a tree with heads, by their digest, and base; None: whichever it is.
     `tell`: at most one line says what could not be compared. Raises TreeError."""
-    said, now = read_fields(tree), {HEADS: heads, BASE: base}
+    said, now = read_fields(tree), dict[str, Any]({HEADS: heads})
+    if base is not None:  # how it encodes text is told of elsewhere (heads_encoding.py)
+        now |= {BASE: base.info.fingerprint, CONFIG: base.computation}
     compared = compare(said, now)
     if named:
         if tell and compared.other:

@@ -43,6 +43,7 @@ from medusa_kit.heads.undrawn import Undrawn
 from medusa_kit.outputs import json_object
 from medusa_kit.paths import expanded
 from medusa_kit.settings.recipe import ROOTED_WHY
+from medusa_kit.usual_device import on_usual_device
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "heads.safetensors"
@@ -51,6 +52,7 @@ FORMAT = "medusa-kit-heads"
 SHARED = "recurrent."  # how the names of tensors that all heads share begin
 
 
+@on_usual_device
 def save_heads(
     heads: MedusaHeads,
     folder: Path,
@@ -145,6 +147,10 @@ def _config_from(raw: dict[str, Any], path: Path) -> HeadsConfig:
             raise CheckpointError(f"{path}: {name} is {value!r}, expected a whole number from 1 on")
     if not isinstance(config.encoding, str | None):
         raise CheckpointError(f"{path}: encoding is {config.encoding!r}, expected text")
+    if not isinstance(config.base_config, dict | None):
+        raise CheckpointError(
+            f"{path}: base_config is a {type(config.base_config).__name__}, expected an object"
+        )
     try:
         check_mlp_size(config.kind, config.mlp_size)
     except ConfigError as error:
@@ -168,6 +174,7 @@ def _check_choice(path: Path, what: str, value: str, known: Sequence[str]) -> No
         raise unknown_value(f"{path}: {what}", value, known, kind=CheckpointError)
 
 
+@on_usual_device
 def load_heads(
     folder: Path, base: BaseModel, force: bool = False, pickles: bool = True
 ) -> MedusaHeads:
@@ -266,16 +273,20 @@ def stored_digest(folder: Path) -> str | None:
 def _medusa_tensors(config: HeadsConfig, found: dict[str, Tensor]) -> dict[str, Tensor]:
     D, R = config.hidden_size, config.reduced_size or config.vocab_size
     expected: dict[str, Tensor] = {}
+
+    def shaped(*sizes: int) -> Tensor:
+        return torch.empty(sizes, dtype=torch.float32, device="meta")
+
     if config.reduced_size is not None:
-        expected["column_ids"] = torch.empty(R)
+        expected["column_ids"] = torch.empty(R, dtype=torch.int64, device="meta")
     for i in range(config.num_heads):
         for j in range(config.num_blocks):
-            expected[f"blocks.{i}.{j}.linear.weight"] = torch.empty(D, D, device="meta")
-            expected[f"blocks.{i}.{j}.linear.bias"] = torch.empty(D, device="meta")
+            expected[f"blocks.{i}.{j}.linear.weight"] = shaped(D, D)
+            expected[f"blocks.{i}.{j}.linear.bias"] = shaped(D)
         if config.projection == "own":
-            expected[f"projections.{i}.weight"] = torch.empty(R, D, device="meta")
+            expected[f"projections.{i}.weight"] = shaped(R, D)
             if f"projections.{i}.bias" in found:
-                expected[f"projections.{i}.bias"] = torch.empty(R, device="meta")
+                expected[f"projections.{i}.bias"] = shaped(R)
     return expected
 
 

@@ -3,7 +3,7 @@
 Shapes: V vocabulary, R columns of a reduced projection.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from torch import Tensor
@@ -29,6 +29,8 @@ class HeadsConfig:
             (`recurrent`)
     encoding  how text was encoded that they learned (base/tokenizer/encoding_digest.py); None: it
             is not known
+    base_config  what the base's config said of how it computes (base/origin.py); None: it is not
+            known
     mlp_size  units of each block of the network that `recurrent` heads share; None for other kinds
     """
 
@@ -46,6 +48,7 @@ class HeadsConfig:
     kind: Kind = "medusa"
     mlp_size: int | None = None
     encoding: str | None = None
+    base_config: dict[str, Any] | None = field(default=None, hash=False)
     kit_version: str = __version__
 
     @property
@@ -60,7 +63,7 @@ class HeadsConfig:
     def as_dict(self) -> dict[str, Any]:
         """What is written; what heads lack is left out, as before there was any."""
         fields = asdict(self)
-        for key in ("mlp_size", "encoding"):
+        for key in ("mlp_size", "encoding", "base_config"):
             if fields[key] is None:
                 del fields[key]
         return fields

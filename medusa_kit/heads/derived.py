@@ -14,13 +14,18 @@ TREE_NAME = "tree.json"
 DERIVED = (TREE_NAME, "tree.png", "statistics.npz", "bench.json", "bench.png", "verify.json")
 
 
+def is_found(tree: Path) -> bool:
+    """Whether a search wrote the tree; else a person did."""
+    return bool({HEADS, "table"} & read_fields(tree).keys())
+
+
 def drop_derived(folder: Path, heads: str) -> None:
     """Remove what was made from the heads in `folder`, before those of digest `heads` take their
     place. A tree that a person wrote stays."""
     if stored_digest(folder) == heads:
         return
     gone = [name for name in DERIVED if (folder / name).is_file()]
-    if TREE_NAME in gone and not {HEADS, "table"} & read_fields(folder / TREE_NAME).keys():
+    if TREE_NAME in gone and not is_found(folder / TREE_NAME):
         gone.remove(TREE_NAME)
     for name in gone:
         (folder / name).unlink()

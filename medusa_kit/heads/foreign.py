@@ -101,7 +101,7 @@ def to_kit(heads: ForeignHeads, base: BaseModel) -> tuple[HeadsConfig, dict[str,
     ids_R = heads.token_map_R
     if ids_R is not None:
         tensors["column_ids"] = ids_R
-    info = base.info
+    info, ours = base.info, heads.format == KIT_FORMAT
     config = HeadsConfig(
         num_heads=heads.num_heads,
         num_blocks=heads.num_blocks,
@@ -118,7 +118,8 @@ def to_kit(heads: ForeignHeads, base: BaseModel) -> tuple[HeadsConfig, dict[str,
         base_model_type=info.model_type,
         base_fingerprint=info.fingerprint,
         base_quantized=info.quantized,
-        encoding=heads.encoding if heads.format == KIT_FORMAT else base.encoding,
+        encoding=heads.encoding if ours else base.encoding,
+        base_config=heads.base_config if ours else base.computation,
     )
     return config, tensors
 
@@ -186,7 +187,7 @@ def from_kit(config: HeadsConfig, tensors: dict[str, Tensor]) -> ForeignHeads:
     if config.projection == "own":
         matrices = [tensors[f"projections.{i}.weight"] for i in range(config.num_heads)]
         for i in range(config.num_heads):
-            bias_R = tensors.get(f"projections.{i}.bias", torch.zeros(1))
+            bias_R = tensors.get(f"projections.{i}.bias", torch.zeros(1, dtype=torch.float32))
             if bias_R.any():
                 raise CheckpointError(
                     f"projections.{i}.bias is not zero, and no vocabulary matrix of a Medusa "
@@ -200,4 +201,5 @@ def from_kit(config: HeadsConfig, tensors: dict[str, Tensor]) -> ForeignHeads:
         config.vocab_size,
         config.base_model_name,
         encoding=config.encoding,
+        base_config=config.base_config,
     )

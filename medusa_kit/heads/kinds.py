@@ -31,8 +31,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_kit.base.files import lasting_name
+from medusa_kit.base.mapped import copy_mapped
 from medusa_kit.base.model import BaseModel, plain_linear
-from medusa_kit.errors import ConfigError, unknown_value
+from medusa_kit.errors import ConfigError, Live, unknown_value
 from medusa_kit.heads.blocks import (
     RecurrentNetwork,
     Walk,
@@ -55,7 +56,7 @@ from medusa_kit.heads.guesser import Guesser, Guesses
 from medusa_kit.heads.order import best_columns
 
 
-class MedusaHeads(nn.Module):
+class MedusaHeads(Live, nn.Module):
     """K heads on one base model. Build with `for_base`, or load with `load_heads`."""
 
     recurrent: RecurrentNetwork | None
@@ -132,6 +133,7 @@ class MedusaHeads(nn.Module):
             kind=kind,
             mlp_size=mlp_size,
             encoding=base.encoding,
+            base_config=base.computation,
         )
         return cls(config, base, reduced_ids)
 
@@ -169,6 +171,7 @@ class MedusaHeads(nn.Module):
 
     def use(self, tensors: dict[str, Tensor]) -> "MedusaHeads":
         """Take these numbers, as a file holds them; frozen, and ready to draft."""
+        copy_mapped(self)  # the columns that it was made with
         self.load_state_dict(tensors)
         self.requires_grad_(False)
         self.stored = StoredDigest(self, heads_digest(self.config, tensors))

@@ -66,7 +66,7 @@ def scored_guesses(
         if guesses is not None:
             return guesses[0], _log_probabilities(guesses[1])
     logits_KBR = heads(hidden_BD, len(temperatures))
-    scale_K11 = to_device(temperatures, logits_KBR.device)[:, None, None]
+    scale_K11 = to_device(temperatures, logits_KBR.device, torch.float32)[:, None, None]
     ids_KBC, scores_KBC = _scored(heads, logits_KBR, count, scale_K11)
     if drawn := _drawn(draws):
         rows, guessed = [row for row, _ in drawn], [(own, k) for k in numbers for _, own in drawn]
@@ -141,8 +141,8 @@ def _guessed_draws(
     device, dims = logits_XR.device, [1] * (logits_XR.dim() - 1)
     seeds = [signed(draws.noise_seed(k)) for draws, k in draws_X]
     seeds_XR = to_device(seeds, device).view(-1, *dims)
-    heat_XR = to_device([draws.heat for draws, _ in draws_X], device).view(-1, *dims)
-    own_XR = to_device(list(temperatures_X), device).view(-1, *dims)
+    heat_XR = to_device([draws.heat for draws, _ in draws_X], device, torch.float32).view(-1, *dims)
+    own_XR = to_device(list(temperatures_X), device, torch.float32).view(-1, *dims)
     ids_R = heads.to_ids(torch.arange(logits_XR.shape[-1], device=device))
     wide = torch.promote_types(logits_XR.dtype, torch.float32)  # as `_scored`
     logits_XR = logits_XR.float()

@@ -21,8 +21,18 @@ from torch import Tensor
 
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import CHECKPOINT
-from medusa_kit.base.origin import HEADS, STATISTICS, TREE, check_origin, tell_unknown
+from medusa_kit.base.origin import (
+    BASE,
+    CONFIG,
+    HEADS,
+    STATISTICS,
+    TREE,
+    Comparison,
+    check_origin,
+    tell_unknown,
+)
 from medusa_kit.base.origin import compare as compare_origins
+from medusa_kit.base.tokenizer.encoding_digest import ENCODING
 from medusa_kit.bench.about import About
 from medusa_kit.bench.report import BenchReport
 from medusa_kit.bench.verify_report import VerifyReport
@@ -71,6 +81,12 @@ class Here:
     heads: str
     weights: str
     plan: TreePlan | None
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """What the heads say of their base."""
+        return {BASE: self.config.base_fingerprint, CONFIG: self.config.base_config,
+                ENCODING: self.config.encoding}  # fmt: skip
 
     @property
     def trees(self) -> list[str]:
@@ -222,18 +238,30 @@ def _check_weights(path: Path, weights: Any, lossy: bool = False) -> None:
         )
 
 
-def _tell_of_unknown(path: Path, about: About) -> None:
+def _tell_of_unknown(path: Path, about: About, here: Here) -> None:
     """At most one line, for a report of an earlier version."""
-    if not about.digests:
-        tell_unknown(path, [HEADS])
-    elif not about.trees:
-        tell_unknown(path, [TREE])
+    unknown = [HEADS] if not about.digests else [] if about.trees else [TREE]
+    tell_unknown(path, [*unknown, *_compared(about, here).unknown])
+
+
+def _compared(about: About, here: Here) -> Comparison:
+    """How the base of a report relates to the heads', besides its weights."""
+    then = {BASE: about.base.get("fingerprint"), CONFIG: about.base_config,
+            ENCODING: about.encoding}  # fmt: skip
+    compared = compare_origins(then, here.base)
+    compared.other.pop(BASE, None)
+    return Comparison(compared.other, [name for name in compared.unknown if name != BASE])
 
 
 def _check_about(path: Path, about: About, here: Here, lossy: bool = False) -> None:
     """Raises ConfigError for a report that is not about this base, these heads and their tree."""
     _check_base(path, about.base.get("fingerprint"), here.config)
     _check_weights(path, about.base.get("weights"), lossy or about.lossy)
+    if (compared := _compared(about, here)).other:
+        raise ConfigError(
+            f"{path} was measured with {compared.in_words()}",
+            hint="measure again with these heads, or leave the file out",
+        )
     if about.digests and not {here.heads, here.weights} & set(about.digests.values()):
         raise ConfigError(
             f"{path} was measured with other heads: none has the weights of this folder",
@@ -248,6 +276,11 @@ def _check_about(path: Path, about: About, here: Here, lossy: bool = False) -> N
         )
 
 
+def _made_from(config: HeadsConfig, heads: str) -> dict[str, Any]:
+    """What trees and statistics of these heads say."""
+    return {HEADS: heads, BASE: config.base_fingerprint, CONFIG: config.base_config}
+
+
 def _tree(
     folder: Path, config: HeadsConfig, heads: str
 ) -> tuple[dict[str, Any] | None, TreePlan | None]:
@@ -256,9 +289,8 @@ def _tree(
         return None, None
     tree, plan = read_fields(path), load_plan(path)
     again = "find the tree of these heads: `medusa-kit tree-search`"
-    check_origin(path, tree, {HEADS: heads}, again)
+    check_origin(path, tree, _made_from(config, heads), again)
     plan.check_fits(config.num_heads, config.reduced_size or config.vocab_size)
-    _check_base(path, tree.get("base_fingerprint"), config)
     _check_weights(path, tree.get("base_weights"))
     return tree, plan
 
@@ -270,13 +302,12 @@ def _replayed(folder: Path, here: Here, tree: dict[str, Any] | None) -> Replayed
     if not path.is_file() or plan is None:
         return None
     statistics = RankStatistics.load(path)
-    _check_base(path, statistics.meta.get("base_fingerprint"), config)
     if statistics.num_heads != config.num_heads:
         raise ConfigError(
             f"{path} is about {statistics.num_heads} heads; here are {config.num_heads}",
             hint=CALIBRATE,
         )
-    check_origin(path, statistics.meta, {HEADS: here.heads}, CALIBRATE)
+    check_origin(path, statistics.meta, _made_from(config, here.heads), CALIBRATE)
     if compare_origins(tree or {}, {STATISTICS: statistics.digest}).other:
         raise ConfigError(
             f"{folder / TREE_NAME} was found from other statistics than {path}", hint=CALIBRATE
@@ -315,7 +346,7 @@ def _bench(path: Path, here: Here) -> BenchReport:
         )
     report = _read(path, BenchReport.from_json, record, "bench", "bench --output FOLDER")
     _check_about(path, report.about, here, any(result.lossy for result in report.results))
-    _tell_of_unknown(path, report.about)
+    _tell_of_unknown(path, report.about, here)
     return report
 
 
@@ -329,7 +360,7 @@ def _verify(path: Path, here: Here) -> dict[str, VerifyReport]:
     reports = _read(path, read, _json(path), "verify", "verify --output FILE")
     for report in reports.values():
         _check_about(path, report.about, here)
-    _tell_of_unknown(path, reports["greedy"].about)
+    _tell_of_unknown(path, reports["greedy"].about, here)
     return reports
 
 

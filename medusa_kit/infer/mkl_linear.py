@@ -75,6 +75,12 @@ class Packing(nn.Linear):
         raise NotImplementedError
 
 
+def has_its_own(layer: nn.Linear) -> bool:
+    """Whether weight and bias are the layer's parameters. A parametrization or a hook (pruning)
+    computes them anew for each forward, often in the memory of the last ones."""
+    return "weight" in layer._parameters and "bias" in layer._parameters
+
+
 class PackedLinear(Packing):
     """nn.Linear whose weight is also kept packed, for the row counts last asked for.
 
@@ -91,7 +97,7 @@ class PackedLinear(Packing):
         # A step calls this hundreds of times, so the usual case comes first and does little.
         rows = x_XD.numel() // self.in_features
         pack = self.packs.get(rows)
-        usable = _use.depth > 0 and torch.is_inference_mode_enabled()
+        usable = _use.depth > 0 and torch.is_inference_mode_enabled() and has_its_own(self)
         if pack is not None and usable and pack.is_of(self.weight):
             return self._multiply(x_XD, pack.packed, self.weight, self.bias, rows)
         return self._slow_path(x_XD, rows)
@@ -100,6 +106,7 @@ class PackedLinear(Packing):
         """Packs first, uses the pack of a larger row count, or multiplies without one."""
         packs = self.packs
         packable = rows > 1 and torch.is_inference_mode_enabled() and _use.depth > 0
+        packable = packable and has_its_own(self)
         size = _packed_rows(packs, rows) if packable else None
         if size is None:
             return F.linear(x_XD, self.weight, self.bias)

@@ -153,7 +153,9 @@ def _run(verifier: Verifier, reference: Reference) -> TreeCheck:
     base = verifier.base
     windowed = [*verifier.windowed(), *window_owners(reference.model)]
     try:
-        with verifier.lock(), lock_of(reference.model):
+        # What the model computes by itself, whatever a caller's autocast rounds.
+        exact = torch.autocast(base.device.type, enabled=False)
+        with verifier.lock(), lock_of(reference.model), exact:
             with narrow_windows(windowed) as any_window:
                 measured = [_measure(verifier, reference)]
             if any_window:  # of its real size, with other masks and another kernel

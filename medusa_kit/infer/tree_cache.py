@@ -175,7 +175,7 @@ class TreeCache(Cache):
     def block_of(self, num_heads: int, head_size: int) -> Tensor | None:
         """The block, allocated now if the cache is empty, where all layers have one shape."""
         if self._block is None and not self._irregular:
-            empty = torch.empty(len(self.lengths), num_heads, 0, head_size)
+            empty = torch.empty(len(self.lengths), num_heads, 0, head_size, dtype=torch.float32)
             for layer in self._slotted:
                 layer.lazy_initialization(empty, empty)
         return self.block

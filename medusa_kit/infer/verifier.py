@@ -3,7 +3,6 @@
 Shapes: B batch, T tokens, N nodes with root, M of them kept, D hidden, V vocabulary.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from medusa_kit.base.families import cache_argument, refuse_impossible
 from medusa_kit.base.model import BaseModel
+from medusa_kit.errors import Live
 from medusa_kit.infer.attention import ATTENTION_NAME, install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.sdpa import without_cudnn
@@ -36,7 +36,7 @@ Forward = Callable[..., tuple[Tensor, Tensor]]  # (hidden_BND, logits_BNV)
 PREFILL_CHUNK = 512  # tokens of a prompt in one forward: bounds the mask and the activations
 
 
-class Verifier:
+class Verifier(Live):
     """Runs trees on a base model. Logits come from the model's own forward; subclasses compute the
     same forward in other ways.
 
@@ -86,7 +86,7 @@ class Verifier:
 
     def copied(self) -> "Self":
         """A copy to be changed."""
-        verifier = copy.copy(self)
+        verifier = self._twin()
         verifier._watching = {}
         return verifier
 

@@ -139,7 +139,8 @@ def check_encoding(base: BaseModel, prompts: Sequence[Conversation], path: Path)
             "encodes them now",
             hint="name another folder with --output, or add --fresh to start over",
         )
-    write_settings(path, {**settings, ENCODING: base.encoding})
+    with contextlib.suppress(OSError):  # a finished run's folder may be read-only
+        write_settings(path, {**settings, ENCODING: base.encoding})
 
 
 def _answers_are_to(base: BaseModel, prompts: Sequence[Conversation], path: Path) -> bool:

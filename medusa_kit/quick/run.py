@@ -66,6 +66,7 @@ def run(session: Session, fresh: bool = False) -> dict[str, Any]:
         not fresh and state.finished and not changed
     ):  # the folder may be one that cannot be written to
         state.open(fresh)
+        _ = session.base  # its report is of the base that is there now, or it is refused
         show_plan(session)
         return state.figures("verify")
     with _locked(session.request.output):

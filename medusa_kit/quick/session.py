@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit.base.model import BaseModel
+from medusa_kit.base.origin import CONFIG, check_origin
 from medusa_kit.data.readers import Conversation
 from medusa_kit.distill.generate import asked_messages
 from medusa_kit.engine.before_loading import AnyTree
@@ -22,6 +23,8 @@ from medusa_kit.quick.prompts import Prompts
 from medusa_kit.quick.state import HELD_OUT, RECIPE, RUN, Clock, State
 from medusa_kit.settings.engine import EngineConfig
 from medusa_kit.settings.quick import MadeFor
+
+AGAIN = "name another folder with --output, or add --fresh to start over"
 
 
 @dataclass(frozen=True)
@@ -114,11 +117,16 @@ class Session:
             raise ConfigError(
                 f"{self.request.model} is another model than the one that this run began with: "
                 f"fingerprint {base.info.fingerprint}, then {known}",
-                hint="name another folder with --output, or add --fresh to start over",
+                hint=AGAIN,
             )
         check_encoding(base, self.prompts.calibration, self.held_out)
         check_encoding(base, self.prompts.training, self.answers)
-        self.state.note("base", base.info.fingerprint)
+        if known is None:
+            self.state.note("base", base.info.fingerprint)
+            self.state.note(CONFIG, base.computation)
+        check_origin(
+            self.state.path, {CONFIG: self.state.recall(CONFIG)}, {CONFIG: base.computation}, AGAIN
+        )
         return base
 
     def base_to_train(self, *_: Any, dtype: str, **__: Any) -> BaseModel:

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from medusa_kit.errors import ConfigError, did_you_mean
-from medusa_kit.paths import beside, expanded, whole
+from medusa_kit.paths import beside, expanded, whole, written
 from medusa_kit.settings.engine import OWN_MODELS
 from medusa_kit.settings.joint import JointSection as JointSection
 from medusa_kit.settings.joint import LoraSection as LoraSection
@@ -387,7 +387,8 @@ def resolved(recipe: TrainRecipe) -> TrainRecipe:
 
 def _looked_up(recipe: TrainRecipe, *folders: Path) -> TrainRecipe:
     """Models, heads and sources as whole paths where they are in one of `folders` or else in the
-    working folder; what is nowhere stays a name. Of what is written `~` alone is resolved."""
+    working folder; what is nowhere stays a name. Of what is written `~` and `..`
+    alone are resolved."""
     base, train, data = recipe.base, recipe.train, recipe.data
     if base.model not in OWN_MODELS:
         base = base.model_copy(update={"model": beside(base.model, *folders)})
@@ -396,7 +397,7 @@ def _looked_up(recipe: TrainRecipe, *folders: Path) -> TrainRecipe:
     data = data.model_copy(update={"sources": [_found(one, folders) for one in data.sources]})
     _refuse_endless_streams(data)
     recipe = recipe.model_copy(update={"base": base, "train": train, "data": data})
-    return _with_written(recipe, expanded)
+    return _with_written(recipe, written)
 
 
 def _with_written(recipe: TrainRecipe, resolve: Callable[[str], Path]) -> TrainRecipe:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from medusa_kit import console
 from medusa_kit.files import write_text
@@ -58,14 +58,12 @@ def results_of(heads: Path, output: Path | None = None) -> Iterator[Path]:
     another search is at it: each would take the other's answers away."""
     folder = output or results_folder(heads)
     folder.mkdir(parents=True, exist_ok=True)
-    lock, stays = FileLock(folder / f"{GATHERED}.lock"), False
-    if output is None and folder != heads:
+    lock, stays = _lock_of(heads, folder, output), output is None and folder != heads
+    if stays:
         console.note(
             f"{heads} is no place to write to: what is found for these heads goes to {folder}"
         )
         write_text(folder / ORIGIN, json.dumps({"place": place_of(Path(heads).resolve())}))
-        # Clearing asks for this one, and removes it.
-        lock, stays = FileLock(folder.with_name(f".{folder.name}.lock")), True
     with contextlib.suppress(NotImplementedError):  # file systems without locks
         lock.acquire(timeout=0)
     try:
@@ -75,6 +73,27 @@ def results_of(heads: Path, output: Path | None = None) -> Iterator[Path]:
             if lock.is_locked and not stays:
                 Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
+
+
+def is_searched(heads: Path, output: Path | None = None) -> bool:
+    """Whether a search writes to the folder for what is found for heads, or to `output`, as far as
+    can be told without writing there."""
+    with contextlib.suppress(OSError, NotImplementedError):
+        lock = _lock_of(heads, output or results_folder(heads), output)
+        if Path(lock.lock_file).is_file():
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                return True
+            lock.release()
+    return False
+
+
+def _lock_of(heads: Path, folder: Path, output: Path | None) -> FileLock:
+    """Of a folder in the cache folder it is that which clearing asks for, and removes."""
+    if output is None and folder != heads:
+        return FileLock(folder.with_name(f".{folder.name}.lock"))
+    return FileLock(folder / f"{GATHERED}.lock")
 
 
 def _is_the_users(heads: Path) -> bool:

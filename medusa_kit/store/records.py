@@ -99,6 +99,7 @@ class Record:
         record = json.loads(json.dumps({**self._depends_on, **findings, **about}))
         text = json.dumps({**record, CHECKSUM: _checksum(record)})
         try:
+            self._make_room()
             with atomic_write(self.path) as temporary:
                 temporary.write_text(text, encoding="utf-8")
         except OSError as error:
@@ -108,6 +109,15 @@ class Record:
                     f"{folder} cannot be written, so the next start will find out again what could "
                     f"be kept there: {error}"
                 )
+
+    def _make_room(self) -> None:
+        """A link goes, through which the record would be written elsewhere, and an empty folder;
+        one with anything in it is somebody's. Raises OSError."""
+        if self.path.is_symlink():
+            self.path.unlink()
+        elif self.path.is_dir():
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
 
 
 def read_record(path: Path) -> dict[str, Any]:

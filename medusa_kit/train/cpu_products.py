@@ -47,7 +47,7 @@ def _set_precision(precision: str) -> None:
 def error_of_products() -> float:
     """The relative error of float32 products as they are computed now."""
     generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(SIZE, SIZE, generator=generator) for _ in range(2))
+    a, b = (torch.randn(SIZE, SIZE, dtype=torch.float32, generator=generator) for _ in range(2))
     exact = a.double() @ b.double()
     found = [a @ b, torch.nn.functional.linear(a, b.t().contiguous())]
     return max(float((one.double() - exact).norm() / exact.norm()) for one in found)

@@ -248,8 +248,8 @@ class TrainingLoop:
     def _at(self, step: int) -> str:
         return f"at update {step} of {self.num_updates}"
 
-    def _stopped(self, what: str, hint: str | None = None) -> NotFiniteError:
-        return NotFiniteError(f"{what}; expected finite numbers. {KEPT}", hint=hint or LOWER)
+    def _stopped(self, what: str, hint: str | None = None, more: str = "") -> NotFiniteError:
+        return NotFiniteError(f"{what}; expected finite numbers.{more} {KEPT}", hint=hint or LOWER)
 
     def _check_weights(self) -> None:
         """Raises NotFiniteError, in all processes, where trained weights are not finite: they are
@@ -274,14 +274,14 @@ class TrainingLoop:
         why, hint = "", None
         device = self.engine.module.heads.base.device
         if names := finite.damaged(self.engine.trained(), device):
-            why = f", and so are weights: {finite.in_words(names)}"
+            why = f"; weights are NaN or infinite: {finite.in_words(names)}"
         elif finite.damaged(_hidden_of(update), device):
             why, hint = ", since hidden states of the base are NaN or infinite", OF_BASE
         whose = finite.whose(total, self.recipe.stage == "medusa2")
         raise self._stopped(
-            f"the loss is {float(total.loss)} {self._at(self.step + 1)} ({whose}){why}; "
-            f"its batches are in {path}",
+            f"the loss is {float(total.loss)} {self._at(self.step + 1)} ({whose}){why}",
             hint,
+            f" Its batches are in {path}.",
         )
 
     def _after_update(self) -> str | None:

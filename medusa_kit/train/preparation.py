@@ -291,7 +291,7 @@ def _adopt(heads: MedusaHeads, base: BaseModel) -> None:
         config, base_model_name=lasting_name(info.name, info.source),
         base_model_revision=info.revision,
         base_model_type=info.model_type, base_fingerprint=info.fingerprint,
-        base_quantized=info.quantized, encoding=base.encoding,
+        base_quantized=info.quantized, encoding=base.encoding, base_config=base.computation,
     )  # fmt: skip
 
 

@@ -62,6 +62,7 @@ class RankStatistics:
     meta: dict[str, Any] = field(default_factory=dict)
     entries_PK: np.ndarray | None = None
     contents_A2: np.ndarray | None = None
+    path: pathlib.Path | None = field(default=None, compare=False)  # that they were read from
 
     def __post_init__(self) -> None:
         ranks_PK, starts = np.asarray(self.ranks_PK), np.asarray(self.starts)
@@ -216,7 +217,8 @@ class RankStatistics:
         """Read what `save` wrote. Raises CheckpointError when the file is missing or malformed."""
         try:
             with expanded(path).open("rb") as file:
-                return cls(*_read_fields(np.load(file, allow_pickle=False)))
+                fields = _read_fields(np.load(file, allow_pickle=False))
+                return cls(*fields, path=pathlib.Path(path))
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error.message}", hint=error.hint) from error
         except FileNotFoundError as error:

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
-from medusa_kit.base.origin import ANSWERS, BASE, HEADS, digest_of
-from medusa_kit.base.tokenizer.encoding_digest import ENCODING
+from medusa_kit.base.origin import ANSWERS, HEADS, digest_of
 from medusa_kit.data.chat import check_ids
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.drafters.heads.copying import SMOOTHING
@@ -63,8 +62,7 @@ def calibrate(
     starts = np.cumsum([0] + [len(r) for r in ranks[:-1]])
     meta = {
         "base_model": base.info.name,
-        BASE: base.info.fingerprint,
-        ENCODING: base.encoding,
+        **base.origin,
         HEADS: heads.digest,
         ANSWERS: digest_of([[each.prompt_ids, each.response_ids] for each in usable]),
         "num_answers": len(usable),

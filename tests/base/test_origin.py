@@ -2,7 +2,7 @@
 
 import pytest
 
-from medusa_kit.base.origin import BASE, HEADS, TREE, check_origin, compare
+from medusa_kit.base.origin import BASE, CONFIG, HEADS, TREE, check_origin, compare
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING
 from medusa_kit.errors import ConfigError, TreeError
 
@@ -29,6 +29,25 @@ def test_parts_are_compared_by_what_they_mean(
 ) -> None:
     found = compare(then, NOW)
     assert (list(found.other), found.unknown) == (other, unknown)
+
+
+@pytest.mark.parametrize(
+    ("config", "base", "other"),
+    [
+        ({"rope": {"theta": 1e4, "type": "default"}, "eps": 1e-5}, WHOLE, {}),
+        ({"rope": {"theta": 1e4}, "window": None}, WHOLE, {}),  # of another version of a library
+        ({"eps": 9.999999747378752e-06}, WHOLE, {}),  # of a file that keeps float32
+        ({"rope": {"theta": 7.0}, "eps": 1e-5}, WHOLE, {"rope": {"theta": 7.0}}),
+        ({"eps": 1e-6}, WHOLE, {"eps": 1e-6}),
+        ({"eps": 1e-6}, "2q:packed:output", {}),  # a copy, which another file describes
+    ],
+)
+def test_configs_differ_where_both_say_something(
+    config: dict[str, object], base: str, other: dict[str, object]
+) -> None:
+    now = {BASE: WHOLE, CONFIG: {"rope": {"theta": 1e4, "type": "default"}, "eps": 1e-5}}
+    found = compare({BASE: base, CONFIG: config}, now)
+    assert (found.other.get(CONFIG, ({}, {}))[0], found.unknown) == (other, [])
 
 
 def test_what_is_not_known_now_is_not_compared() -> None:

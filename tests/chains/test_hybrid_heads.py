@@ -1,6 +1,5 @@
 """Heads and adapters by request on a model that carries a state."""
 
-import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ def put_adapter(folder: Path, family: str) -> None:
     known = plain.info.fingerprint
     about: Any = {"base_model": family, "revision": None, "base_fingerprint": known}
     adapters.save_adapter(base.model, folder, about)
-    view = copy.copy(plain)
+    view = plain.view()
     own = str(plain.adapted_fingerprint(adapters.variant_of(folder)))
     view.info = replace(plain.info, fingerprint=own)
     save_heads(random_heads(view, 2), folder / "medusa_heads")

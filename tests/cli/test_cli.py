@@ -111,6 +111,7 @@ WRONG_CALLS: dict[str, tuple[list[str], str]] = {
     "no node": (["tree-search", *MODEL, "--nodes", "0"], "--nodes"),
     "unknown kind": (["cache", "--clear", "pakced"], "did you mean packed?"),
     "unknown command": (["tain"], "No such command 'tain'"),
+    "endless command": ([5000 * "x"], f"no command '{40 * 'x'}'…, a word of 5,000 characters"),
     "unknown option": (["generate", "hi", "--modle", "x"], "No such option"),
     "unknown recipe key": (["train", str(ROOT / "recipes/debug.yaml"), "train.epoch=1"], "epochs"),
 }  # fmt: skip

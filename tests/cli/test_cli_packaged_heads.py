@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from support.debug_model import MODEL
+from support.wrapped import raising
 
 import medusa_kit
 from medusa_kit.engine import load as loading
@@ -140,11 +141,12 @@ def test_a_server_loads_such_heads_again_when_their_tree_is_found(
 
 
 def test_a_second_search_is_refused_and_clearing_waits(
-    run: Run, trained: Path, tmp_path: Path, cache: Path
+    run: Run, trained: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heads = Path(shutil.copytree(trained, tmp_path / PLACES[0]))
     tree = give_tree(heads)
     shutil.copyfile(trained / "tree.json", tree)
+    monkeypatch.setattr("medusa_kit.engine.load.load", raising(AssertionError("a base was loaded")))
     with FileLock(tree.parent.with_name(f".{tree.parent.name}.lock")):
         code, _, err = run(*SEARCH, "--heads", heads)
         assert (code, "another process is finding a tree" in err) == (2, True)

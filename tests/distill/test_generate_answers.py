@@ -4,6 +4,7 @@ import copy
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from support.small_engines import lively_chat_base
 from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel, wrap_model
+from medusa_kit.data.answer_settings import settings_path
 from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
 from medusa_kit.distill.generate import generate_answers
 from medusa_kit.errors import ConfigError, DataError, IncompatibleBaseError, MedusaKitError
@@ -264,6 +266,24 @@ def test_other_settings_are_refused(base: BaseModel, tmp_path: Path, name: str) 
         generate_answers(base, prompts(3), out, **{"max_new_tokens": TOKENS, **CHANGED[name]})
     assert ";" not in caught.value.message.split("then): ")[1], "only that setting differs"
     assert len(rows_of(out)) == 2
+
+
+def test_another_dtype_of_the_base_is_refused(
+    base: BaseModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Near-ties fall otherwise in it. A file of an earlier version does not say which it was."""
+    out = tmp_path / "answers.jsonl"
+    generate_answers(base, prompts(1), out, max_new_tokens=TOKENS)
+    in_16_bits = base.view()
+    in_16_bits.info = replace(base.info, dtype="bfloat16")
+    with pytest.raises(ConfigError, match="base_dtype: 'bfloat16' ≠ 'float32'"):
+        generate_answers(in_16_bits, prompts(2), out, max_new_tokens=TOKENS)
+    said = json.loads(settings_path(out).read_text())
+    settings_path(out).write_text(json.dumps({k: v for k, v in said.items() if k != "base_dtype"}))
+    capsys.readouterr()
+    generate_answers(base, prompts(2), out, max_new_tokens=TOKENS)
+    err = " ".join(capsys.readouterr().err.split())
+    assert err.count("does not say with which dtype of the base") == 1
 
 
 def test_another_base_is_refused(base: BaseModel, tmp_path: Path) -> None:

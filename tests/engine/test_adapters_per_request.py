@@ -86,6 +86,23 @@ def test_each_request_gets_its_adapter(root: Path, fixed_shapes: str) -> None:
     assert not any(module._forward_hooks for module in engine.base.model.modules())
 
 
+def test_an_adapter_that_is_written_over_stays_loaded(
+    root: Path, engine: Engine, tmp_path: Path
+) -> None:
+    shutil.copytree(root / "first", tmp_path / "first")
+    prompt = random_prompt(6, 1)
+    expected = merged_answer(tmp_path / "first", prompt)
+    with (
+        HeadsStore(engine, tmp_path) as store,
+        engine.shared_batch() as shared,
+        store.get("first") as lease,
+    ):
+        path = tmp_path / "first" / "adapter_model.safetensors"
+        path.write_bytes(bytes(path.stat().st_size))
+        answer = shared.submit(prompt, max_new_tokens=LONGEST, heads=lease)
+        assert answer.result().token_ids == expected != merged_answer(None, prompt)
+
+
 def test_adapters_take_turns(root: Path, engine: Engine) -> None:
     """One step each, whatever the number of their rows."""
     scheduler = Serving(engine.verifier, 4)

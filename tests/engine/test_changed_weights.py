@@ -19,6 +19,7 @@ from support.models.hybrids import tiny_hybrid
 from support.small_engines import build_engine, random_heads, random_prompt
 from support.tiny_models import tiny_model
 from torch import nn
+from torch.nn.utils import parametrize, prune
 
 import medusa_kit
 from medusa_kit.base import model_state
@@ -92,6 +93,19 @@ def set_epsilon(model: Any) -> None:
     setattr(norm, "eps" if hasattr(norm, "eps") else "variance_epsilon", 0.9)
 
 
+class Times(nn.Module):
+    """A parametrization: the layer's weight is computed at each forward."""
+
+    factor = -1.5
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * self.factor
+
+
+def parametrize_output(model: Any) -> None:
+    parametrize.register_parametrization(layer(model).self_attn.o_proj, "weight", Times())
+
+
 CHANGES: dict[str, Callable[[Any], object]] = {
     "merged by peft": merge_adapter,
     "by data": lambda model: layer(model).mlp.down_proj.weight.data.mul_(-1.5),
@@ -106,6 +120,8 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "norm": lambda model: layer(model).input_layernorm.weight.data.mul_(-2),
     "epsilon": set_epsilon,
     "output": lambda model: model.get_output_embeddings().weight.data.mul_(-1),
+    "pruned": lambda model: prune.l1_unstructured(layer(model).self_attn.o_proj, "weight", 0.5),
+    "parametrized": parametrize_output,
     "hook": lambda model: layer(model).mlp.register_forward_hook(lambda m, inputs, out: -out),
 }
 
@@ -223,6 +239,19 @@ def test_a_change_while_an_answer_is_under_way_ends_it(runner: Runner, engine: E
     assert result.stats.cached_tokens == 0
 
 
+def test_a_weight_that_is_computed_is_not_packed(runner: Runner, engine: Engine) -> None:
+    """Each forward may compute it to where the last one did."""
+    models = engine.base.model, made(runner.family)
+    for model in models:
+        parametrize_output(model)
+    for factor in (-1.5, 0.5, -3.0):
+        for model in models:
+            layer(model).self_attn.o_proj.parametrizations.weight[0].factor = factor
+        for drafter in ("none", drafting(runner)):
+            result = engine.generate(PROMPT, max_new_tokens=TOKENS, drafter=drafter)
+            assert result.token_ids == plain(models[1])
+
+
 def test_in_a_shared_batch(runner: Runner, engine: Engine) -> None:
     """An answer under way ends in an error; those that begin later are of the changed model."""
     once = [None]
@@ -315,6 +344,20 @@ def test_attention_that_somebody_switched_is_switched_back(engine: Engine, runne
     assert result.token_ids == expected(runner.family)
 
 
+def test_heads_take_the_dtype_that_the_model_was_given() -> None:
+    base, other = wrap_model(made("llama-tied"), None, "tiny"), made("llama-tied")
+    engine = build_engine(base, heads=random_heads(base))
+    for dtype in (torch.float64, torch.float32):
+        for model in (base.model, other):
+            model.to(dtype)
+        for options in ({}, {"drafter": "auto"}):
+            result = engine.generate(PROMPT, max_new_tokens=TOKENS, **options)
+            assert result.token_ids == plain(other)
+        assert engine.heads is not None
+        assert {one.dtype for one in engine.heads.parameters()} == {dtype}
+        engine.heads.half()  # and back, where somebody rounds them alone
+
+
 @needs_cpp
 def test_heads_follow_their_base_and_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed heads guess with the rows of the base and with the numbers that are there now."""
@@ -371,6 +414,22 @@ def test_fingerprint_and_remembered_checks_are_of_what_is_there(tmp_path: Path) 
     assert not engine.check.remembered
     with pytest.raises(IncompatibleBaseError):
         load_heads(tmp_path / "heads", base)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama-tied"])
+def test_a_checkpoint_that_is_overwritten_stays_loaded(tmp_path: Path, family: str) -> None:
+    """`cp` writes into the file that is there, and transformers maps what need not be converted."""
+    made(family).save_pretrained(tmp_path)
+    base = load_base_model(str(tmp_path), device="cpu")
+    assert base.info.tied_embeddings
+    engine = build_engine(base)
+    before = engine.generate(PROMPT, max_new_tokens=TOKENS, drafter="none").token_ids
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        size = file.seek(0, 2)
+        file.seek(size // 2)
+        file.write(bytes(range(1, 101)) * (size // 200))
+    assert engine.generate(PROMPT, max_new_tokens=TOKENS, drafter="none").token_ids == before
+    assert plain(base.model) == before == plain(made(family))
 
 
 def test_a_precision_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:

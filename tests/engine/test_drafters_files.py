@@ -178,6 +178,24 @@ def test_all_heads_share_what_they_are_not_in(
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("kind", ["MTP", "DFlash", "EAGLE-3"])
+def test_files_of_native_drafts_may_be_written_over(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries map what they need not convert."""
+    module, name, engine_of = KINDS[kind]
+    read, made = getattr(module, name), list[Any]()
+    monkeypatch.setattr(module, name, lambda *args: made.append(read(*args)) or made[-1])
+    engine = engine_of(tmp_path / "draft")
+    drafter = "mtp" if kind == "MTP" else "draft-model"
+    engine.generate([5, 6], max_new_tokens=4, drafter=drafter)
+    before = {key: one.clone() for key, one in made[0].state_dict().items()}
+    for path in (tmp_path / "draft").glob("*.safetensors"):
+        path.write_bytes(bytes(path.stat().st_size))
+    for key, one in made[0].state_dict().items():
+        assert torch.equal(one, before[key]), key
+
+
 def test_requests_with_other_drafters_go_on_while_one_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

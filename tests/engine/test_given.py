@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_engines import build_engine
+from support.small_engines import build_engine, random_heads
 from support.tiny_models import tiny_base
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_store import HeadsStore
+from medusa_kit.engine.load import load
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError, UsageError
 
 
@@ -85,6 +86,13 @@ def test_halves_of_surrogate_pairs_are_told_everywhere(chat: Engine, tmp_path: P
                 call()
 
 
+@pytest.mark.parametrize("name", ["model", "draft_model", "heads", "tree"])
+def test_half_a_pair_in_a_name_is_told_in_text_that_can_be_written(name: str) -> None:
+    with pytest.raises(MedusaKitError, match=r"U\+D800, half of a surrogate pair") as caught:
+        load(**{"model": "debug-tiny", "device": "cpu", name: "\ud800"})
+    assert str(caught.value).encode()
+
+
 def test_a_batch_is_given_heads_and_functions(engine: Engine) -> None:
     with engine.shared_batch() as batch:
         with pytest.raises(ConfigError, match="HeadsStore"):
@@ -109,7 +117,8 @@ def test_what_is_in_use_is_not_copied(how: str, engine: Engine, tmp_path: Path) 
         things = [
             engine, streaming, batch, engine.scheduler, under_way, under_way.submission, store,
             under_way.submission.request, engine.conversation(), engine.memory,
-            engine.drafter_for("suffix"),
+            engine.drafter_for("suffix"), engine.base, engine.verifier,
+            random_heads(engine.base),
         ]  # fmt: skip
         for one in things:
             with pytest.raises(UsageError, match="neither copied nor pickled") as failed:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def plain(base: BaseModel) -> Engine:
 def folder(base: BaseModel, tmp_path: Path) -> Path:
     """Heads with a tree that was found for them."""
     save_heads(random_heads(base), tmp_path / "heads")
-    said = {"heads": stored_digest(tmp_path / "heads"), "base_fingerprint": base.info.fingerprint}
+    said = {"heads": stored_digest(tmp_path / "heads"), **base.origin}
     save_tree(TREE, tmp_path / "heads/tree.json", {**said, "table": []})
     return tmp_path / "heads"
 
@@ -82,6 +83,41 @@ def test_a_tree_of_another_base_is_refused_unless_forced(plain: Engine, folder: 
     assert with_heads(plain, folder, force=True).tree == TREE
 
 
+def edited(config: dict[str, Any]) -> dict[str, Any]:
+    return {**config, "rope_parameters": {**config["rope_parameters"], "rope_theta": 7.0}}
+
+
+@pytest.mark.parametrize("loading", ["load", "served"], indirect=True)
+def test_a_tree_of_another_config_of_the_base_is_refused(
+    base: BaseModel, loading: Load, folder: Path
+) -> None:
+    """The weights are the same ones, so the fingerprint is."""
+    record = json.loads((folder / "tree.json").read_text())
+    record["base_config"] = edited(record["base_config"])
+    (folder / "tree.json").write_text(json.dumps(record))
+    with pytest.raises(TreeError, match=r"another config of the base .*rope_theta.*7\.0"):
+        loading(folder)
+
+
+@pytest.mark.parametrize("loading", ["load", "served"], indirect=True)
+def test_heads_of_another_config_of_the_base_are_used_with_a_warning(
+    base: BaseModel, loading: Load, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody can tell but the heads: a window or scaling may have been chosen on purpose."""
+    path = folder / "config.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "base_config": edited(record["base_config"])}))
+    loading(folder)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("the config of") == 1
+    assert "'rope_theta': 7.0" in said
+    (folder / "tree.json").unlink()
+    path.write_text(json.dumps({k: v for k, v in record.items() if k != "base_config"}))
+    loading(folder)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("config.json does not say with which config of the base") == 1
+
+
 def test_a_tree_that_is_named_is_used(
     base: BaseModel, plain: Engine, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,7 +136,7 @@ def test_a_tree_that_does_not_say_has_one_line(
 ) -> None:
     """By hand, or by an earlier version."""
     record = json.loads((folder / "tree.json").read_text())
-    del record["heads"], record["base_fingerprint"]
+    del record["heads"], record["base_fingerprint"], record["base_config"]
     (folder / "tree.json").write_text(written or json.dumps(record))
     assert with_heads(plain, folder).tree == TREE
     said = " ".join(capsys.readouterr().err.split())

@@ -49,6 +49,18 @@ def test_round_trip_is_bit_exact(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "heads.safetensors"]
 
 
+@pytest.mark.parametrize("projection", ["shared", "own", "reduced"])
+def test_heads_that_are_written_over_stay_loaded(
+    llama: BaseModel, tmp_path: Path, projection: str
+) -> None:
+    heads = trained_heads(llama, projection=projection)
+    save_heads(heads, tmp_path)
+    loaded, path = load_heads(tmp_path, llama), tmp_path / "heads.safetensors"
+    path.write_bytes(bytes(path.stat().st_size))
+    found = loaded.state_dict()
+    assert all(torch.equal(one, found[name]) for name, one in heads.state_dict().items())
+
+
 @pytest.mark.parametrize("kind", ["hydra", "recurrent"])
 def test_heads_that_read_more_come_back_and_are_not_taken_for_others(
     llama: BaseModel, tmp_path: Path, kind: str

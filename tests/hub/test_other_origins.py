@@ -19,16 +19,16 @@ NAMES = ("statistics.npz", "tree.json", "bench.json", "verify.json", "provenance
 
 
 @pytest.fixture
-def whole(folder: Path) -> Path:
+def whole(folder: Path, chat_base: BaseModel) -> Path:
     """The folder with all that its files say today."""
-    heads = stored_digest(folder)
+    heads, base = stored_digest(folder), chat_base.origin
     found = RankStatistics.load(folder / "statistics.npz")
-    replace(found, meta={**found.meta, "heads": heads}).save(folder / "statistics.npz")
-    change(folder / "tree.json", heads=heads, statistics=found.digest)
+    replace(found, meta={**found.meta, **base, "heads": heads}).save(folder / "statistics.npz")
+    change(folder / "tree.json", **base, heads=heads, statistics=found.digest)
     tree = load_plan(folder / "tree.json").digest
-    change(folder / "bench.json", heads={"medusa-kit": heads}, trees={"medusa-kit": tree})
+    change(folder / "bench.json", **base, heads={"medusa-kit": heads}, trees={"medusa-kit": tree})
     greedy = json.loads((folder / "verify.json").read_text())["greedy"]
-    change(folder / "verify.json", greedy={**greedy, "heads": heads, "trees": {"": tree}})
+    change(folder / "verify.json", greedy={**greedy, **base, "heads": heads, "trees": {"": tree}})
     (folder / "provenance.json").write_text(json.dumps({"heads": heads, "recipe": {}}))
     return folder
 
@@ -59,6 +59,27 @@ def test_files_of_heads_that_were_there_before_are_refused(
         next(heads.parameters()).add_(0.1)
     save_heads(heads, whole)
     with pytest.raises(ConfigError, match=rf"{kept} .*other heads"):
+        read_measured(whole)
+
+
+@pytest.mark.parametrize("name", NAMES[:4])
+@pytest.mark.parametrize("part", ["base_config", "encoding"])
+def test_files_of_another_config_or_encoding_are_refused(whole: Path, name: str, part: str) -> None:
+    """Trees and statistics of another encoding have a note where they are used."""
+    if part == "encoding" and name in NAMES[:2]:
+        pytest.skip("it has a note where it is used")
+    other = {"base_config": {"rope_parameters": {"rope_theta": 7.0}}, "encoding": "1:x:y"}[part]
+    path = whole / name
+    if name == "statistics.npz":
+        found = RankStatistics.load(path)
+        replace(found, meta={**found.meta, part: other}).save(path)
+    elif name == "verify.json":
+        greedy = json.loads(path.read_text())["greedy"]
+        change(path, greedy={**greedy, part: other})
+    else:
+        change(path, **{part: other})
+    what = "config of the base" if part == "base_config" else "encoding of text"
+    with pytest.raises(ConfigError, match=rf"{name} was m\w+ with another {what}"):
         read_measured(whole)
 
 

@@ -129,6 +129,18 @@ def test_a_key_of_an_optional_section_is_suggested(recipe_file):
     assert "joint.heads_weight" in caught.value.hint
 
 
+def test_records_say_where_a_run_writes_without_steps_back(recipe_file, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    recipe_file.write_text(MINIMAL)
+    recipe = load_recipe(
+        recipe_file, ["output_dir=../there", "train.features=disk", "train.cache_dir=a/../b"]
+    )
+    assert recipe.output_dir == str(tmp_path / "there")
+    assert recipe.train.cache_dir == str(tmp_path / "here/b")
+    assert load_recipe(recipe_file, ["output_dir=runs/x"]).output_dir == "runs/x"
+
+
 def test_missing_key_and_missing_file(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text("output_dir: out\ndata: {sources: [x]}\nbase: {}\n")

@@ -1,6 +1,5 @@
 """LoRA adapters with heads of their own, as Medusa-2 writes them, for tiny models."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +29,7 @@ def put_adapter(folder: Path, made: Callable[[], Any], name: str, seed: int, hea
         "base_model": name, "revision": None, "base_fingerprint": plain.info.fingerprint,
     }  # fmt: skip
     adapters.save_adapter(base.model, folder, about)
-    view = copy.copy(plain)
+    view = plain.view()
     own = str(plain.adapted_fingerprint(adapters.variant_of(folder)))
     view.info = replace(plain.info, fingerprint=own)
     save_heads(random_heads(view, heads), folder / "medusa_heads")

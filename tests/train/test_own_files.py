@@ -9,6 +9,7 @@ from medusa_kit.errors import ConfigError
 from medusa_kit.settings.recipe import dump
 from medusa_kit.train import trainer
 from medusa_kit.train.run.folder import RunFolder
+from medusa_kit.train.run.own_files import check_own
 from medusa_kit.train.trainer import train, train_heads
 
 NAMES = ["recipe.yaml", "metrics.jsonl", "run.json", "bad_update.pt", "heads/config.json",
@@ -102,6 +103,29 @@ def test_a_run_of_ours_starts_over_unless_its_recipe_was_edited(
     edited = make_recipe(seed=8)
     path.write_text(dump(edited))  # nothing is lost
     train_heads(base, rows, edited, fresh=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "mine"),
+    [
+        ("model/notes.txt", True), ("model/medusa_heads/tree.json", True),
+        ("model/medusa_heads/mine/a", True),
+        ("model/tokenizer.json", False), ("model/medusa_heads/verify.json", False),
+        ("model/model-00001-of-00002.safetensors", False), ("model/.DS_Store", False),
+    ],
+)  # fmt: skip
+def test_a_persons_own_file_within_a_model_is_not_replaced(make_recipe, tmp_path, name, mine):
+    """A whole folder takes the place of what a run of Medusa-2 wrote before."""
+    recipe = make_recipe(stage="medusa2", joint={"moves": "full"})
+    put(tmp_path / "run", ".medusa-kit-run", "{}")
+    put(tmp_path / "run", "model/medusa_heads/provenance.json", "{}")
+    put(tmp_path / "run", name, "[[0]]" if name.endswith("tree.json") else "mine")
+    if mine:
+        top = "/".join(name.split("/")[: 3 if "heads" in name else 2])
+        with pytest.raises(ConfigError, match=f"no run of ours put there.*: {top}"):
+            check_own(tmp_path / "run", recipe, begins=True)
+    else:
+        check_own(tmp_path / "run", recipe, begins=True)
 
 
 def test_a_run_of_another_stage_has_no_right_to_what_it_never_wrote(

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -230,7 +231,7 @@ def test_what_is_timed_is_what_decodes(monkeypatch: pytest.MonkeyPatch, batch_si
     assert (engine.verifier.num_loose, ran % len(trees)) == (0, 0)
 
 
-def test_statistics_of_other_heads_or_bases_are_refused(engine: Engine) -> None:
+def test_statistics_of_other_heads_or_bases_are_refused(engine: Engine, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="of 2 heads; these are 3"):
         search_tree(engine, random_statistics(0, [9, 9], num_heads=2))
     own = random_statistics(0, [9, 9])
@@ -238,6 +239,14 @@ def test_statistics_of_other_heads_or_bases_are_refused(engine: Engine) -> None:
                              {"base_fingerprint": "other", "base_model": "B"})  # fmt: skip
     with pytest.raises(ConfigError, match="another base"):
         search_tree(engine, foreign)
+    base = engine.base
+    config = {**base.computation, "hidden_act": "relu"}
+    edited = replace(own, meta={"base_fingerprint": base.info.fingerprint, "base_config": config})
+    with pytest.raises(ConfigError, match=r"another config of the base .*relu"):
+        search_tree(engine, edited)
+    edited.save(tmp_path / "found.npz")
+    with pytest.raises(ConfigError, match=rf"{tmp_path / 'found.npz'} was made with another"):
+        search_tree(engine, RankStatistics.load(tmp_path / "found.npz"))
     with pytest.raises(ConfigError, match="no heads"):
         search_tree(Engine(engine.verifier, engine.check, engine.scheduler), own)
 

@@ -18,6 +18,7 @@ from medusa_kit.paths import expanded
 HELP = {"help_option_names": ["-h", "--help"]}
 NARROW = 80  # columns; with fewer, panels would cut the names of options
 NAMES = 10  # columns for names in a narrow terminal; what is said of a longer one stands below it
+LONGEST_SHOWN = 40  # characters of a word that is no command
 ONE_VALUE = (
     "quote a text with spaces; an option takes one value, a flag none, and an option that may be "
     "repeated stands before each of its values: --stop A --stop B"
@@ -120,6 +121,12 @@ class Group(_PlainWhereNarrow, TyperGroup):
         if first in COMMANDS and first not in self.commands and ctx.parent is None:
             raise UsageError(
                 f"there is no command {first!r}", hint=f"ours is medusa-kit {COMMANDS[first]}"
+            )
+        if len(first) > LONGEST_SHOWN and first not in self.commands and not first.startswith("-"):
+            raise UsageError(
+                f"there is no command {first[:LONGEST_SHOWN]!r}…, a word of {len(first):,} "
+                "characters",
+                hint="medusa-kit -h lists the commands",
             )
         command = next((word for word in args if word in self.commands), None)
         if command is not None:

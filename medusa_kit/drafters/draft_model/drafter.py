@@ -93,7 +93,10 @@ class DraftModelDrafter(TreeDrafter):
 
     def begin(self, request: RequestText) -> None:
         sampler = request.sampler if self._same_ids else None
-        inner = RequestText(hidden_1D=torch.zeros(1, 0, device=self.runner.device), sampler=sampler)
+        inner = RequestText(
+            hidden_1D=torch.zeros(1, 0, dtype=torch.float32, device=self.runner.device),
+            sampler=sampler,
+        )
         rule = self.lengths.of_request()
         reader = self._reader()
         request.kept[self] = _Kept(self.runner.begin(), reader, rule, inner)

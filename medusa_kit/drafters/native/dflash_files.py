@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from medusa_kit.base.files import resolve
+from medusa_kit.base.mapped import copy_mapped
 from medusa_kit.base.model import BaseModel
 from medusa_kit.drafters.native.damaged import (
     check_layers,
@@ -129,4 +130,5 @@ def load_dflash(name: str, config: Any, base: BaseModel) -> Any:
             hint="a file of weights may be missing",
         )
     check_numbers(name, DFLASH, model)
+    copy_mapped(model)
     return model.eval().requires_grad_(False)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from medusa_kit.base.files import resolve
+from medusa_kit.base.mapped import copy_mapped
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.stored_tensors import safetensors_files
 from medusa_kit.drafters.factory import DraftContext
@@ -216,6 +217,7 @@ def load_eagle(name: str, config: EagleConfig, verifier: Verifier) -> EagleModel
         found = model.load_state_dict(stored, strict=False, assign=True)
     _check_tensors(name, found.missing_keys, found.unexpected_keys)
     model.to(base.device, base.dtype)
+    copy_mapped(model)
     check_numbers(name, EAGLE_3, model)
     model.d2t = model.d2t.long()
     tokens_U = model.d2t + torch.arange(config.vocab_size, device=base.device)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from medusa_kit.base.faults.finite import damage_in
+from medusa_kit.base.mapped import copy_mapped
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.stored_tensors import INDEX, WEIGHTS
 from medusa_kit.drafters.memory import Memory
@@ -97,6 +98,7 @@ def load_layers(base: BaseModel) -> Any:
             f"the MTP layers of {base.info.name!r} are damaged: {found}",
             hint="copy the checkpoint again, or draft without them: --drafter suffix, for example",
         )
+    copy_mapped(layers)
     layers.tie_with_main_model(base.own_model)
     layers.number = base.number
     return layers.eval().requires_grad_(False)

@@ -7,7 +7,7 @@ Shapes: D hidden, V vocabulary (rows of the base's output embedding), R rows of 
 """
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class ForeignHeads:
     base_name    the base model that the checkpoint names
     adapter      tensors of a LoRA adapter that was trained with the heads, by name
     encoding     how text was encoded that they learned, where the checkpoint states it
+    base_config  what the base's config said of how it computes, where the checkpoint states it
     notes        remarks on the reading, for the user
     """
 
@@ -39,6 +40,7 @@ class ForeignHeads:
     base_name: str | None = None
     adapter: dict[str, Tensor] = field(default_factory=dict)
     encoding: str | None = None
+    base_config: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
 
     @property

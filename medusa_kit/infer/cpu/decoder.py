@@ -61,7 +61,7 @@ class NativeDecoder:
         self._scale_logits = scale_logits
         self._windows = windows or (lambda: packed.windows)
         self.activations = FLOAT32
-        self._rotary_2TPE = torch.empty(0, 0)
+        self._rotary_2TPE = torch.empty(0, 0, dtype=torch.float32)
         self._cache_shape = (packed.sizes.kv_heads, packed.sizes.head_size)
         self._struct = self._build()
         sizes = [matrix.struct for matrix in packed.step_matrices]
@@ -123,7 +123,7 @@ class NativeDecoder:
         """
         M = len(nodes.tokens_N) if keep_M is None else len(keep_M)
         vocab_size = self.packed.info["vocab_size"]
-        logits_MV = torch.empty(M, vocab_size)
+        logits_MV = torch.empty(M, vocab_size, dtype=torch.float32)
         ranked_MR = torch.empty(M, min(RANKED, vocab_size), dtype=torch.int64)
         hidden_MD = self._run(
             cache, nodes, positions_N, rows, keep_M, logits_MV, ranked_MR, watched
@@ -152,7 +152,7 @@ class NativeDecoder:
         M, D = len(keep_M), self.packed.info["hidden_size"]
         embeddings_ND = self.packed.embeddings(nodes.tokens_N)
         rotary_2TPE = self._rotary(int(positions_N.max()))
-        hidden_MD = torch.empty(M, D)
+        hidden_MD = torch.empty(M, D, dtype=torch.float32)
         # Arrays of ctypes: after a step an operation of torch takes as long as a tenth of a layer.
         starts = _integers(0, *accumulate(nodes.counts))
         rows_B = _integers(*rows)
@@ -217,11 +217,13 @@ class Watched:
 
     def __init__(self, layers: Sequence[int]) -> None:
         self._layers = _integers(*layers)
-        self.outputs_NLD = torch.empty(0, len(layers), 0)
+        self.outputs_NLD = torch.empty(0, len(layers), 0, dtype=torch.float32)
 
     def room_for(self, num_nodes: int, hidden_size: int) -> tuple[int, int, int]:
         """The last fields of `kernels.Step`."""
-        self.outputs_NLD = torch.empty(num_nodes, len(self._layers), hidden_size)
+        self.outputs_NLD = torch.empty(
+            num_nodes, len(self._layers), hidden_size, dtype=torch.float32
+        )
         return len(self._layers), addressof(self._layers), self.outputs_NLD.data_ptr()
 
 

@@ -103,8 +103,8 @@ class NativeHeads(Live):
             assert path_XJ is not None
             path_RJ = path_XJ[..., :longest].expand(K, *shape, longest).contiguous()
         ids_KXC = torch.empty(K, *shape, count, dtype=torch.int64)
-        scores_KXC = torch.empty(0) if temperatures is None else torch.empty(ids_KXC.shape)
-        heat_R = torch.tensor([t for t in temperatures or () for _ in range(rows)])
+        scores_KXC = torch.empty(0 if temperatures is None else ids_KXC.shape, dtype=torch.float32)
+        heat_R = _floats([t for t in temperatures or () for _ in range(rows)])
         guess = kernels.Guess(
             K * rows, longest, count, head_R.data_ptr(), path_RJ.data_ptr(), given_R.data_ptr(),
             hidden_RD.data_ptr(), 0 if temperatures is None else heat_R.data_ptr(),
@@ -156,7 +156,10 @@ class NativeHeads(Live):
         roots, hidden_BD = (ctypes.c_int64 * B)(*roots_B), hidden_BD.contiguous()
         heat_K, smoothing_L = self._heat(temperatures), self._smoothing(smoothing)
         tokens_BN, parents_BN = (torch.empty(B, N, dtype=torch.int64) for _ in range(2))
-        counts_B, scores_BN = torch.empty(B, dtype=torch.int64), torch.empty(B, N)
+        counts_B, scores_BN = (
+            torch.empty(B, dtype=torch.int64),
+            torch.empty(B, N, dtype=torch.float32),
+        )
         grow = kernels.Grow(
             B, N, self._one_pass, len(temperatures), count, beam, ctypes.addressof(roots),
             hidden_BD.data_ptr(), heat_K.data_ptr(), counts_B.data_ptr(), tokens_BN.data_ptr(),
@@ -203,8 +206,8 @@ def _texts(texts: Texts) -> Any:
     return (kernels.Text * len(structs))(*structs)
 
 
-def _floats(values: tuple[float, ...]) -> Tensor:
-    return torch.tensor(values)
+def _floats(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32)
 
 
 def _doubles(values: tuple[float, ...]) -> Tensor:

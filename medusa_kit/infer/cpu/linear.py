@@ -16,7 +16,7 @@ from medusa_kit.base.quantization import is_plain_linear
 from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.packed.gguf_blocks import equal_blocks
 from medusa_kit.infer.cpu.packed.packing import Blocks, PackedMatrix, pack
-from medusa_kit.infer.mkl_linear import Packing, plain_linears
+from medusa_kit.infer.mkl_linear import Packing, has_its_own, plain_linears
 
 
 class NativeLinear(Packing):
@@ -32,7 +32,7 @@ class NativeLinear(Packing):
     def forward(self, x_XD: Tensor) -> Tensor:
         rows = x_XD.numel() // self.in_features
         grad = torch.is_grad_enabled() and (x_XD.requires_grad or self.weight.requires_grad)
-        few = rows <= kernels.MAX_ROWS and self.may_use_packs()
+        few = rows <= kernels.MAX_ROWS and self.may_use_packs() and has_its_own(self)
         if not few or grad or x_XD.dtype != torch.float32:
             return F.linear(x_XD, self.weight, self.bias)
         if self.packed_from != _marks(self):

@@ -64,7 +64,7 @@ def hidden_of_texts(
     """hidden_BTD, zeros outside the texts. Those have the bits that they have one by one. `lock`:
     taken for each call."""
     calls, info = calls_for(spans), decoder.packed.info
-    hidden_BTD = torch.zeros(*input_ids_BT.shape, info["hidden_size"])
+    hidden_BTD = torch.zeros(*input_ids_BT.shape, info["hidden_size"], dtype=torch.float32)
     num_rows = max((piece.cache_row for call in calls for piece in call), default=0) + 1
     longest = max((end - start for _, start, end in spans), default=1)
     cache = TreeCache(info["num_layers"], num_rows, longest)

@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,6 +16,7 @@ from medusa_kit.base.processor import processor_name
 from medusa_kit.base.remembered_checks import code_digest
 from medusa_kit.infer.decode.drafter import Drafter, State
 from medusa_kit.infer.decode.node_choice.cost import SIZES, StepCost
+from medusa_kit.infer.decode.node_choice.waiting import Waits, longest, waits
 from medusa_kit.infer.decode.repeated_steps import IN_A_ROW, SETTLED, RepeatedSteps
 from medusa_kit.infer.decode.timing import Clock
 from medusa_kit.infer.forest import Forest
@@ -28,8 +29,18 @@ REPEATS = 8  # turns: where another program computes beside, few of them see the
 LONGEST = 0.5  # seconds of one step from which on no larger ones are measured
 # Times within this factor are about the same.
 NEAR = 1.15
-# (verifier, clock) -> seconds of steps by their nodes, the fastest of each turn
-Measure = Callable[[Verifier, Clock], Mapping[int, Sequence[float]]]
+WAITED = 0.05  # share of a turn that a thread may wait for a processor on a free machine
+
+
+class Turn(NamedTuple):
+    """`seconds`: of the fastest step; `free`: no thread waited for a processor meanwhile."""
+
+    seconds: float
+    free: bool = True
+
+
+# (verifier, clock, waits) -> turns by the nodes of their steps
+Measure = Callable[[Verifier, Clock, Waits], Mapping[int, Sequence[Turn]]]
 
 
 class MeasuredSteps:
@@ -41,8 +52,10 @@ class MeasuredSteps:
         verifier: Verifier,
         clock: Clock = time.perf_counter,
         measure: Measure | None = None,
+        waits: Waits = waits,
     ) -> None:
         self._verifier, self._clock, self._measure = verifier, clock, measure or measured
+        self._waits = waits
         self._cost: StepCost | None = None
         self._lock = SharedLock()
 
@@ -98,8 +111,8 @@ class MeasuredSteps:
     def _measured_and_kept(self) -> tuple[dict[int, float], bool]:
         """Seconds by nodes, and whether the machine computed nothing else meanwhile."""
         console.stage("timing steps on this machine")
-        times = self._measure(self._verifier, self._clock)
-        seconds = {size: min(taken) for size, taken in times.items()}
+        times = self._measure(self._verifier, self._clock, self._waits)
+        seconds = {size: min(turn.seconds for turn in turns) for size, turns in times.items()}
         alone = _was_alone(times)
         if not alone:
             console.detail(
@@ -125,11 +138,15 @@ def _is_flat(seconds: Mapping[int, float]) -> bool:
     return flat or len(set(seconds.values())) == 1
 
 
-def _was_alone(times: Mapping[int, Sequence[float]]) -> bool:
-    """Whether for each size another turn was about as fast as the fastest. Else another program
-    computed beside, and the figures are good for no other process."""
-    fastest = [sorted(taken)[:2] for taken in times.values()]
-    return all(second <= NEAR * first for first, *others in fastest for second in others)
+def _was_alone(times: Mapping[int, Sequence[Turn]]) -> bool:
+    """Whether for each size two turns about as fast as the fastest had the machine for themselves.
+    Else another program computed beside, and the figures are good for no other process. That turns
+    agree is not enough: beside a program that never rests all of them are equally slow."""
+    return all(
+        sum(turn.free and turn.seconds <= NEAR * min(turns).seconds for turn in turns)
+        >= min(2, len(turns))
+        for turns in times.values()
+    )
 
 
 class _Chains(Drafter):
@@ -145,16 +162,16 @@ class _Chains(Drafter):
         return Forest.chains(tokens, self._device)
 
 
-def measured(verifier: Verifier, clock: Clock) -> dict[int, list[float]]:
-    """The seconds of the fastest step of each turn by its nodes, without drafting, up to the
-    largest size that the context holds and that is not too slow. Sizes take turns, so that all see
-    the same machine; the least of several is what it takes where nothing else runs. Sizes fall, and
-    have several steps in a row, since a small step takes longer behind a large one."""
+def measured(verifier: Verifier, clock: Clock, waits: Waits = waits) -> dict[int, list[Turn]]:
+    """The turns by the nodes of their steps, which draft nothing, up to the largest size that the
+    context holds and that is not too slow. Sizes take turns, so that all see the same machine; the
+    least of several is what it takes where nothing else runs. Sizes fall, and have several steps
+    in a row, since a small step takes longer behind a large one."""
     context = verifier.base.info.context_length
     sizes = [size for size in SIZES if 1 + size < context]
     steps = RepeatedSteps(verifier, [[0]], clock)
     drafters = {size: _Chains(size, verifier.base.device) for size in sizes}
-    times: dict[int, list[float]] = {}
+    times: dict[int, list[Turn]] = {}
     for size in sizes:  # warms up
         first = next(steps.timings(drafters[size], 1))
         if first.verifying > LONGEST and size > 1:
@@ -162,10 +179,11 @@ def measured(verifier: Verifier, clock: Clock) -> dict[int, list[float]]:
             break
     for _ in range(REPEATS):
         for size in reversed(sizes):
-            taken = list[float]()
+            taken, before = list[float](), waits()
             for timing in steps.timings(drafters[size], IN_A_ROW):
                 taken.append(timing.verifying)
                 if sum(taken[:-1]) > SETTLED:
                     break
-            times.setdefault(size, []).append(min(taken))
+            free = longest(before, waits()) <= WAITED * sum(taken)
+            times.setdefault(size, []).append(Turn(min(taken), free))
     return times

@@ -72,7 +72,9 @@ class GraphMemory:
                 return self._record(work)
 
     def _fill(self) -> None:
-        torch.zeros(1, device=self.device)  # torch warns of graphs that hold nothing
+        torch.zeros(
+            1, dtype=torch.float32, device=self.device
+        )  # torch warns of graphs that hold nothing
 
     def _renew(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()

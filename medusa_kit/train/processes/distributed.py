@@ -106,4 +106,4 @@ def any_of(flag: bool, device: torch.device) -> bool:
     """Whether the flag is set in any process."""
     if world() == 1:  # nothing to wait for on a device
         return flag
-    return bool(summed(torch.tensor(float(flag), device=device)) > 0)
+    return bool(summed(torch.tensor(float(flag), dtype=torch.float32, device=device)) > 0)

@@ -7,13 +7,15 @@ it was written.
 
 import hashlib
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import yaml
 
 from medusa_kit.errors import ConfigError
 from medusa_kit.files import write_json, write_text
-from medusa_kit.heads.checkpoint import PAIRED_FOLDER
+from medusa_kit.heads.checkpoint import PAIRED_FOLDER, WEIGHTS_NAME
+from medusa_kit.heads.derived import DERIVED, TREE_NAME, is_found
 from medusa_kit.outputs import check_folder, json_object
 from medusa_kit.settings.recipe import TrainRecipe, dump
 from medusa_kit.train.run.lock import LOCK
@@ -23,6 +25,11 @@ OWN_FILES = (RECIPE, METRICS, "run.json", "bad_update.pt")
 CHECKPOINT = "checkpoint"
 MARK = ".medusa-kit-run"  # JSON: digests of files
 PROVENANCE = "provenance.json"
+# What transformers, peft and this kit write for a model or adapter, and beside heads.
+MODEL_FILES = ("*config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "vocab*",
+               "merges.txt", "*tokens*.json", "*.jinja", "*.model", "*.tiktoken",
+               "README.md")  # fmt: skip
+HEADS_FILES = ("config.json", WEIGHTS_NAME, PROVENANCE, "calibration_answers.jsonl*", *DERIVED)
 
 
 def check_own(path: Path, recipe: TrainRecipe, begins: bool) -> None:
@@ -82,6 +89,20 @@ def _theirs(path: Path, recipe: TrainRecipe) -> Iterator[str]:
     for name in results(recipe):
         if _holds_something(path / name) and not (is_run and _is_result(path / name)):
             yield name
+        elif recipe.stage != "medusa1":  # what lies there is replaced as a whole
+            yield from (str(one.relative_to(path)) for one in _own_among(path / name))
+
+
+def _own_among(folder: Path) -> Iterator[Path]:
+    """Files in a folder with a model or adapter, and in that of its heads, that no run writes and
+    nothing of ours finds for it."""
+    for place, written in ((folder, MODEL_FILES), (folder / PAIRED_FOLDER, HEADS_FILES)):
+        for path in sorted(place.iterdir()) if place.is_dir() else ():
+            ours = any(fnmatch(path.name, pattern) for pattern in written)
+            found = path.name != TREE_NAME or is_found(path)
+            if path.name.startswith(".") or (ours and found) or path == folder / PAIRED_FOLDER:
+                continue
+            yield path
 
 
 def _holds_something(path: Path) -> bool:

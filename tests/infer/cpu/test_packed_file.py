@@ -235,6 +235,19 @@ def test_other_weights_or_settings_are_another_file(folder: Path, config: Any) -
     assert file_of(folder, config) != changed
 
 
+def test_packs_of_an_edited_config_are_removed(
+    folder: Path, config: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed_model(folder, config)
+    older = packed_folder(folder, config, "checkpoint")
+    config.rope_parameters = {**config.rope_parameters, "rope_theta": 5e5}
+    config.save_pretrained(folder)
+    packed_model(folder, config)
+    assert "has other contents by now" in " ".join(capsys.readouterr().err.split())
+    assert not older.exists()
+    assert packed_folder(folder, config, "checkpoint").is_dir()
+
+
 def change_weights(folder: Path) -> None:
     model = model_of("llama").to(torch.bfloat16)
     model.lm_head.weight.data += 1

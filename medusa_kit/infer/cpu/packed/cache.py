@@ -94,7 +94,7 @@ def _packed_model(checkpoint: Path, config: Any, weights: str, check: bool) -> P
             doing,
             make,
             opened,
-            Origin(checkpoint, contents),
+            Origin(checkpoint, [*contents, *_of_config(checkpoint)]),
             check,
             announce=False,
         )
@@ -138,6 +138,13 @@ def _contents(checkpoint: Path) -> list[str]:
         raise CheckpointError(
             f"{checkpoint} cannot be read: {error}", hint="check the path"
         ) from error
+
+
+def _of_config(checkpoint: Path) -> list[str]:
+    """The digest of the config's file, by which packs of an earlier one are known. How it is read
+    depends on versions, each of which keeps a pack of its own."""
+    path = checkpoint / "config.json"
+    return [content_digest(path)] if path.is_file() else []
 
 
 def _folder_of(

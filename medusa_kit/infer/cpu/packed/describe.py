@@ -181,7 +181,9 @@ def effective_norm(module: Any, epsilons: set[float]) -> Tensor:
     weight_D = getattr(module, "weight", None)
     if epsilon is None or weight_D is None:
         raise Unsupported(f"a norm of another kind, {type(module).__name__}")
-    x_XD = torch.randn(3, len(weight_D), generator=torch.Generator().manual_seed(0))
+    x_XD = torch.randn(
+        3, len(weight_D), dtype=torch.float32, generator=torch.Generator().manual_seed(0)
+    )
     expected_XD = module(x_XD)
     for candidate_D in (weight_D.detach(), 1.0 + weight_D.detach()):
         actual_XD = F.rms_norm(x_XD, weight_D.shape, candidate_D, epsilon)
@@ -193,7 +195,7 @@ def effective_norm(module: Any, epsilons: set[float]) -> Tensor:
 
 @torch.no_grad()
 def _is_gelu(activation: Any) -> bool:
-    x_X = torch.linspace(-6, 6, 101)
+    x_X = torch.linspace(-6, 6, 101, dtype=torch.float32)
     expected_X = activation(x_X)
     if torch.allclose(expected_X, F.silu(x_X), atol=1e-6):
         return False

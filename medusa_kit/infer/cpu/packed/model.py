@@ -190,7 +190,7 @@ def expanded_rows(matrix: PackedMatrix, ids_R: Tensor | None, factor: float = 1.
     assert library is not None
     outputs, inputs = int(matrix.struct.outputs), int(matrix.struct.inputs)
     ids_R = torch.arange(outputs) if ids_R is None else ids_R.contiguous()
-    rows_RI, count = torch.empty(len(ids_R), inputs), len(ids_R)
+    rows_RI, count = torch.empty(len(ids_R), inputs, dtype=torch.float32), len(ids_R)
     done = library.mk_rows(
         ctypes.byref(matrix.struct), ids_R.data_ptr(), count, factor, rows_RI.data_ptr()
     )

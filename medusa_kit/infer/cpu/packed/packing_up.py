@@ -186,7 +186,9 @@ def model_of(numbers: dict[str, Any], arrays: dict[str, Tensor]) -> PackedModel:
 @torch.no_grad()
 def embedding_factor(module: nn.Embedding) -> float:
     """The number that the family multiplies a row of the input embedding by."""
-    rows = torch.randn(8, module.weight.shape[1], generator=torch.Generator().manual_seed(0))
+    rows = torch.randn(
+        8, module.weight.shape[1], dtype=torch.float32, generator=torch.Generator().manual_seed(0)
+    )
     rows[0] = 1.0
     probe = copy.copy(module)  # the module itself may be in use, or have no numbers
     probe._parameters = {"weight": nn.Parameter(rows, requires_grad=False)}
@@ -201,7 +203,9 @@ def embedding_factor(module: nn.Embedding) -> float:
 def _same_angles(rotary: Any, kind: str | None, inverse: Tensor, scaling: float) -> bool:
     """Whether plain arithmetic gives the very bits of the model's own module."""
     positions_1P = torch.arange(CHECKED_POSITIONS)[None]
-    model_angles = rotary(torch.empty(1), positions_1P, *([] if kind is None else [kind]))
+    model_angles = rotary(
+        torch.empty(1, dtype=torch.float32), positions_1P, *([] if kind is None else [kind])
+    )
     own_angles = cosines_and_sines(CHECKED_POSITIONS, inverse.float(), float(scaling))
     pairs = zip(own_angles, model_angles, strict=True)
     return all(torch.equal(own, expected) for own, expected in pairs)
@@ -212,7 +216,9 @@ def _joined_bias(linears: list[nn.Linear]) -> Tensor | None:
         return None
     return torch.cat(
         [
-            torch.zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
+            torch.zeros(linear.out_features, dtype=torch.float32)
+            if linear.bias is None
+            else linear.bias.detach()
             for linear in linears
         ]
     )

@@ -158,7 +158,7 @@ def check_own_values(base: Settings) -> None:
     Its processors are tried once on a row of zeros: some check their values only then.
     """
     prefix_BT = torch.zeros((1, 1), dtype=torch.long, device=base.device)
-    scores_BV = torch.zeros((1, base.num_logits), device=base.device)
+    scores_BV = torch.zeros((1, base.num_logits), dtype=torch.float32, device=base.device)
     for params in (SamplingParams(), SamplingParams(temperature=1.0)):
         processors = logits_processors(base, params, [0], max_new_tokens=1)
         try:

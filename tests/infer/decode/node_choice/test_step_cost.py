@@ -15,8 +15,9 @@ from support.wrapped import WrappedVerifier, raising
 from medusa_kit import console
 from medusa_kit.base.remembered_checks import code_digest
 from medusa_kit.infer.decode import measured
-from medusa_kit.infer.decode.measured import MeasuredSteps
+from medusa_kit.infer.decode.measured import MeasuredSteps, Turn
 from medusa_kit.infer.decode.node_choice.cost import SIZES, SLOPE, StepCost
+from medusa_kit.infer.decode.node_choice.waiting import longest, waits
 from medusa_kit.infer.verifier import Verifier
 
 
@@ -110,7 +111,12 @@ def verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verifier:
 
 def given(verifier: Verifier, times: Mapping[int, Sequence[float]]) -> MeasuredSteps:
     """Whose steps take these times, where they are measured."""
-    return MeasuredSteps(verifier, measure=lambda *_: times)
+    turns = {size: [Turn(seconds) for seconds in taken] for size, taken in times.items()}
+    return MeasuredSteps(verifier, measure=lambda *_: turns)
+
+
+def nobody_waits() -> dict[str, float]:
+    return {}
 
 
 def kept_file(folder: Path) -> Path:
@@ -122,7 +128,9 @@ def test_steps_are_timed_once_and_read_from_the_file_afterwards(
     verifier: Verifier, tmp_path: Path
 ) -> None:
     ticks = count()
-    steps = MeasuredSteps(verifier, lambda: float(next(ticks)))  # all take the same time
+    steps = MeasuredSteps(
+        verifier, lambda: float(next(ticks)), waits=nobody_waits
+    )  # all take the same time
     first = steps.cost
     kept = json.loads(kept_file(tmp_path).read_text())
     assert first.seconds(1) == kept["seconds"]["1"] > 0
@@ -143,6 +151,47 @@ def test_times_of_a_busy_machine_are_taken_anew_at_the_next_start(
     assert ("timed again at the next start" in capsys.readouterr().err) == busy
     later = given(verifier, {1: [0.010], 2: [0.0115]})
     assert later.cost.seconds(2) == (0.0115 if busy else 0.012)
+
+
+@pytest.mark.parametrize(
+    ("others", "kept"), [(0.0, True), (0.4, False)], ids=["none", "one that never rests"]
+)
+def test_times_beside_a_program_that_never_rests_are_never_kept(
+    verifier: Verifier, tmp_path: Path, others: float, kept: bool
+) -> None:
+    """All turns agree, since all are equally slow; that a thread waited is what tells."""
+    now = waited = 0.0
+
+    def step(compute: Any, cache: Any, trees: Any, rows: Any) -> Any:
+        nonlocal now, waited
+        taken = 0.002 + 0.001 * trees.counts[0]
+        now, waited = now + taken / (1 - others), waited + taken / (1 - others) * others
+        return compute(cache, trees, rows)
+
+    timed: Any = WrappedVerifier(verifier, score=step)
+    slow = MeasuredSteps(
+        timed, lambda: now, waits=lambda: {"this": 0.0, "a thread of the kernels": waited}
+    )
+    assert slow.cost.seconds(1) == pytest.approx(0.003 / (1 - others))  # this process has no other
+    assert json.loads(kept_file(tmp_path).read_text())["alone"] == kept
+    free = given(verifier, {1: [0.003], 2: [0.0045]})
+    assert free.cost.seconds(2) == pytest.approx(0.004 if kept else 0.0045)
+
+
+def test_turns_count_that_had_the_machine_for_themselves(verifier: Verifier) -> None:
+    """Two of them are enough, as fast as any."""
+    for turns, kept in [
+        ([Turn(0.02, False)] * 6 + [Turn(0.01)] * 2, True),
+        ([Turn(0.02, False)] * 7 + [Turn(0.01)], False),
+        ([Turn(0.01, False)] * 6 + [Turn(0.02)] * 2, False),
+    ]:
+        assert measured._was_alone({1: turns}) == kept
+
+
+def test_waiting_is_counted_by_thread() -> None:
+    assert longest({"1": 1.0, "2": 5.0}, {"1": 1.5, "2": 5.1, "3": 0.2}) == pytest.approx(0.5)
+    assert longest({}, {}) == 0.0
+    assert all(seconds >= 0 for seconds in waits().values())
 
 
 def test_what_a_busy_machine_makes_expensive_is_not_believed(verifier: Verifier) -> None:
@@ -170,7 +219,7 @@ def test_small_steps_are_not_timed_behind_large_ones(verifier: Verifier) -> None
         return compute(cache, trees, rows)
 
     timed: Any = WrappedVerifier(verifier, score=step)
-    cost = MeasuredSteps(timed, lambda: now).cost
+    cost = MeasuredSteps(timed, lambda: now, waits=nobody_waits).cost
     assert [cost.seconds(n) for n in SIZES] == pytest.approx([0.002 + 0.001 * n for n in SIZES])
 
 

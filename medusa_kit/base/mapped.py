@@ -1,0 +1,28 @@
+"""Weights that are used as they lie in a file are mapped from it.
+
+A person who copies another checkpoint over that file would exchange them under the model, or end
+the process. Nobody writes to the Hub's cache or to ours.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def copy_mapped(model: Any) -> None:
+    """Give what is mapped memory of its own, once where weights are tied."""
+    copy_tensors([*model.parameters(), *model.buffers()])
+
+
+def copy_tensors(tensors: Iterable[Tensor]) -> None:
+    copies = dict[Any, Tensor]()
+    for tensor in tensors:
+        if type(tensor) not in PLAIN or tensor.device.type != "cpu":
+            continue
+        if not tensor.untyped_storage().resizable():
+            place = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+            tensor.data = copies.setdefault(place, tensor.data.clone())
