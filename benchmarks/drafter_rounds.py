@@ -47,7 +47,8 @@ def main() -> None:
     options = _options()
     rows = [json.loads(line) for line in options.prompts.read_text().splitlines()]
     names = [PLAIN, *options.drafters.split(",")]
-    engines = {name: medusa_kit.load(options.model, drafter=name) for name in names}
+    given = {"heads": options.heads, "activations": options.activations}
+    engines = {name: medusa_kit.load(options.model, drafter=name, **given) for name in names}
     answers, others = list[Answer](), 0
     for number in range(options.rounds):
         with console.progress(f"round {number + 1}", len(rows), "prompts") as bar:
@@ -71,6 +72,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("prompts", type=Path, help="the first of each row's `turns` is asked")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--drafters", default="medusa,auto")
+    parser.add_argument("--heads", default="auto")
+    parser.add_argument("--activations", default="float32")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--max-new-tokens", type=int, default=128)
