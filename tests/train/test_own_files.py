@@ -128,6 +128,23 @@ def test_a_persons_own_file_within_a_model_is_not_replaced(make_recipe, tmp_path
         check_own(tmp_path / "run", recipe, begins=True)
 
 
+@pytest.mark.parametrize("kind", JOINT)
+def test_what_a_run_wrote_within_a_model_is_its_own(make_recipe, tmp_path, kind):
+    source = tmp_path / "rows.jsonl"
+    texts = [[{"role": "user", "content": f"{one}?"}, {"role": "assistant", "content": "abcd" * 4}]
+             for one in range(8)]  # fmt: skip
+    source.write_text("".join(json.dumps({"messages": text}) + "\n" for text in texts))
+    recipe = make_recipe(
+        stage="medusa2", base={"model": "debug-tiny"}, joint=JOINT[kind],
+        data={"sources": [str(source)]}, train={"epochs": 1},
+    )  # fmt: skip
+    train(recipe)
+    folder = tmp_path / "run"
+    assert (folder / kind / "config.json").is_file() == (kind != "adapter")
+    for begins in (False, True):
+        check_own(folder, recipe, begins=begins)
+
+
 def test_a_run_of_another_stage_has_no_right_to_what_it_never_wrote(
     tiny_base, counting_rows, make_recipe, refused, tmp_path
 ):

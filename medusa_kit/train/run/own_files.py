@@ -12,6 +12,7 @@ from pathlib import Path
 
 import yaml
 
+from medusa_kit.base.adapters import OWN_NAME
 from medusa_kit.errors import ConfigError
 from medusa_kit.files import write_json, write_text
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER, WEIGHTS_NAME
@@ -28,7 +29,7 @@ PROVENANCE = "provenance.json"
 # What transformers, peft and this kit write for a model or adapter, and beside heads.
 MODEL_FILES = ("*config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "vocab*",
                "merges.txt", "*tokens*.json", "*.jinja", "*.model", "*.tiktoken",
-               "README.md")  # fmt: skip
+               "additional_chat_templates", "README.md", OWN_NAME)  # fmt: skip
 HEADS_FILES = ("config.json", WEIGHTS_NAME, PROVENANCE, "calibration_answers.jsonl*", *DERIVED)
 
 
