@@ -106,6 +106,8 @@ def _same(one: Any, other: Any) -> bool:
     """Equal, numbers as float32 has them: some files keep no more of them."""
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=1e-6)
+    if isinstance(one, list) and isinstance(other, list):  # factors of a long context, for example
+        return len(one) == len(other) and all(map(_same, one, other))
     return bool(one == other)
 
 

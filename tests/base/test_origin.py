@@ -38,6 +38,9 @@ def test_parts_are_compared_by_what_they_mean(
         ({"rope": {"theta": 1e4}, "window": None}, WHOLE, {}),  # of another version of a library
         ({"eps": 9.999999747378752e-06}, WHOLE, {}),  # of a file that keeps float32
         ({"rope": {"theta": 7.0}, "eps": 1e-5}, WHOLE, {"rope": {"theta": 7.0}}),
+        ({"factors": [1.100000023841858, 2]}, WHOLE, {}),
+        ({"factors": [1.1, 3]}, WHOLE, {"factors": [1.1, 3]}),
+        ({"factors": [1.1]}, WHOLE, {"factors": [1.1]}),
         ({"eps": 1e-6}, WHOLE, {"eps": 1e-6}),
         ({"eps": 1e-6}, "2q:packed:output", {}),  # a copy, which another file describes
     ],
@@ -45,7 +48,10 @@ def test_parts_are_compared_by_what_they_mean(
 def test_configs_differ_where_both_say_something(
     config: dict[str, object], base: str, other: dict[str, object]
 ) -> None:
-    now = {BASE: WHOLE, CONFIG: {"rope": {"theta": 1e4, "type": "default"}, "eps": 1e-5}}
+    now = {
+        BASE: WHOLE,
+        CONFIG: {"rope": {"theta": 1e4, "type": "default"}, "eps": 1e-5, "factors": [1.1, 2]},
+    }
     found = compare({BASE: base, CONFIG: config}, now)
     assert (found.other.get(CONFIG, ({}, {}))[0], found.unknown) == (other, [])
 
