@@ -96,18 +96,17 @@ struct Model {
         const Guess guess{NODES, 0, COLUMNS, head_of_row.data(), nullptr, given.data(), hidden.data(), temperatures.data(),
                           ids.data(), scores.data()};
         mk_guess(&heads, &guess, threads);
-        std::vector<int64_t> filled(NODES * 3), grown(NODES * 3), parents(NODES * 3), grown_depths(NODES * 3);
-        std::vector<uint8_t> grown_sees(NODES * 9);
+        std::vector<int64_t> filled(NODES * 3), counts(NODES), grown(NODES * 3), parents(NODES * 3);
         std::vector<float> grown_scores(NODES * 3);
         const Fill fill{NODES, 3, 0, given_parents.data(), given_ranks.data(), given.data(), hidden.data(), filled.data()};
         mk_fill(&heads, &fill, threads);
-        const Grow grow{NODES, 3, 0, 1, COLUMNS, 2, given.data(), hidden.data(), temperatures.data(), grown.data(),
-                        parents.data(), grown_depths.data(), grown_sees.data(), grown_scores.data(), -INFINITY, -INFINITY};
+        const Grow grow{NODES, 3, 0, 1, COLUMNS, 2, given.data(), hidden.data(), temperatures.data(), counts.data(),
+                        grown.data(), parents.data(), grown_scores.data(), -INFINITY, -INFINITY};
         mk_grow(&heads, &grow, threads);
         mk_linear(&decoder.output, hidden.data(), NODES, product.data(), threads);
         for (const auto& more : {logits, scores, product, end_hidden, end_logits}) hidden.insert(hidden.end(), more.begin(), more.end());
         hidden.insert(hidden.end(), likeliest.begin(), likeliest.end());
-        for (const auto& more : {ids, filled, grown, parents}) hidden.insert(hidden.end(), more.begin(), more.end());
+        for (const auto& more : {ids, filled, counts, grown, parents}) hidden.insert(hidden.end(), more.begin(), more.end());
         return hidden;
     }
 };

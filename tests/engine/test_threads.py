@@ -25,7 +25,7 @@ from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters.estimates import AcceptanceEstimate
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.library import kernels, levels
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 
 # How often each thread asks. Steps through torch take turns in Python, and are slow beside others.
@@ -306,7 +306,7 @@ def under_thread_sanitizer(*machine_flags: str) -> subprocess.CompletedProcess[s
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    source, headers = Path(__file__).with_name("kernel_threads.cpp"), Path(kernels.__file__).parent
+    source, headers = Path(__file__).with_name("kernel_threads.cpp"), levels.FOLDER
     try:
         program = program_of(source, [compiler, *TSAN, *machine_flags, f"-I{headers}"])
     except subprocess.CalledProcessError as error:
