@@ -236,6 +236,8 @@ def _remove_outdated(folder: Path, origin: Origin) -> None:
     for path in folder.parent.glob(f"[!.]*/{ORIGIN}"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             record = parse_json(path.read_bytes())
-            if record["place"] == expected["place"] and record["contents"] != expected["contents"]:
+            known = record["contents"]  # earlier versions wrote fewer of them
+            other = known != expected["contents"][: len(known)]
+            if record["place"] == expected["place"] and other:
                 remove_folder(path.parent)
                 console.note(f"removed {path.parent}: {origin.path.name} has other contents by now")
