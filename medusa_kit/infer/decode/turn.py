@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import NoReturn
 from weakref import WeakSet, ref
 
 from medusa_kit.errors import ConfigError
@@ -23,7 +22,10 @@ class Turn:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(SharedLock())
+        # In `with`, since that of a condition is Python, amid which Ctrl-C may come: the lock would
+        # be held for ever.
+        self._lock = SharedLock()
+        self._changed = threading.Condition(self._lock)
         self._owner: ref[Taken] | None = None
         self._wanted: WeakSet[Taken] = WeakSet()  # that wait in `with`
 
@@ -31,10 +33,8 @@ class Turn:
         return Taken(self)
 
     def take(self, taken: "Taken") -> None:
-        owner = None if self._owner is None else self._owner()
-        if owner is not None and owner.thread == taken.thread:
-            _refuse()
-        with self._changed:
+        self.refuse_amid_step()
+        with self._lock:
             self._wanted.add(taken)
             while not self.is_free:
                 self._changed.wait(PATIENCE)
@@ -45,11 +45,9 @@ class Turn:
         """Take the turn for a step; False where the caller has been served meanwhile, and has no
         turn. `give_back` follows. `may_step`: asked in the main thread. Raises ConfigError where
         this thread is at work already."""
-        owner = None if self._owner is None else self._owner()
-        if owner is not None and owner.thread == taken.thread:
-            _refuse()
+        self.refuse_amid_step()
         in_main = taken.thread == threading.main_thread().ident
-        with self._changed:
+        with self._lock:
             while not (caller.news or caller.finished) and caller.num_requests:
                 owner = None if self._owner is None else self._owner()
                 if owner is None and not self._wanted and (not in_main or may_step(caller)):
@@ -59,13 +57,27 @@ class Turn:
         return False
 
     @property
+    def is_of_this_thread(self) -> bool:
+        owner = None if self._owner is None else self._owner()
+        return owner is not None and owner.thread == threading.get_ident()
+
+    def refuse_amid_step(self) -> None:
+        """Raise ConfigError where this thread is at work, which would wait for itself."""
+        if self.is_of_this_thread:
+            raise ConfigError(
+                "an answer was asked for within a step of another one, in the same thread",
+                hint="ask between two steps, or in another thread",
+            )
+
+    @property
     def is_free(self) -> bool:
         return self._owner is None or self._owner() is None
 
     def give_back(self, taken: "Taken") -> None:
-        """End the turn, if it is this one."""
+        """End the turn, if it is this one, or the wait for it."""
+        self._wanted.discard(taken)
         if self._owner is not None and self._owner() is taken:
-            with self._changed:
+            with self._lock:
                 self._owner = None
                 self._changed.notify_all()
 
@@ -82,7 +94,11 @@ class Taken:
         self._turn, self.thread = turn, threading.get_ident()
 
     def __enter__(self) -> None:
-        self._turn.take(self)
+        try:
+            self._turn.take(self)
+        except BaseException:  # Ctrl-C, with the turn or without
+            self._turn.give_back(self)
+            raise
 
     def __exit__(
         self,
@@ -90,14 +106,10 @@ class Taken:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._turn.give_back(self)
-
-
-def _refuse() -> NoReturn:
-    raise ConfigError(
-        "an answer was asked for within a step of another one, in the same thread",
-        hint="ask between two steps, or in another thread",
-    )
+        try:
+            self._turn.give_back(self)
+        finally:  # the first may be cut off
+            self._turn.give_back(self)
 
 
 def undisturbed(work: Callable[[], None]) -> None:
