@@ -82,7 +82,7 @@ class Batch(Live):
         self.number, self.state, self.unseen = verifier.number, NOTHING_KNOWN, False
         self.callers: list[Caller] = []  # that have requests here
         self.stays_for: Caller | None = None  # that keeps it while it has none
-        self.autocast: torch.dtype | None = None  # under which its steps are made, if any
+        self.autocast = False  # whether its steps are made under torch's autocast
 
     @property
     def num_requests(self) -> int:
@@ -163,12 +163,6 @@ class Batch(Live):
         """End every request here, since `error` was none of a request's or a drafter's."""
         for request in self._schedule.requests:
             request.fail(error)
-
-    @property
-    def finished(self) -> list[Request]:
-        """Requests that have left since `take_finished`."""
-        self.remove_finished()
-        return self._finished
 
     @property
     def all_requests(self) -> list[Request]:

@@ -29,33 +29,28 @@ class Caller:
     ) -> None:
         self.max_rows, self.max_pause, self.note = max_rows, max_pause, note
         self.most_ahead, self.has_thread = most_ahead, has_thread
-        self.requests: set[Request] = set()  # that have not left yet
+        self.num_requests = 0  # that have not left yet
         self.news: deque[Any] = deque()
         self.finished: deque[Request] = deque()  # that have left and were not taken yet
         self.cancelled: deque[Request] = deque()  # to be ended before the next step
+        self.is_held = False  # whether no step is made for it until it takes its news
         self.has_left = False  # whether nobody waits for its requests any more
         self.waits = False  # whether a thread waits for news of it, or makes a step for it
-
-    @property
-    def num_requests(self) -> int:
-        return len(self.requests)
-
-    @property
-    def is_held(self) -> bool:
-        """Whether no step is made for it until it takes some of its news."""
-        return self.most_ahead is not None and len(self.news) >= self.most_ahead
 
     def tell(self, emitted: Emitted, finished: list[Request]) -> None:
         """What a step emitted of its requests, and which of them have left with it."""
         if emitted:
             self.news.append(emitted if self.note is None else self.note(emitted))
-        # After the news: who sees the end of a request can see these.
-        self.finished += [one for one in finished if one in self.requests]
-        self.requests.difference_update(finished)
+            if self.most_ahead is not None:
+                self.is_held = len(self.news) >= self.most_ahead
+        self.finished += finished
+        self.num_requests -= len(finished)
 
     def take_news(self) -> Any:
         """The oldest, of which there is one."""
-        return self.news.popleft()
+        news = self.news.popleft()
+        self.is_held = False
+        return news
 
     def leave(self) -> None:
         """Nobody waits for its requests any more. Takes no lock and computes nothing, so that it

@@ -98,7 +98,6 @@ class Scheduler(Live):
         ModelChangedError where the model changed meanwhile, and what `up_to_date` raises. Raises
         what a request failed of.
         """
-        self._turn.refuse_amid_step()
         max_rows = min(max_rows or len(requests), len(requests))
         caller = caller or Caller(max_rows)
         longest = max(request.num_positions for request in requests)
@@ -106,8 +105,8 @@ class Scheduler(Live):
             self.verifier.base, max_rows, drafter.num_nodes, longest + drafter.num_nodes - 1
         ):
             try:
-                # Autocast is the thread's own.
-                if self._autocast is not None:
+                # Autocast is the thread's own, and so its batch is.
+                if self._autocast:
                     self._begin(requests, drafter, caller)
                 else:
                     undisturbed(lambda: self._begin(requests, drafter, caller))
@@ -118,7 +117,6 @@ class Scheduler(Live):
                         yield caller.take_news()
                     if caller.finished and not caller.news:
                         caller.raise_error()
-                caller.raise_error()  # another thread may have made its last step since
             except Exception as error:
                 self.end(caller)
                 if is_out_of_memory(error):
@@ -149,14 +147,11 @@ class Scheduler(Live):
     def _serve(self, caller: Caller) -> None:
         caller.waits, taken = True, Taken(self._turn)
         try:
-            try:
-                if self._turn.to_step(taken, caller, self._may_step):
-                    self._step(caller)
-            finally:  # of `to_step`, too: Ctrl-C may come at any line, also at these
-                self._turn.give_back(taken)
-        finally:
-            self._turn.give_back(taken)
+            if self._turn.to_step(taken, caller, self._may_step):
+                self._step(caller)
+        finally:  # of `to_step`, too: Ctrl-C may come at any line
             caller.waits = False
+            self._turn.give_back(taken)
 
     def prepare(self, caller: Caller, watched: Sequence[int] = ()) -> None:
         """Make a batch that stays as long as the caller, and what its first requests would wait
@@ -172,8 +167,7 @@ class Scheduler(Live):
     def end(self, caller: Caller) -> None:
         """End the requests of a caller that leaves."""
         caller.leave()
-        if not self._turn.is_of_this_thread:
-            undisturbed(self._tidy)
+        undisturbed(self._tidy)
 
     def _tidy(self) -> None:
         with self._turn.taken():
@@ -225,9 +219,9 @@ class Scheduler(Live):
     ) -> None:
         try:
             for request in requests:
-                request.caller = caller
                 batch.add(request, drafter)
-                caller.requests.add(request)
+                request.caller = caller
+                caller.num_requests += 1
         except BaseException:
             self._remove_callers(batch)
             raise
@@ -243,7 +237,10 @@ class Scheduler(Live):
         )
 
     def _step(self, caller: Caller) -> None:
-        batches = [one for one in self._batches if one.callers]
+        autocast = torch.is_autocast_enabled(
+            self._device_type
+        )  # of this thread: others' steps would be computed otherwise
+        batches = [one for one in self._batches if one.callers and one.autocast == autocast]
         if get_ident() == main_thread().ident:
             batches = [
                 one for one in batches if one.callers == [caller] or not _serves_others(one, caller)
@@ -253,22 +250,9 @@ class Scheduler(Live):
         batch = next((batch for batch in batches if batch.callers and batch.has_work), None)
         if batch is None:
             return
-        self._batches = [*(one for one in self._batches if one is not batch), batch]
-        self._at_work = batch
-        try:
-            if batch.autocast == self._autocast:
-                self._tell(batch, *self._stepped(batch))
-            else:  # begun under another one than is this thread's now
-                dtype = batch.autocast
-                with torch.autocast(self._device_type, dtype, enabled=dtype is not None):
-                    self._tell(batch, *self._stepped(batch))
-        except BaseException:  # such as Ctrl-C, amid anything
-            self._lose(batch, ClosedError(INTERRUPTED, hint="ask again"), but=caller)
-            raise
-
-    def _stepped(self, batch: Batch) -> tuple[Emitted, bool]:
-        """What a step emitted, and whether requests have ended."""
-        emitted, has_ended = Emitted(), True
+        self._batches.remove(batch)
+        self._batches.append(batch)
+        self._at_work, emitted, has_ended = batch, Emitted(), True
         try:
             if batch.unseen:
                 self._note_model(batch, up_to_date(batch.verifier))
@@ -279,7 +263,10 @@ class Scheduler(Live):
                 batch.unseen = True
         except Exception as error:  # no request is to blame for it
             batch.fail(error)
-        return emitted, has_ended
+        except BaseException:  # such as Ctrl-C, amid anything
+            self._lose(batch, ClosedError(INTERRUPTED, hint="ask again"), but=caller)
+            raise
+        self._tell(batch, emitted, has_ended)
 
     def _note_model(self, batch: Batch, number: int) -> None:
         """Requests begin with the model in the state `number`. Where it has changed, those under
@@ -293,7 +280,7 @@ class Scheduler(Live):
 
     def _tell(self, batch: Batch, emitted: Emitted, has_ended: bool) -> None:
         """Hand out what a step emitted, and which requests have left."""
-        finished = batch.finished if has_ended else []
+        finished = batch.take_finished() if has_ended else []
         if len(batch.callers) == 1:
             batch.callers[0].tell(emitted, finished)
         else:
@@ -303,7 +290,6 @@ class Scheduler(Live):
                     [one for one in finished if one.caller is caller],
                 )
         if has_ended:
-            batch.take_finished()  # once all have been told, since Ctrl-C may come at any line
             self._remove_callers(batch)
 
     def _remove_callers(self, batch: Batch) -> None:
@@ -371,10 +357,8 @@ class Scheduler(Live):
         return batch
 
     @property
-    def _autocast(self) -> torch.dtype | None:
-        """What this thread's autocast rounds to, if it is on."""
-        kind = self._device_type
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    def _autocast(self) -> bool:
+        return torch.is_autocast_enabled(self._device_type)
 
     def _batch_to_join(
         self,
@@ -440,14 +424,14 @@ class Scheduler(Live):
 
     def _lose(self, batch: Batch, error: Exception, but: Caller | None = None) -> None:
         """End all requests of a batch that is in no state to go on. `but`: a caller that knows."""
-        self._batches = [one for one in self._batches if one is not batch]
+        self._batches.remove(batch)
         for caller in batch.callers:
-            own = [one for one in batch.all_requests if one in caller.requests]
+            own = [one for one in batch.all_requests if one.caller is caller]
             if caller is but:
-                caller.requests.difference_update(own)
+                caller.num_requests -= len(own)
                 continue
-            for request in own:  # those that have ended, too: nobody has heard so
-                request.finish_reason, request.error = "error", request.error or error
+            for request in own:
+                request.fail(error)
             caller.tell([], own)
         batch.callers = []
 

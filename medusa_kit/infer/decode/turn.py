@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from types import TracebackType
+from typing import NoReturn
 from weakref import WeakSet, ref
 
 from medusa_kit.errors import ConfigError
@@ -22,10 +23,7 @@ class Turn:
     """
 
     def __init__(self) -> None:
-        # In `with`, since that of a condition is Python, amid which Ctrl-C may come: the lock would
-        # be held for ever.
-        self._lock = SharedLock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition(SharedLock())
         self._owner: ref[Taken] | None = None
         self._wanted: WeakSet[Taken] = WeakSet()  # that wait in `with`
 
@@ -33,8 +31,10 @@ class Turn:
         return Taken(self)
 
     def take(self, taken: "Taken") -> None:
-        self.refuse_amid_step()
-        with self._lock:
+        owner = None if self._owner is None else self._owner()
+        if owner is not None and owner.thread == taken.thread:
+            _refuse()
+        with self._changed:
             self._wanted.add(taken)
             while not self.is_free:
                 self._changed.wait(PATIENCE)
@@ -45,9 +45,11 @@ class Turn:
         """Take the turn for a step; False where the caller has been served meanwhile, and has no
         turn. `give_back` follows. `may_step`: asked in the main thread. Raises ConfigError where
         this thread is at work already."""
-        self.refuse_amid_step()
+        owner = None if self._owner is None else self._owner()
+        if owner is not None and owner.thread == taken.thread:
+            _refuse()
         in_main = taken.thread == threading.main_thread().ident
-        with self._lock:
+        with self._changed:
             while not (caller.news or caller.finished) and caller.num_requests:
                 owner = None if self._owner is None else self._owner()
                 if owner is None and not self._wanted and (not in_main or may_step(caller)):
@@ -57,27 +59,13 @@ class Turn:
         return False
 
     @property
-    def is_of_this_thread(self) -> bool:
-        owner = None if self._owner is None else self._owner()
-        return owner is not None and owner.thread == threading.get_ident()
-
-    def refuse_amid_step(self) -> None:
-        """Raise ConfigError where this thread is at work, which would wait for itself."""
-        if self.is_of_this_thread:
-            raise ConfigError(
-                "an answer was asked for within a step of another one, in the same thread",
-                hint="ask between two steps, or in another thread",
-            )
-
-    @property
     def is_free(self) -> bool:
         return self._owner is None or self._owner() is None
 
     def give_back(self, taken: "Taken") -> None:
-        """End the turn, if it is this one, or the wait for it."""
-        self._wanted.discard(taken)
+        """End the turn, if it is this one."""
         if self._owner is not None and self._owner() is taken:
-            with self._lock:
+            with self._changed:
                 self._owner = None
                 self._changed.notify_all()
 
@@ -94,11 +82,7 @@ class Taken:
         self._turn, self.thread = turn, threading.get_ident()
 
     def __enter__(self) -> None:
-        try:
-            self._turn.take(self)
-        except BaseException:  # Ctrl-C, with the turn or without
-            self._turn.give_back(self)
-            raise
+        self._turn.take(self)
 
     def __exit__(
         self,
@@ -106,10 +90,14 @@ class Taken:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
-            self._turn.give_back(self)
-        finally:  # the first may be cut off
-            self._turn.give_back(self)
+        self._turn.give_back(self)
+
+
+def _refuse() -> NoReturn:
+    raise ConfigError(
+        "an answer was asked for within a step of another one, in the same thread",
+        hint="ask between two steps, or in another thread",
+    )
 
 
 def undisturbed(work: Callable[[], None]) -> None:

@@ -37,7 +37,7 @@ def hold_all(patch: pytest.MonkeyPatch, scheduler: Scheduler) -> None:
     base = scheduler.verifier.base
     for owner in (base, base.own_model):
         patch.setitem(vars(owner), LOCK, Held())
-    patch.setattr(scheduler._turn, "_lock", Held())
+    patch.setattr(scheduler._turn, "_changed", Held())
 
 
 def refuse(*_: object, **__: object) -> Any:

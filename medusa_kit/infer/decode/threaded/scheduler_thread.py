@@ -58,6 +58,7 @@ class SchedulerThread(Live):
     ) -> None:
         self._scheduler, self._max_requests = scheduler, max_rows + most_waiting
         self._caller = Caller(max_rows, max_pause, self._push, has_thread=True)
+        scheduler.prepare(self._caller, watched)
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._stats = BatchStats()
         self._lock = SharedLock()  # for what follows
@@ -67,13 +68,7 @@ class SchedulerThread(Live):
         self._pid = os.getpid()
         # A daemon: other threads are waited for before the process ends, this one is ended then.
         self._thread = threading.Thread(target=self._run, name="medusa-kit batch", daemon=True)
-        try:
-            scheduler.prepare(self._caller, watched)
-            self._thread.start()
-        except BaseException:  # nobody has it to close: its batch and thread, if any, end
-            self._caller.leave()
-            self.drop()
-            raise
+        self._thread.start()
         _threads.add(self)
 
     def submit(
@@ -210,12 +205,11 @@ class SchedulerThread(Live):
     def _step(self) -> None:
         caller = self._caller
         self._scheduler.step(caller)
-        # First, since another thread may step meanwhile: their news are among those that follow.
-        finished = [caller.finished.popleft() for _ in range(len(caller.finished))]
         while caller.news:
             for request, tokens in caller.take_news():
                 with FailAlone(request):
                     self._submissions[request].hear(tokens)
+        finished = [caller.finished.popleft() for _ in range(len(caller.finished))]
         self._stats = self._scheduler.stats_of(caller)
         for request in finished:
             if request.error is not None:

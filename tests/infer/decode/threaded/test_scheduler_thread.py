@@ -9,8 +9,6 @@ import sys
 import textwrap
 import threading
 import warnings
-from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -351,58 +349,3 @@ def test_a_process_may_end_while_requests_run() -> None:
     )
     assert (done.returncode, done.stdout) == (0, "at the end\n"), done.stderr
     assert "Error" not in done.stderr
-
-
-class News(deque[Any]):
-    """What a caller hears, to which another thread's step adds once it was found empty."""
-
-    def __init__(self, step: Callable[[], None]) -> None:
-        super().__init__()
-        self.step: Callable[[], None] | None = None
-        self._next = step
-
-    def __bool__(self) -> bool:
-        if len(self):
-            return True
-        step, self.step = self.step, None
-        if step is not None:
-            step()
-        return False
-
-    def arm(self) -> None:
-        self.step = self._next
-
-
-def test_the_end_is_heard_last_when_another_thread_makes_the_last_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine, order, ended = engine_for("gpt2"), list[list[int]](), threading.Event()
-    step = Scheduler.step
-
-    def and_another(scheduler: Scheduler, caller: Any) -> None:
-        if not isinstance(caller.news, News):
-            caller.news = News(lambda: step(scheduler, caller))
-        step(scheduler, caller)
-        caller.news.arm()
-
-    def on_tokens(tokens: list[int]) -> None:
-        order.append(tokens)
-        if not tokens:
-            ended.set()
-
-    monkeypatch.setattr(Scheduler, "step", and_another)
-    with threaded(engine) as thread:
-        row = row_for(engine, 5, 8)
-        thread.submit(row, drafters(engine)["none"], on_tokens)
-        assert ended.wait(SOON)
-    assert [token for tokens in order for token in tokens] == row.token_ids
-    assert order[-1] == []
-    assert thread.ended == "the batch has been closed"
-
-
-def test_a_thread_that_cannot_be_made_leaves_nothing_behind() -> None:
-    engine = engine_for("gpt2")
-    scheduler = Scheduler(WrappedVerifier(engine.verifier, prepare=raising(OSError("no room"))))
-    with pytest.raises(OSError, match="no room"):
-        SchedulerThread(scheduler, 2)
-    assert len(scheduler.idle) == len(scheduler._batches)
