@@ -5,7 +5,7 @@ from support.batches import alone, drafters, engine_for, row_for
 from support.scheduler_threads import threaded
 from support.small_engines import random_prompt
 
-from medusa_kit.infer.decode.request import Emission
+from medusa_kit.infer.decode.threaded.submission import Emission
 from medusa_kit.infer.details import OutputOptions
 
 

@@ -18,10 +18,9 @@ from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.decode import schedule
-from medusa_kit.infer.decode.caller import Caller
 from medusa_kit.infer.decode.drafter import Drafter
-from medusa_kit.infer.decode.request import Emitted, Request, make_request
-from medusa_kit.infer.decode.scheduler import BatchStats, Scheduler
+from medusa_kit.infer.decode.request import Request, make_request
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
@@ -63,47 +62,6 @@ REQUESTS = st.lists(
 @cache
 def engine_for(family: str) -> Engine:
     return engine_with_heads(tiny_base(family))
-
-
-class Serving:
-    """A scheduler with one caller, whose requests this steps. Options as of both."""
-
-    def __init__(
-        self, verifier: Any, max_rows: int, max_pause: float | None = None, **options: Any
-    ) -> None:
-        self._begin(Scheduler(verifier, **options), max_rows, max_pause)
-        self.scheduler.prepare(self.caller)
-
-    @classmethod
-    def of(cls, scheduler: Scheduler, max_rows: int) -> "Serving":
-        """With one that has served others."""
-        serving = cls.__new__(cls)
-        serving._begin(scheduler, max_rows)
-        return serving
-
-    def _begin(self, scheduler: Scheduler, max_rows: int, max_pause: float | None = None) -> None:
-        self.scheduler, self.verifier, self.max_rows = scheduler, scheduler.verifier, max_rows
-        self.caller = Caller(max_rows, max_pause)
-        self._left: list[Request] = []
-
-    def add(self, request: Request, drafter: Any) -> None:
-        self.scheduler.add(request, drafter, self.caller)
-
-    def step(self) -> Emitted:
-        self._left += self.caller.finished
-        self.caller.finished.clear()
-        self.scheduler.step(self.caller)
-        emitted: Emitted = self.caller.take_news() if self.caller.news else []
-        return emitted
-
-    def take_finished(self) -> list[Request]:
-        finished, self._left = [*self._left, *self.caller.finished], []
-        self.caller.finished.clear()
-        return finished
-
-    @property
-    def stats(self) -> BatchStats:
-        return self.scheduler.stats_of(self.caller)
 
 
 def drafters(engine: Engine) -> dict[str, Drafter]:
@@ -161,7 +119,7 @@ def exact(family: str, row: Request) -> list[int]:
     return alone(family, len(row.prompt_ids), drawn)[: row.max_new_tokens]
 
 
-def served(scheduler: Serving, rows: Sequence[Request], most: int = 500) -> None:
+def served(scheduler: Scheduler, rows: Sequence[Request], most: int = 500) -> None:
     """Step until these have left."""
     steps = 0
     while any(row.finish_reason is None for row in rows):
@@ -171,7 +129,7 @@ def served(scheduler: Serving, rows: Sequence[Request], most: int = 500) -> None
     assert set(scheduler.take_finished()) >= set(rows)
 
 
-def check_slots(scheduler: Serving, family: str, prompts: Sequence[int]) -> None:
+def check_slots(scheduler: Scheduler, family: str, prompts: Sequence[int]) -> None:
     """No slot is lost, and each caches what it is said to cache: requests with these prompts, which
     may have been read before, get what they get alone, as many at once as there are slots."""
     engine, count = engine_for(family), scheduler.max_rows
@@ -192,7 +150,7 @@ def check_slots(scheduler: Serving, family: str, prompts: Sequence[int]) -> None
     assert (stats := scheduler.stats).running + stats.reading == 0
 
 
-def run(scheduler: Serving, requests: Sequence[Asked], shared: Mapping[str, Any],
+def run(scheduler: Scheduler, requests: Sequence[Asked], shared: Mapping[str, Any],
         engine: Engine) -> list[Request]:  # fmt: skip
     """The rows of these requests, once all have left."""
     rows = [

@@ -46,8 +46,8 @@ class Raises(Wrapped):
 def threaded(
     engine: Engine, max_rows: int = 2, verifier: Any = None, **options: Any
 ) -> SchedulerThread:
-    scheduler = Scheduler(verifier or engine.verifier, reuse_prefixes=True)
-    return SchedulerThread(scheduler, max_rows, **options)
+    scheduler = Scheduler(verifier or engine.verifier, max_rows, reuse_prefixes=True)
+    return SchedulerThread(scheduler, **options)
 
 
 def heard(submission: Submission) -> list[int]:

@@ -19,7 +19,6 @@ from medusa_kit import console
 from medusa_kit.errors import Live, NotFiniteError
 from medusa_kit.infer.decode.accept.sampler import has_scores
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
-from medusa_kit.infer.decode.caller import Caller
 from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.group import drafts_of, groups_of
 from medusa_kit.infer.decode.node_choice.cost import StepCost
@@ -33,7 +32,6 @@ from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.likeliest import no_scores
 from medusa_kit.infer.mkl_linear import using_packs
 from medusa_kit.infer.outputs import NodeScores, TextStates
-from medusa_kit.infer.renewal import State, may_change_unseen
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
@@ -43,7 +41,6 @@ PromptEnd = tuple[Tensor, Tensor]  # hidden_1D and logits_V at the last token
 # More room than before, at least, where requests need more. On a CPU what nothing was written to
 # takes no memory, and growing copies what was.
 GROWTH, CPU_GROWTH = 1.25, 2.0
-NOTHING_KNOWN: State = None
 
 
 class Batch(Live):
@@ -78,11 +75,7 @@ class Batch(Live):
         self._finished: list[Request] = []  # that have left since `take_finished`
         self.num_steps = self.num_nodes = 0  # forwards over trees; nodes in the last one
         self.timing: StepTiming | None = None  # of the newest step, if it verified trees
-        # Of the model when its requests began; whether it must be looked at before the next step.
-        self.number, self.state, self.unseen = verifier.number, NOTHING_KNOWN, False
-        self.callers: list[Caller] = []  # that have requests here
-        self.stays_for: Caller | None = None  # that keeps it while it has none
-        self.autocast = False  # whether its steps are made under torch's autocast
+        self.number = verifier.number  # of the changes of the model before its requests began
 
     @property
     def num_requests(self) -> int:
@@ -91,26 +84,9 @@ class Batch(Live):
         return len(self._schedule.requests)
 
     @property
-    def requests(self) -> list[Request]:
-        return self._schedule.requests
-
-    @property
-    def served(self) -> Sequence[Request]:
-        """Those that have a slot."""
-        return self._schedule.served
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a step has something to do: not where all wait for their callers."""
-        schedule = self._schedule
-        return bool(self._finished) or any(
-            not one.caller.is_held for queue in (schedule.served, schedule.waiting) for one in queue
-        )
-
-    def suits(self, verifier: Verifier) -> bool:
-        """Whether requests of this verifier may be decoded here, with more layers watched."""
-        own = self.verifier
-        return own is verifier or verifier.with_watched(verifier.watched or own.watched) is own
+    def max_rows(self) -> int:
+        """Requests that are decoded at once, at most."""
+        return self._schedule.max_rows
 
     @property
     def cached_tokens(self) -> list[int]:
@@ -148,10 +124,9 @@ class Batch(Live):
         self.cache.grow(num_positions, num_slots)
         self.slots.add(new)
 
-    def use(self, max_rows: int, max_pause: float | None) -> None:
-        """Decode at most `max_rows` requests at once from now on, which prompts hold up for
-        `max_pause` seconds."""
-        self._schedule.use(max_rows, max_pause)
+    def use(self, max_rows: int) -> None:
+        """Decode at most `max_rows` requests at once from now on."""
+        self._schedule.max_rows = max_rows
 
     def clear(self) -> None:
         """Cancel every request; what is cached of them stays for others."""
@@ -159,22 +134,20 @@ class Batch(Live):
             request.cancel()
         self.take_finished()
 
+    def forget(self) -> None:
+        """Let no later request begin with what was read of earlier ones."""
+        self.slots.forget_texts()
+
     def fail(self, error: Exception) -> None:
         """End every request here, since `error` was none of a request's or a drafter's."""
         for request in self._schedule.requests:
             request.fail(error)
 
     @property
-    def all_requests(self) -> list[Request]:
-        """With those that have left and that nobody has taken yet."""
-        return [*self._finished, *self._schedule.requests]
-
-    @property
     def has_ended(self) -> bool:
         """Whether requests have ended that nobody has taken yet."""
-        schedule = self._schedule
         return bool(self._finished) or any(
-            one.finish_reason for queue in (schedule.served, schedule.waiting) for one in queue
+            request.finish_reason for request in self._schedule.requests
         )
 
     def start_over(self, error: Exception) -> None:
@@ -206,18 +179,16 @@ class Batch(Live):
 
     def _step(self) -> Emitted:
         self.remove_finished()
-        ran = any(request.text for request in self._schedule.served)
+        ran = bool(self._schedule.running)
         emitted = self._read_prompts()
-        if emitted:
-            self.remove_finished()
+        self.remove_finished()
         if ran or not emitted:
             emitted += self._verify_trees()
         return emitted
 
     def remove_finished(self) -> None:
         """Requests that have finished leave; their drafters hear what has become of them."""
-        queues = self._schedule.served, self._schedule.waiting
-        while finished := [one for queue in queues for one in queue if one.finish_reason]:
+        while finished := [one for one in self._schedule.requests if one.finish_reason]:
             self._leave(finished)
             self._finished += finished
 
@@ -233,9 +204,7 @@ class Batch(Live):
             if (slot := request.slot) is not None:
                 text = [*request.prompt_ids, *request.token_ids]
                 # Others must not go on after keys and values that are no numbers.
-                damaged = isinstance(request.error, NotFiniteError) or (
-                    request.is_abandoned and may_change_unseen(self.verifier, self.state)
-                )
+                damaged = isinstance(request.error, NotFiniteError)
                 cached = [] if damaged else text[: self.cache.lengths[slot.number]]
                 self.slots.leave(slot, cached, len(request.prompt_ids))
                 request.slot = None
@@ -249,10 +218,9 @@ class Batch(Live):
 
     def _read_prompts(self) -> Emitted:
         """The first token of each request whose prompt has been read to its end."""
-        if admitted := self._schedule.admit(self._slot_for):
-            for request in admitted:
-                request.begin(self.verifier.attention)
-            self.remove_finished()
+        for request in self._schedule.admit(self._slot_for):
+            request.begin(self.verifier.attention)
+        self.remove_finished()
         emitted: Emitted = []
         for pieces in self._schedule.reading(self.verifier.prompt_chunk(1)):
             for piece, end in zip(pieces, self._read(pieces), strict=True):
@@ -371,13 +339,7 @@ class Batch(Live):
         request.prompt_parts, request.prompt_hidden, request.prompt_layers = [], None, None
 
     def _verify_trees(self) -> Emitted:
-        running = [
-            request
-            for request in self._schedule.served
-            if request.text and (request.caller is None or not request.caller.is_held)
-        ]
-        if not running:
-            return []
+        running = self._schedule.running
         laps, unread = Laps(self._clock), self.cache.num_unread(_numbers(running))
         drafted = [
             (group, self.verifier.fitted(draft))

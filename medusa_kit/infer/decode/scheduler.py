@@ -1,47 +1,38 @@
 """All requests of one base model: in which batch each is decoded, and what batches keep for others.
 
-A batch (batch.py) is what shares a forward and a KV cache. Callers (caller.py) let requests in, in
-any thread, and each makes steps until its own are done. A step is one of the batch that has waited
-longest, with the requests of all callers in it, so whoever makes it serves the others too
-(turn.py). A forward has one adapter, so requests of one adapter form a batch of their own.
+A batch (batch.py) is what shares a forward and a KV cache. A thread that has requests of its own
+decodes them by `run`, in a batch that it has to itself. A thread that takes requests from others
+(threaded/) calls `add` and `step`. A forward has one adapter, so there requests of one adapter form
+a batch of their own; each step is that of the batch that has waited longest.
 
-Batches without requests keep what they have read: prefixes are read once. What is kept is bounded
-in bytes, and the batch that was used longest ago goes first. What a model read is of no use once it
-is another one (a hook, an adapter, weights written to), so a look is taken at the model before each
-answer and after it, unless nobody reads it to its end (infer/renewal.py). Where that cannot tell
-nothing is kept, and prefixes are shared within a call alone.
+Between two runs batches are idle, with what they have read: prefixes are read once. What is kept is
+bounded in bytes, and the batch that was used longest ago goes first. What a model read is of no use
+once it is another one (a hook, an adapter, weights written to), so a look is taken at the model
+before each answer and after it, unless nobody reads it to its end (infer/renewal.py). Where that
+cannot tell nothing is kept, and prefixes are shared within a run alone.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from threading import get_ident, main_thread
-from typing import Any
-from weakref import WeakSet
 
 import torch
 
-from medusa_kit.base.faults.out_of_memory import is_out_of_memory
-from medusa_kit.errors import ClosedError, Live
+from medusa_kit.errors import Live
 from medusa_kit.infer.decode.batch import Batch
-from medusa_kit.infer.decode.caller import Caller
 from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.measured import MeasuredSteps
 from medusa_kit.infer.decode.node_choice.cost import LearnedSteps
 from medusa_kit.infer.decode.request import Emitted, Request
-from medusa_kit.infer.decode.turn import Taken, Turn, undisturbed
 from medusa_kit.infer.memory import cache_bytes_per_token, explain_oom
-from medusa_kit.infer.renewal import changed, state_of, up_to_date
+from medusa_kit.infer.renewal import State, changed, may_change_unseen, state_of, up_to_date
 from medusa_kit.infer.verifier import Verifier
+from medusa_kit.locks import SharedLock
 from medusa_kit.no_gradients import no_gradients
 
 KEPT_BYTES = 1 << 29
 KEPT_SHARE = 0.25  # of a device's memory: an 8B model's conversation of 64k tokens takes 8 GB
 GROWTH = 1.25  # more room than asked for, since a conversation will soon ask for more
 WORTH_KEEPING = 8  # tokens that a batch must cache of the prompts; fewer are read as fast
-WORTH_OF_COMPANY = 64  # tokens that an unused batch must cache more of, to be used alone
-MAX_PAUSE = 0.1  # seconds for which one call's prompts hold up another one's answers
-INTERRUPTED = "another answer of the batch was interrupted amid a step"
 MAX_SLOTS = 2  # times the requests at once, in a batch whose slots are made longer
 
 
@@ -59,411 +50,266 @@ class BatchStats:
 
 
 class Scheduler(Live):
-    """The requests of one base model, of any number of callers.
+    """The requests of one base model.
 
-    `verifier`: for requests that name none. `reuse_prefixes`: off, batches are kept for the
-    forwards captured over their caches alone. `kept_bytes`: of keys and values in batches without
-    requests; 0: none is kept. `steps`: their cost; draft tokens that do not gain are not verified.
+    `verifier`: for requests that name none. `max_rows`: requests of each batch that `step` decodes
+    at once; 0: requests come by `run` alone. `max_pause`: as in Batch, between two of these steps.
+    `reuse_prefixes`: off, batches are kept for the forwards captured over their caches alone.
+    `kept_bytes`: of keys and values in idle batches; 0: a run's batch is its own. `steps`: their
+    cost; draft tokens that do not gain are not verified then.
     """
 
     def __init__(
         self,
         verifier: Verifier,
+        max_rows: int = 0,
+        max_pause: float | None = None,
         *,
         reuse_prefixes: bool = False,
         kept_bytes: int = 0,
         steps: MeasuredSteps | LearnedSteps | None = None,
     ) -> None:
-        self.verifier = verifier
+        self.verifier, self.max_rows, self._max_pause = verifier, max_rows, max_pause
         self.reuse_prefixes, self.kept_bytes, self.steps = reuse_prefixes, kept_bytes, steps
-        self._batches: list[Batch] = []  # the one that was stepped last comes last
-        self._at_work: Batch | None = None
-        self._device_type = verifier.base.device.type
-        self._turn = Turn()
-        _schedulers.add(self)
+        self._idle: list[tuple[Batch, State]] = []  # the one used last comes last
+        self._lock = SharedLock()  # for those
+        self._abandoned: list[tuple[Batch, State]] = []  # idle since nobody read an answer on
+        # Of the thread that steps. The one that has waited longest comes first.
+        self._stepped: dict[Verifier, Batch] = {}
+        self._unseen: set[Verifier] = set()  # whose model was not looked at since requests came
+        self._finished: list[Request] = []
+        self._num_steps = self._num_nodes = 0
+        if max_rows:  # stays while it has no requests
+            self._stepped[verifier] = self._batch_to_step(verifier)
 
     @no_gradients
     def run(
-        self,
-        requests: Sequence[Request],
-        drafter: Drafter,
-        max_rows: int | None = None,
-        caller: Caller | None = None,
-    ) -> Iterator[Any]:
+        self, requests: Sequence[Request], drafter: Drafter, max_rows: int | None = None
+    ) -> Iterator[Emitted]:
         """Decode requests of one verifier, at most `max_rows` of them together; yields what each
-        step emitted (`Emitted`, or what the note of `caller` returns). Several threads may do so at
-        once: their requests share steps.
+        step emitted. Several threads may do so at once.
 
         Raises DeviceMemoryError where memory is too small; a smaller request works. Raises
         ModelChangedError where the model changed meanwhile, and what `up_to_date` raises. Raises
         what a request failed of.
         """
+        verifier = self._verifier_for(requests[0], drafter)
+        number = up_to_date(verifier)
         max_rows = min(max_rows or len(requests), len(requests))
-        caller = caller or Caller(max_rows)
-        longest = max(request.num_positions for request in requests)
-        with explain_oom(
-            self.verifier.base, max_rows, drafter.num_nodes, longest + drafter.num_nodes - 1
-        ):
-            try:
-                # Autocast is the thread's own, and so its batch is.
-                if self._autocast:
-                    self._begin(requests, drafter, caller)
-                else:
-                    undisturbed(lambda: self._begin(requests, drafter, caller))
-                while caller.num_requests or caller.news:
-                    if not caller.news:
-                        self._serve(caller)
-                    if caller.news:
-                        yield caller.take_news()
-                    if caller.finished and not caller.news:
-                        caller.raise_error()
-            except Exception as error:
-                self.end(caller)
-                if is_out_of_memory(error):
-                    self._make_memory()
-                raise
-            finally:  # wherever Python collects garbage, if nobody reads on
-                caller.leave()
-
-    def add(self, request: Request, drafter: Drafter, caller: Caller) -> None:
-        """Let a request in, which `step` decodes from now on. Raises where there is no memory for
-        so long a request."""
-        with self._turn.taken():
-            verifier = self._verifier_for(request, drafter)
-            batch = self._batch_of(caller, verifier) or self._batch_to_join(
-                caller, verifier, [request.prompt_ids], 0
+        tree = verifier.positions_of_tree(drafter.num_nodes)
+        num_positions = max(request.num_positions for request in requests) + tree - 1
+        with explain_oom(verifier.base, max_rows, drafter.num_nodes, num_positions):
+            state = state_of(verifier) if self.kept_bytes else None
+            prompts = [request.prompt_ids for request in requests]
+            batch = self._idle_batch(verifier, state, prompts, max_rows, num_positions) or Batch(
+                verifier, max_rows, num_positions, reuse_prefixes=self.reuse_prefixes
             )
-            if batch is None:
-                batch = self._new_batch(verifier, caller, verifier.positions_for(caller.max_rows))
-            batch.unseen = True
-            self._let_in(batch, [request], drafter, caller)
+            batch.use(max_rows)
+            batch.cost = (
+                self.steps.cost if self.steps is not None and drafter.has_candidates else None
+            )
+            try:
+                for request in requests:
+                    batch.add(request, drafter)
+                while batch.num_requests:
+                    if emitted := batch.step():
+                        batch.remove_finished()  # not as late as when nobody reads on
+                        yield emitted
+                    batch.raise_error()
+            except GeneratorExit:  # not read to its end; that is between two steps
+                self._abandon(batch, state)
+                raise
+            except torch.OutOfMemoryError:
+                verifier.make_room()
+                with self._lock:
+                    self._idle.clear()
+                    self._abandoned.clear()
+                raise
+            except Exception as error:
+                if verifier.base.look() != number:  # which may be why it failed
+                    raise changed() from error
+                raise
+            if verifier.base.look() != number:
+                raise changed()
+            self._keep(batch, state)
+
+    def add(self, request: Request, drafter: Drafter) -> None:
+        """Let a request in, which `step` decodes from now on. Raises what `Batch.add` raises."""
+        verifier = self._verifier_for(request, drafter)
+        if verifier not in self._stepped:
+            self._stepped[verifier] = self._batch_to_step(verifier)
+        self._stepped[verifier].add(request, drafter)
+        self._unseen.add(verifier)
 
     @no_gradients
-    def step(self, caller: Caller) -> None:
-        """Make a step, of the batch that has waited longest, or wait for one of another thread that
-        serves this caller. Its news are there then, if the step emitted something of it."""
-        self._serve(caller)
+    def step(self) -> Emitted:
+        """What one step of one batch emitted."""
+        self._remove_finished()
+        batch = next((batch for batch in self._stepped.values() if batch.num_requests), None)
+        if batch is None:
+            return []
+        self._stepped[batch.verifier] = self._stepped.pop(batch.verifier)
+        before = batch.num_steps
+        if batch.verifier in self._unseen:
+            self._look(batch)
+        emitted = batch.step()
+        if batch.has_ended:
+            self._look(batch)
+        self._num_steps += batch.num_steps - before
+        self._num_nodes = batch.num_nodes
+        return emitted
 
-    def _serve(self, caller: Caller) -> None:
-        caller.waits, taken = True, Taken(self._turn)
-        try:
-            if self._turn.to_step(taken, caller, self._may_step):
-                self._step(caller)
-        finally:  # of `to_step`, too: Ctrl-C may come at any line
-            caller.waits = False
-            self._turn.give_back(taken)
+    def _look(self, batch: Batch) -> None:
+        """Look at the model before a batch's answers begin and when some have ended. Where it has
+        changed, those under way, and those that end with this step, are of neither model."""
+        self._unseen.discard(batch.verifier)
+        number = up_to_date(batch.verifier)
+        if number != batch.number:
+            batch.number = number
+            batch.start_over(changed())
 
-    def prepare(self, caller: Caller, watched: Sequence[int] = ()) -> None:
-        """Make a batch that stays as long as the caller, and what its first requests would wait
-        for. `watched`: layers that drafters may read."""
-        with self._turn.taken():
-            verifier = self.verifier.with_watched(tuple(watched) or self.verifier.watched)
-            batch = self._new_batch(verifier, caller, verifier.positions_for(caller.max_rows))
-            batch.stays_for = caller
-            verifier.prepare(batch.cache, caller.max_rows)
-            if self.steps is not None:
-                batch.cost = self.steps.cost
+    def fail(self, error: Exception) -> None:
+        """End all requests that were added: `error` was none of a request's or a drafter's."""
+        for batch in self._stepped.values():
+            batch.fail(error)
 
-    def end(self, caller: Caller) -> None:
-        """End the requests of a caller that leaves."""
-        caller.leave()
-        undisturbed(self._tidy)
+    def take_finished(self) -> list[Request]:
+        """Requests that were added and have left since the last call."""
+        self._remove_finished()
+        finished, self._finished = self._finished, []
+        return finished
 
-    def _tidy(self) -> None:
-        with self._turn.taken():
-            self._remove_those_who_left(list(self._batches))
-
-    def stats_of(self, caller: Caller) -> BatchStats:
-        """How its requests stand, without those that wait; of a step the numbers of its batches."""
-        batches = [batch for batch in self._batches if caller in batch.callers]
-        own = [one for batch in batches for one in batch.served if one.caller is caller]
-        running = sum(1 for request in own if request.text)
+    @property
+    def stats(self) -> BatchStats:
+        """How requests that were added stand, without those that wait."""
+        batches = self._stepped.values()
         cached = [count for batch in batches for count in batch.cached_tokens]
-        newest = batches[-1] if batches else None
         return BatchStats(
-            running,
-            len(own) - running,
-            steps=sum(batch.num_steps for batch in batches),
-            nodes=newest.num_nodes if newest else 0,
+            sum(batch.num_running for batch in batches),
+            sum(batch.num_reading for batch in batches),
+            steps=self._num_steps,
+            nodes=self._num_nodes,
             held_prefixes=len(cached),
             cached_tokens=sum(cached),
         )
 
     @property
     def idle(self) -> list[Batch]:
-        """Batches without requests, with what they keep for later ones; the last was used last."""
-        with self._turn.taken():
-            self._remove_those_who_left(list(self._batches))
-            return [batch for batch in self._batches if not batch.callers]
+        """Batches that no run uses, with what they keep for later ones; the last was used last."""
+        with self._lock:
+            self._gather()
+            return [batch for batch, _ in self._idle]
 
     def _verifier_for(self, request: Request, drafter: Drafter) -> Verifier:
-        """The verifier that the request was made for, with the layers that its drafter reads."""
+        """The verifier that the request was made for. It watches the layers that the scheduler's
+        own does, which costs little, where the drafter needs no others."""
         verifier = request.verifier or self.verifier
         return verifier.with_watched(drafter.watches or self.verifier.watched)
 
-    def _begin(self, requests: Sequence[Request], drafter: Drafter, caller: Caller) -> None:
-        """Let requests of one verifier in."""
-        with self._turn.taken():
-            verifier = self._verifier_for(requests[0], drafter)
-            number = up_to_date(verifier)
-            tree = verifier.positions_of_tree(drafter.num_nodes)
-            num_positions = max(request.num_positions for request in requests) + tree - 1
-            prompts = [request.prompt_ids for request in requests]
-            batch = self._batch_to_join(caller, verifier, prompts, num_positions)
-            batch = batch or self._new_batch(verifier, caller, num_positions)
-            self._note_model(batch, number)
-            self._let_in(batch, requests, drafter, caller)
-
-    def _let_in(
-        self, batch: Batch, requests: Sequence[Request], drafter: Drafter, caller: Caller
-    ) -> None:
-        try:
-            for request in requests:
-                batch.add(request, drafter)
-                request.caller = caller
-                caller.num_requests += 1
-        except BaseException:
-            self._remove_callers(batch)
-            raise
-        if batch.cost is None and self.steps is not None and drafter.has_candidates:
-            batch.cost = self.steps.cost
-
-    def _may_step(self, caller: Caller) -> bool:
-        """Whether the main thread may make a step for this caller. Ctrl-C may cut it off anywhere,
-        so one for other threads is left to these, as long as they make steps themselves."""
-        return not any(
-            caller in batch.callers and len(batch.callers) > 1 and _serves_others(batch, caller)
-            for batch in self._batches
-        )
-
-    def _step(self, caller: Caller) -> None:
-        autocast = torch.is_autocast_enabled(
-            self._device_type
-        )  # of this thread: others' steps would be computed otherwise
-        batches = [one for one in self._batches if one.callers and one.autocast == autocast]
-        if get_ident() == main_thread().ident:
-            batches = [
-                one for one in batches if one.callers == [caller] or not _serves_others(one, caller)
-            ]
-        if any(one.has_left or one.cancelled for batch in batches for one in batch.callers):
-            self._remove_those_who_left(batches)
-        batch = next((batch for batch in batches if batch.callers and batch.has_work), None)
-        if batch is None:
-            return
-        self._batches.remove(batch)
-        self._batches.append(batch)
-        self._at_work, emitted, has_ended = batch, Emitted(), True
-        try:
-            if batch.unseen:
-                self._note_model(batch, up_to_date(batch.verifier))
-            emitted = batch.step()
-            has_ended = batch.has_ended
-            if has_ended and batch.verifier.base.look() != batch.number:
-                batch.start_over(changed())
-                batch.unseen = True
-        except Exception as error:  # no request is to blame for it
-            batch.fail(error)
-        except BaseException:  # such as Ctrl-C, amid anything
-            self._lose(batch, ClosedError(INTERRUPTED, hint="ask again"), but=caller)
-            raise
-        self._tell(batch, emitted, has_ended)
-
-    def _note_model(self, batch: Batch, number: int) -> None:
-        """Requests begin with the model in the state `number`. Where it has changed, those under
-        way are of neither model."""
-        batch.unseen = False
-        if number != batch.number:
-            batch.number = number
-            batch.start_over(changed())
-        if not batch.served:
-            batch.state = state_of(batch.verifier)
-
-    def _tell(self, batch: Batch, emitted: Emitted, has_ended: bool) -> None:
-        """Hand out what a step emitted, and which requests have left."""
-        finished = batch.take_finished() if has_ended else []
-        if len(batch.callers) == 1:
-            batch.callers[0].tell(emitted, finished)
-        else:
-            for caller in batch.callers:
-                caller.tell(
-                    [(one, tokens) for one, tokens in emitted if one.caller is caller],
-                    [one for one in finished if one.caller is caller],
-                )
-        if has_ended:
-            self._remove_callers(batch)
-
-    def _remove_callers(self, batch: Batch) -> None:
-        """Callers without a request in it leave a batch. One that nobody uses stays as it is worth
-        keeping."""
-        if not batch.callers:
-            return
-        present = {one.caller for one in batch.requests}
-        batch.callers = [
-            one for one in batch.callers
-            if one in present or (one is batch.stays_for and not one.has_left)
-        ]  # fmt: skip
-        if not batch.callers:
-            batch.stays_for = batch.cost = None
-            if not self._is_worth_keeping(batch):
-                self._batches.remove(batch)
-            self._drop_oldest()
-
-    def _is_worth_keeping(self, batch: Batch) -> bool:
-        if not self.kept_bytes or batch.cache.num_bytes > self.kept_bytes or batch.state is None:
-            return False
-        return state_of(batch.verifier) == batch.state  # or the model's own tables have changed
-
-    def _drop_oldest(self) -> None:
-        idle = [batch for batch in self._batches if not batch.callers]
-        while idle and sum(batch.cache.num_bytes for batch in idle) > self.kept_bytes:
-            self._batches.remove(idle.pop(0))
-
-    def _make_memory(self) -> None:
-        with self._turn.taken():
-            self._batches = [batch for batch in self._batches if batch.callers]
-            self.verifier.make_room()
-
-    def _remove_those_who_left(self, batches: Sequence[Batch]) -> None:
-        """End requests that were cancelled, or that nobody waits for, which may be known for long:
-        what was read of a model that may have been another one meanwhile is not kept."""
-        for batch in batches:
-            for caller in batch.callers:
-                while caller.cancelled:
-                    caller.cancelled.popleft().cancel()
-            if any(caller.has_left for caller in batch.callers):
-                for request in batch.requests:
-                    if request.caller is not None and request.caller.has_left:
-                        request.cancel()
-                        request.is_abandoned = True
-                self._tell(batch, [], has_ended=True)
-
-    def _batch_of(self, caller: Caller, verifier: Verifier) -> Batch | None:
-        """The batch that has requests of a caller, and may have this verifier's."""
-        return next(
-            (one for one in self._batches if caller in one.callers and one.suits(verifier)), None
-        )
-
-    def _new_batch(self, verifier: Verifier, caller: Caller, num_positions: int) -> Batch:
+    def _batch_to_step(self, verifier: Verifier) -> Batch:
         batch = Batch(
             verifier,
-            caller.max_rows,
-            num_positions,
-            caller.max_pause,
-            reuse_prefixes=self.reuse_prefixes,
+            self.max_rows,
+            verifier.positions_for(self.max_rows),
+            self._max_pause,
+            self.reuse_prefixes,
         )
-        self._batches.append(batch)
-        batch.state, batch.autocast = state_of(verifier), self._autocast
-        batch.callers.append(caller)
+        verifier.prepare(batch.cache, self.max_rows)
+        batch.cost = None if self.steps is None else self.steps.cost
         return batch
 
-    @property
-    def _autocast(self) -> bool:
-        return torch.is_autocast_enabled(self._device_type)
+    def _remove_finished(self) -> None:
+        for verifier, batch in list(self._stepped.items()):
+            self._finished += batch.take_finished()
+            if verifier is not self.verifier and not batch.num_requests:
+                del self._stepped[verifier]
 
-    def _batch_to_join(
+    def _idle_batch(
         self,
-        caller: Caller,
         verifier: Verifier,
+        state: State,
         prompts: Sequence[Sequence[int]],
+        max_rows: int,
         num_positions: int,
     ) -> Batch | None:
-        """The batch that others use, or the one without requests that caches most of the prompts,
-        if that is worth having; and if making room in it for these requests takes little."""
-        self._remove_those_who_left(list(self._batches))
-        state = state_of(verifier)
-        for batch in [one for one in self._batches if not one.callers]:
-            if batch.verifier is verifier and batch.state != state:
-                self._batches.remove(batch)
+        """The idle batch that caches most of the prompts, if that is worth having and making room
+        in it for these requests takes little."""
         # Forwards captured over a batch's cache are worth keeping whatever it caches.
         min_shared = 0 if verifier.captures else WORTH_KEEPING
-        found = list[tuple[int, Batch]]()
-        for batch in self._batches:
-            if not (batch.suits(verifier) and self._has_room(batch, caller, num_positions)):
-                continue
-            shared = batch.slots.num_shared(prompts)
-            if batch.callers:
-                found.append((shared + WORTH_OF_COMPANY, batch))
-            elif shared >= min_shared:
-                found.append((shared, batch))
-        if not found:
-            return None
-        _, best = max(found, key=lambda pair: pair[0])
-        self._make_room(best, caller, num_positions)
-        best.autocast = self._autocast
-        best.callers.append(caller)
+
+        def fits(batch: Batch) -> bool:
+            num_slots = max(max_rows, len(batch.cache.lengths))
+            return num_positions <= batch.cache.num_positions or num_slots <= MAX_SLOTS * max_rows
+
+        with self._lock:
+            self._gather()
+            current = [
+                (batch, then)
+                for batch, then in self._idle
+                if batch.verifier is not verifier or then == state
+            ]
+            self._idle = current
+            candidates = [
+                (shared, batch)
+                for batch, _ in self._idle
+                if batch.verifier is verifier
+                and (shared := batch.slots.num_shared(prompts)) >= min_shared
+                and fits(batch)
+            ]
+            if not candidates:
+                return None
+            _, best = max(candidates, key=lambda candidate: candidate[0])
+            self._idle = [(batch, then) for batch, then in self._idle if batch is not best]
+        self._make_room(best, max_rows, num_positions)
         return best
 
-    def _has_room(self, batch: Batch, caller: Caller, num_positions: int) -> bool:
-        """Whether requests may join a batch; in one that is used, what was read of the model must
-        hold for all, and no forward captured over its cache may be lost."""
-        rows = caller.max_rows + sum(one.max_rows for one in batch.callers)
-        slots = max(rows, len(batch.cache.lengths))
-        is_long_enough = num_positions <= batch.cache.num_positions
-        if batch.callers:
-            if batch.autocast != self._autocast or batch.state != (state_of(batch.verifier) or ()):
-                return False
-            if batch.verifier.captures:
-                return is_long_enough and rows <= len(batch.cache.lengths)
-            if batch.verifier.base.device.type == "cpu":  # room that is not written to takes none
-                return True
-        return is_long_enough or slots <= MAX_SLOTS * caller.max_rows
-
-    def _make_room(self, batch: Batch, caller: Caller, num_positions: int) -> None:
-        rows = caller.max_rows + sum(one.max_rows for one in batch.callers)
-        positions, slots = batch.cache.num_positions, max(rows, len(batch.cache.lengths))
+    def _make_room(self, batch: Batch, max_rows: int, num_positions: int) -> None:
+        positions, slots = batch.cache.num_positions, max(max_rows, len(batch.cache.lengths))
         if num_positions > positions:
             per_token = cache_bytes_per_token(batch.verifier.base, batch.verifier.num_layers)
             max_positions = self.kept_bytes // max(per_token * slots, 1)
             positions = max(num_positions, min(int(GROWTH * num_positions), max_positions))
         if (positions, slots) != (batch.cache.num_positions, len(batch.cache.lengths)):
             batch.grow(positions, slots)
-        pauses = [one.max_pause for one in (caller, *batch.callers) if one.max_pause is not None]
-        if batch.callers and not pauses:  # one caller's prompts hold up the other's answers
-            pauses = [MAX_PAUSE]
-        batch.use(rows, min(pauses, default=None))
 
-    def _lose(self, batch: Batch, error: Exception, but: Caller | None = None) -> None:
-        """End all requests of a batch that is in no state to go on. `but`: a caller that knows."""
-        self._batches.remove(batch)
-        for caller in batch.callers:
-            own = [one for one in batch.all_requests if one.caller is caller]
-            if caller is but:
-                caller.num_requests -= len(own)
-                continue
-            for request in own:
-                request.fail(error)
-            caller.tell([], own)
-        batch.callers = []
+    def _keep(self, batch: Batch, state: State) -> None:
+        """Keep a batch for other runs, without its requests. `state`: the model's when this one
+        began."""
+        batch.clear()
+        if state is None or batch.cache.num_bytes > self.kept_bytes:
+            return
+        if state_of(batch.verifier) != state:  # tables that the model writes to itself
+            return
+        with self._lock:
+            self._gather()
+            self._idle.append((batch, state))
+            self._drop_oldest()
 
-    def _after_fork(self) -> None:
-        """In a forked child, where no other thread exists: requests that those waited for end, and
-        so does a batch amid a step."""
-        if self._turn.reopen() and self._at_work in self._batches and self._at_work is not None:
-            self._lose(self._at_work, ClosedError("the process was forked amid a step"))
-        for batch in self._batches:
-            for caller in batch.callers:
-                caller.has_left |= caller.waits or caller.has_thread
+    def _abandon(self, batch: Batch, state: State) -> None:
+        """Keep a batch whose run nobody reads on. Python may end it wherever it looks for garbage,
+        amid anything and under any of torch's modes: no lock is taken and nothing computed. Nor is
+        the model looked at; the next run does, which cannot tell whether it was another one for a
+        while. So what was read of one that may have been is not kept, captured forwards are."""
+        batch.clear()
+        # Where Python found the run out of reach, what its cache refers to may be gone.
+        if state is None or not batch.cache.is_known:
+            return
+        kept = sum(other.cache.num_bytes for other, _ in self._abandoned)
+        if kept + batch.cache.num_bytes > self.kept_bytes:
+            return
+        if may_change_unseen(batch.verifier, state):
+            batch.forget()
+        self._abandoned.append((batch, state))
 
+    def _gather(self) -> None:
+        """Count what was abandoned among idle batches. The caller holds their lock."""
+        abandoned, self._abandoned = self._abandoned, []
+        self._idle += abandoned
+        self._drop_oldest()
 
-_schedulers: WeakSet[Scheduler] = WeakSet()
-
-
-def _after_fork() -> None:
-    for scheduler in list(_schedulers):
-        scheduler._after_fork()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def _serves_others(batch: Batch, caller: Caller) -> bool:
-    """Whether other threads make its steps, too, for requests of theirs."""
-    return any(
-        one.has_thread and one.num_requests and not one.has_left
-        for one in batch.callers
-        if one is not caller
-    )
+    def _drop_oldest(self) -> None:
+        while sum(kept.cache.num_bytes for kept, _ in self._idle) > self.kept_bytes:
+            self._idle.pop(0)
 
 
 def max_kept_bytes(device: torch.device) -> int:

@@ -37,7 +37,7 @@ def hold_all(patch: pytest.MonkeyPatch, scheduler: Scheduler) -> None:
     base = scheduler.verifier.base
     for owner in (base, base.own_model):
         patch.setitem(vars(owner), LOCK, Held())
-    patch.setattr(scheduler._turn, "_changed", Held())
+    patch.setattr(scheduler, "_lock", Held())
 
 
 def refuse(*_: object, **__: object) -> Any:
@@ -110,18 +110,16 @@ def test_a_model_that_nobody_can_write_to_keeps_what_it_read() -> None:
     assert result.stats.cached_tokens == len(PROMPT) - 1
 
 
-def test_answers_left_so_share_a_batch_that_keeps_to_the_bound() -> None:
+def test_batches_left_so_keep_to_the_bound() -> None:
     engine = engine_with_heads(tiny_base("llama-tied"))
     engine.scheduler = reusing(engine.verifier)
     runs = [begun(engine) for _ in range(4)]
-    for steps in runs[:3]:
+    runs.pop().close()
+    (batch,) = engine.scheduler.idle
+    engine.scheduler.kept_bytes = 2 * batch.cache.num_bytes
+    for steps in runs:
         steps.close()
-    assert not engine.scheduler.idle, "the fourth is in the same batch"
-    runs[3].close()
-    assert len(engine.scheduler.idle) == 1
-    engine.scheduler.kept_bytes = 1
-    begun(engine).close()
-    assert not engine.scheduler.idle
+    assert len(engine.scheduler.idle) == 2
 
 
 def test_an_answer_that_has_ended_is_kept_before_its_last_piece_is_read(

@@ -1,4 +1,4 @@
-"""A thread that has requests decoded: any other thread submits them, and reads or cancels them.
+"""A thread that owns a scheduler: any other thread submits requests, and reads or cancels them.
 
 Everything reaches the thread as messages, which it reads between two steps. Sending one takes no
 lock, so that it can be done wherever Python collects garbage.
@@ -10,7 +10,7 @@ import os
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -21,7 +21,6 @@ import torch
 from medusa_kit import console
 from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.errors import ClosedError, ConfigError, Live, QueueFullError
-from medusa_kit.infer.decode.caller import Caller
 from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.request import Emitted, FailAlone, Request
 from medusa_kit.infer.decode.scheduler import BatchStats, Scheduler
@@ -40,25 +39,15 @@ class _Message(NamedTuple):
 
 
 class SchedulerThread(Live):
-    """Starts a thread that has requests decoded by `scheduler`, at most `max_rows` in a batch at
-    once; `most_waiting` others may wait. `max_pause`: as in `Caller`. `watched`: layers that
-    drafters may read.
+    """Starts a thread that owns `scheduler` from now on; at most `most_waiting` requests wait for a
+    slot.
 
     Use it in `with`, or `close` it: it runs until then, or until the end of the process, where
     requests are cancelled.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        max_rows: int,
-        max_pause: float | None = None,
-        most_waiting: int = MAX_WAITING,
-        watched: Sequence[int] = (),
-    ) -> None:
-        self._scheduler, self._max_requests = scheduler, max_rows + most_waiting
-        self._caller = Caller(max_rows, max_pause, self._push, has_thread=True)
-        scheduler.prepare(self._caller, watched)
+    def __init__(self, scheduler: Scheduler, most_waiting: int = MAX_WAITING) -> None:
+        self._scheduler, self._max_requests = scheduler, scheduler.max_rows + most_waiting
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._stats = BatchStats()
         self._lock = SharedLock()  # for what follows
@@ -163,8 +152,6 @@ class SchedulerThread(Live):
                     self._step()
         except BaseException as error:
             self._die(error)
-        finally:
-            self._scheduler.end(self._caller)
 
     def _receive(self) -> bool:
         """Read the messages that are there, or wait for one where there is nothing to do; False at
@@ -185,32 +172,29 @@ class SchedulerThread(Live):
             with self._lock:
                 self._closed = self._closed or "the batch has been dropped"
             if message.kind == "stop":
-                self._caller.cancelled += self._submissions
+                for request in self._submissions:
+                    request.cancel()
         elif message.kind == "cancel":
-            self._caller.cancelled.append(submission.request)
+            submission.request.cancel()
         else:
             with FailAlone(submission.request):
                 if submission.request.finish_reason is None:
-                    self._scheduler.add(submission.request, submission.drafter, self._caller)
+                    self._scheduler.add(submission.request, submission.drafter)
                     return
             self._end(submission)
 
-    def _push(self, emitted: Emitted) -> Emitted:
-        """In the thread that made a step: what it emitted."""
-        for request, tokens in emitted:
-            if (submission := self._submissions.get(request)) is not None:
-                submission.push(tokens)
-        return emitted
-
     def _step(self) -> None:
-        caller = self._caller
-        self._scheduler.step(caller)
-        while caller.news:
-            for request, tokens in caller.take_news():
-                with FailAlone(request):
-                    self._submissions[request].hear(tokens)
-        finished = [caller.finished.popleft() for _ in range(len(caller.finished))]
-        self._stats = self._scheduler.stats_of(caller)
+        emitted: Emitted = []
+        try:
+            emitted = self._scheduler.step()
+        except Exception as error:  # no request is to blame for it: the thread goes on
+            self._scheduler.fail(error)
+            self._note_lost_device(error)
+        for request, tokens in emitted:
+            with FailAlone(request):
+                self._submissions[request].push(tokens)
+        finished = self._scheduler.take_finished()
+        self._stats = self._scheduler.stats
         for request in finished:
             if request.error is not None:
                 self._note_lost_device(request.error)

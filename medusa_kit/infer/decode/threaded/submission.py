@@ -6,13 +6,26 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from medusa_kit.errors import ClosedError, ConfigError, Live
 from medusa_kit.infer.decode.drafter import Drafter
-from medusa_kit.infer.decode.request import Emission, Request, emission
+from medusa_kit.infer.decode.request import Request
+from medusa_kit.infer.details import TokenScore, VerifiedTree
 
 OnTokens = Callable[[list[int]], None]
+
+
+class Emission(NamedTuple):
+    """What a step emitted of a request. The first `num_guessed` tokens came from its drafter;
+    `credits`: from which of its sources, where it has several. `scores`, `tree`: where the request
+    wants them."""
+
+    tokens: list[int]
+    num_guessed: int = 0
+    credits: list[str] | None = None
+    scores: list[TokenScore] | None = None
+    tree: VerifiedTree | None = None
 
 
 class Thread(Protocol):
@@ -44,14 +57,17 @@ class Submission(Live):
         self._thread, self._at_end, self._pid = thread, at_end, os.getpid()
         self._changed = threading.Condition()
         self._emissions: deque[Emission] = deque()
+        self._begun = False
 
     def push(self, tokens: list[int]) -> None:
-        """In the thread that made a step: what it emitted. `hear` follows in the request's own."""
+        """In the thread: what a step emitted."""
+        request = self.request
+        new = Emission(tokens, request.num_guessed, request.credits, request.scores, request.tree)
+        if not self._begun:  # it may have made its first step in the same one of the batch
+            new, self._begun = Emission(tokens, scores=request.first_scores), True
         with self._changed:
-            self._emissions.append(emission(self.request, tokens))
+            self._emissions.append(new)
             self._changed.notify_all()
-
-    def hear(self, tokens: list[int]) -> None:
         if self.on_tokens is not None:
             self.on_tokens(tokens)
 

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from support.batches import (
     DRAFTERS,
     LONGEST,
-    Serving,
     alone,
     check_slots,
     drafters,
@@ -34,7 +33,7 @@ from support.scheduler_threads import SOON, Gate, Raises, heard, stopped, thread
 from support.wrapped import WrappedVerifier, raising
 
 from medusa_kit.errors import ClosedError, ConfigError, DeviceMemoryError, QueueFullError
-from medusa_kit.infer.decode.scheduler import KEPT_BYTES, Scheduler
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.decode.threaded.scheduler_thread import SchedulerThread
 from medusa_kit.infer.decode.threaded.submission import Submission
 from medusa_kit.infer.details import TokenScore
@@ -80,12 +79,12 @@ def test_requests_from_several_threads_get_what_they_get_alone(
             assert said == row.token_ids == expected
 
     with pieces_of(budget) as pause:
-        scheduler = Scheduler(engine.verifier, reuse_prefixes=True, kept_bytes=KEPT_BYTES)
-        with SchedulerThread(scheduler, max_rows, pause) as thread:
+        scheduler = Scheduler(engine.verifier, max_rows, pause, reuse_prefixes=True)
+        with SchedulerThread(scheduler) as thread:
             all_at_once(visit, len(visits))
             stats = thread.stats
             assert (stats.running, stats.reading, stats.waiting) == (0, 0, 0)
-    check_slots(Serving.of(scheduler, max_rows), family, [visit[0][0] for visit in visits])
+    check_slots(scheduler, family, [visit[0][0] for visit in visits])
 
 
 def test_what_fails_reaches_who_asked_and_nobody_else() -> None:
@@ -182,9 +181,9 @@ def test_a_request_is_cancelled_wherever_it_is(where: str) -> None:
     first, long, short, last = (
         row_for(engine, n, LONGEST, verifier=verifier) for n in (5, 40, 7, 9)
     )
-    scheduler = Scheduler(verifier, reuse_prefixes=True, kept_bytes=KEPT_BYTES)
+    scheduler = Scheduler(verifier, 2, 1e-9)
     gate: Any = Gate(drafters(engine)["heads"])
-    with SchedulerThread(scheduler, 2, 1e-9) as thread:
+    with SchedulerThread(scheduler) as thread:
         runs = thread.submit(first, gate)
         assert gate.reached.wait(SOON)
         reads, waits = (thread.submit(row, gate) for row in (long, short))
@@ -202,7 +201,7 @@ def test_a_request_is_cancelled_wherever_it_is(where: str) -> None:
         for submission in submissions.values():
             assert heard(submission) == exact("llama-tied", submission.request)
         assert heard(thread.submit(last, gate)) == exact("llama-tied", last)
-    check_slots(Serving.of(scheduler, 2), "llama-tied", [5, 9])
+    check_slots(scheduler, "llama-tied", [5, 9])
 
 
 def test_a_hook_hears_what_iterating_does_then_the_end() -> None:
