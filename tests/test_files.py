@@ -236,5 +236,5 @@ def test_the_place_of_an_integer_of_many_digits() -> None:
 def test_half_a_generation_config_is_no_missing_one(tmp_path: Path) -> None:
     """transformers takes it for missing."""
     (tmp_path / "nested").write_text('{"eos_token_id": 25')
-    with pytest.raises(MedusaKitError, match=r"generation_config.json is no JSON"):
+    with pytest.raises(MedusaKitError, match=r"generation_config.json cannot be read: Expecting"):
         of_a_base(tmp_path)

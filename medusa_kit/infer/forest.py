@@ -5,7 +5,7 @@ Shapes: B trees, N nodes with root, of all trees or of the largest.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -116,7 +116,8 @@ class Forest:
         return to_device(at, self.tokens_N.device)
 
 
+@lru_cache(maxsize=256)
 def _on_device(shape: TreeShape, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(depths_N, sees_NN) there."""
+    """(depths_N, sees_NN) there. They are never written to."""
     depths_N, sees_NN = map(torch.from_numpy, (shape.depths_N, shape.sees_NN))
     return to_device(depths_N, device), to_device(sees_NN, device)

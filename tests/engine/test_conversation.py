@@ -7,6 +7,7 @@ import torch
 from support.debug_model import NO_SYSTEM
 from support.small_engines import engine_with_heads, lively_chat_base
 
+from medusa_kit.base.model_state import watch_of
 from medusa_kit.engine.conversation import Conversation
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, ContextLengthError, DataError
@@ -107,12 +108,18 @@ def test_a_stop_string_is_left_out(engine: Engine) -> None:
     assert result.stats.cached_tokens == keeps(engine) * (len(asked) + kept)
 
 
-def test_streams_are_kept_as_far_as_they_were_read(engine: Engine) -> None:
+@pytest.mark.parametrize("handed_out", [False, True])
+def test_streams_are_kept_as_far_as_they_were_read(
+    engine: Engine, handed_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a stream that was left has read is kept too, unless others may write to the model."""
+    monkeypatch.setattr(watch_of(engine.base.model), "is_handed_out", handed_out)
     conversation = engine.conversation()
     whole = conversation.stream(QUESTIONS[0], max_new_tokens=12)
     assert contents(conversation) == []
     text = "".join(whole)
     assert contents(conversation) == [QUESTIONS[0], text]
+    first_turn = [*conversation.prompt_ids, *whole.result.token_ids]
     cut = conversation.stream(QUESTIONS[1], max_new_tokens=60)
     next(cut)
     asked, so_far = conversation.prompt_ids, cut.result
@@ -123,7 +130,8 @@ def test_streams_are_kept_as_far_as_they_were_read(engine: Engine) -> None:
     assert contents(conversation)[2:4] == [QUESTIONS[1], so_far.text]
     so_far_ids = [*asked, *so_far.token_ids]
     assert conversation.prompt_ids[: len(so_far_ids)] == so_far_ids
-    read = [keeps(engine) * (len(so_far_ids) - n) for n in (0, 1)]
+    kept = first_turn if handed_out else so_far_ids
+    read = [keeps(engine) * (len(kept) - n) for n in (0, 1)]
     assert result.stats.cached_tokens in read
     assert result.token_ids == plain(engine, conversation.prompt_ids, 5)
 

@@ -137,7 +137,7 @@ import os, sys, threading
 sys.path[:0] = {paths!r}
 import torch
 from support.callers import answers, engine_for, requests_of
-from medusa_kit.infer.cpu import kernels
+from medusa_kit.infer.cpu.library import kernels
 
 torch.set_num_threads(2)
 kernels.WORK_OF_A_THREAD = 1

@@ -113,8 +113,8 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPa
     for kernel in ("split_kernel", "merge_kernel"):
         monkeypatch.setattr(triton_kernel, kernel, Stub())
     for index in (0, 1):
-        with FakeTensorMode():
-            step = step_of([9], parents_of(4))
+        step = step_of([9], parents_of(4))
+        with FakeTensorMode(allow_non_fake_inputs=True):
             on = f"cuda:{index}"
             step.depths_BN, step.sees_BNN = step.depths_BN.to(on), step.sees_BNN.to(on)
             query, key, value = (tensor.to(on) for tensor in qkv(step, 2))

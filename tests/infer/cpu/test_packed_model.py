@@ -4,6 +4,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.gguf.tiny_gguf import write_gguf
@@ -30,6 +31,7 @@ from medusa_kit.infer.cpu.packed.packing import pack
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
+from medusa_kit.tree.shape import Numbers
 
 pytestmark = pytest.mark.skipif(
     kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
@@ -68,14 +70,14 @@ def scores(base: BaseModel, decoder: NativeDecoder) -> tuple[torch.Tensor, ...]:
     verifier = Verifier(base)
     cache = verifier.new_cache(1, 64)
     prompt = list(range(3, 23))
-    read(decoder, cache, Forest.chains([prompt], torch.device("cpu")), torch.arange(20))
+    read(decoder, cache, Forest.chains([prompt], torch.device("cpu")), np.arange(20))
     cache.commit([range(20)], [0])
     nodes = Forest.chains([[5, 6, 7]], torch.device("cpu"))
-    return read(decoder, cache, nodes, 20 + torch.arange(3))
+    return read(decoder, cache, nodes, 20 + np.arange(3))
 
 
 def read(
-    decoder: NativeDecoder, cache: TreeCache, nodes: Forest, positions: torch.Tensor
+    decoder: NativeDecoder, cache: TreeCache, nodes: Forest, positions: Numbers
 ) -> tuple[torch.Tensor, ...]:
     with torch.inference_mode():
         return decoder.score(cache, nodes, positions, [0])

@@ -128,7 +128,7 @@ def test_a_stale_lock_of_torchs_loader_holds_nobody_up(
 KILLED = """
 import os
 os.environ["VICTIM"] = str(os.getpid())
-from medusa_kit.infer.cpu import kernels
+from medusa_kit.infer.cpu.library import kernels
 kernels.load_library()
 """
 DEADLY_COMPILER = """#!/bin/sh
