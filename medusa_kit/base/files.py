@@ -12,7 +12,7 @@ import torch
 from medusa_kit import console
 from medusa_kit.base import adapters, families
 from medusa_kit.base import gguf as embedded
-from medusa_kit.base.faults.small_files import AGAIN, CONFIG, check_sizes, wrong_file
+from medusa_kit.base.faults.small_files import AGAIN, CONFIG, wrong_file
 from medusa_kit.base.gguf_files.parts import read_headers
 from medusa_kit.base.own_models import own_gguf
 from medusa_kit.base.placement import load_dtype
@@ -27,7 +27,6 @@ from medusa_kit.errors import (
     half_pair,
     nearest,
 )
-from medusa_kit.files import parse_json
 from medusa_kit.locks import building_models
 from medusa_kit.paths import expanded, whole
 from medusa_kit.settings.engine import DEBUG_NAME, OWN_MODELS
@@ -172,8 +171,6 @@ def read_parts(location: str, source: str, revision: str | None) -> tuple[Any, P
         if not any(_is_tokenizer_file(path.name) for path in folder.iterdir()):
             raise CheckpointError(f"{folder} holds no tokenizer")
     config = read_config(str(folder))
-    check_sizes(folder)
-    _check_generation_config(folder)
     return config, folder, _tokenizer(str(folder), None, quiet=True)
 
 
@@ -243,8 +240,6 @@ def from_pretrained(
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute_dtype
             )
         families.refuse_impossible(config, location)
-        check_sizes(Path(location))
-        _check_generation_config(Path(location))
         method = method or _method(config)
         _refuse_unknown(method, location)
         with building_models:
@@ -306,27 +301,6 @@ def _cannot_load(
         or "a Hub id needs network and perhaps a login; a folder needs config.json, "
         "safetensors and tokenizer files that are whole",
     )
-
-
-def _check_generation_config(folder: Path) -> None:
-    """Raises CheckpointError for a generation config that cannot be read: transformers would pass
-    over it, and over its stop tokens."""
-    path = folder / "generation_config.json"
-    if not path.is_file():
-        return
-    hint = "copy it again from where the model is from"
-    try:
-        content = parse_json(path.read_bytes())
-    except ValueError as error:
-        raise CheckpointError(f"{path} is no JSON: {error}", hint=hint) from error
-    if not isinstance(content, dict):
-        raise CheckpointError(
-            f"{path} holds {type(content).__name__}, expected an object", hint=hint
-        )
-    for key, value in content.items():
-        ids = value if isinstance(value, list) else [value]
-        if key.endswith("_token_id") and not all(isinstance(one, int | None) for one in ids):
-            raise CheckpointError(f"{path} says {key}: {value!r}, expected token ids", hint=hint)
 
 
 def _tokenizer(location: str, revision: str | None, quiet: bool = False) -> Any | None:

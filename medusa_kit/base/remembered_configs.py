@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from medusa_kit.base.faults.small_files import check_configs
 from medusa_kit.base.text_part import text_part_config
 from medusa_kit.base.tokenizer.processor_template import with_template
 from medusa_kit.files import parse_json
@@ -30,7 +31,9 @@ TOKENIZERS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 
 def read_config(location: str, revision: str | None = None) -> Any:
     """The config that AutoConfig reads (of a multimodal checkpoint its text part's), or a
-    PreTrainedConfig with the same values. Raises what AutoConfig raises."""
+    PreTrainedConfig with the same values. Raises what AutoConfig raises; CheckpointError for small
+    files that it would not come to an end with."""
+    check_configs(Path(location))
     record = _record("config", location, CONFIGS)
     if isinstance(known := _remembered(record), dict):
         return _config_class(str(known["model_type"])).from_dict(

@@ -9,6 +9,7 @@ import pytest
 from support.text.other_encodings import with_pairs
 from support.tiny_models import model_of
 
+from medusa_kit.base.files import check_readable
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.errors import CheckpointError
 
@@ -36,6 +37,7 @@ def folder(whole: Path, tmp_path: Path) -> Path:
     ("name", "changes"),
     [
         *((CONFIG, {key: HUGE}) for key in ("hidden_size", "num_hidden_layers", "vocab_size")),
+        (CONFIG, {"num_hidden_layers": 10**12}), (CONFIG, {"num_experts": 10**9}),
         (CONFIG, {"eos_token_id": HUGE}), (CONFIG, {"max_position_embeddings": 10**400}),
         (CONFIG, {"num_attention_heads": "four"}), (CONFIG, {"rms_norm_eps": "x"}),
         (CONFIG, {"hidden_size": [1]}), (CONFIG, {"rope_parameters": "x"}),
@@ -49,6 +51,21 @@ def test_numbers_and_types_that_cannot_be(folder: Path, name: str, changes: dict
     with pytest.raises(CheckpointError, match=name.replace(".", r"\.")) as caught:
         load_base_model(str(folder), device="cpu")
     assert len(caught.value.message) < 1000
+
+
+@pytest.mark.parametrize("count", [10**12, HUGE])
+def test_layers_that_transformers_would_list_one_by_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Where a family's config has a list of its layers, reading it would not come to an end."""
+    monkeypatch.setattr(
+        "transformers.AutoConfig.from_pretrained", lambda *_, **__: pytest.fail("it is read")
+    )
+    told = {**json.loads((folder / CONFIG).read_text()), "num_hidden_layers": count}
+    (folder / CONFIG).write_text(json.dumps({**told, "model_type": "qwen2"}))
+    for read in (load_base_model, check_readable):
+        with pytest.raises(CheckpointError, match=r"config\.json says num_hidden_layers: a number"):
+            read(str(folder))
 
 
 @pytest.mark.parametrize("name", [CONFIG, GENERATION, TOKENIZER, "tokenizer_config.json"])
