@@ -7,10 +7,9 @@ the process. Nobody writes to the Hub's cache or to ours.
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)
+from medusa_kit.base.model_state import PLAIN_TENSORS
 
 
 def copy_mapped(model: Any) -> None:
@@ -21,7 +20,7 @@ def copy_mapped(model: Any) -> None:
 def copy_tensors(tensors: Iterable[Tensor]) -> None:
     copies = dict[Any, Tensor]()
     for tensor in tensors:
-        if type(tensor) not in PLAIN or tensor.device.type != "cpu":
+        if type(tensor) not in PLAIN_TENSORS or tensor.device.type != "cpu":
             continue
         if not tensor.untyped_storage().resizable():
             place = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()

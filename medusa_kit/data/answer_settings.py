@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from medusa_kit.base.origin import BASE
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING, Encodings, compare
 from medusa_kit.errors import DataError
 from medusa_kit.files import link_target, parse_json, write_json
 from medusa_kit.paths import expanded
-
-BASE_FINGERPRINT = "base_fingerprint"
 
 
 def settings_path(answers: Path) -> Path:
@@ -43,7 +42,7 @@ def write_settings(answers: Path, settings: dict[str, Any]) -> None:
 def base_that_answered(source: str) -> str | None:
     """Fingerprint of the base that wrote a file's answers; None where it is not known."""
     settings = _settings_of(source)
-    return None if settings is None else settings.get(BASE_FINGERPRINT)
+    return None if settings is None else settings.get(BASE)
 
 
 def how_encoded(source: str, encoding: str | None) -> Encodings:

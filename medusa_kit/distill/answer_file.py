@@ -21,11 +21,10 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
-from medusa_kit.base.origin import BASE_DTYPE, CONFIG, tell_unknown
+from medusa_kit.base.origin import BASE, BASE_DTYPE, CONFIG, tell_unknown
 from medusa_kit.base.origin import compare as compare_origins
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING
 from medusa_kit.data.answer_settings import (
-    BASE_FINGERPRINT,
     read_settings,
     settings_path,
     write_settings,
@@ -45,6 +44,7 @@ from medusa_kit.paths import expanded
 from medusa_kit.process_lock import process_lock
 
 ASKED = "asked"  # a row's digest of what was asked
+SAID_LATER = (CONFIG, BASE_DTYPE)  # which earlier versions did not write
 
 
 def digest_of(messages: Sequence[Message], chat_template: Any, tools: Any = None) -> str:
@@ -65,9 +65,6 @@ def check_answer_file(path: Path) -> None:
             f"{settings_path(path)} does not say how answers were made, and would be replaced",
             hint="choose another output file",
         )
-
-
-SAID_LATER = (CONFIG, BASE_DTYPE)  # which earlier versions did not write
 
 
 def _not_described(path: Path) -> ConfigError:
@@ -269,13 +266,13 @@ def _differing(now: dict[str, Any], then: dict[str, Any]) -> list[str]:
     return [f"{key}: {here!r} ≠ {there!r}" for key, (there, here) in said.other.items()] + [
         f"{key}: {now.get(key)!r} ≠ {then.get(key)!r}"
         for key in sorted({*now, *then} - {ENCODING, *SAID_LATER})
-        if now.get(key) != then.get(key) and not (key == BASE_FINGERPRINT and _is_older(now, then))
+        if now.get(key) != then.get(key) and not (key == BASE and _is_older(now, then))
     ]
 
 
 def _is_older(now: dict[str, Any], then: dict[str, Any]) -> bool:
     """Whether `then` names the base by a fingerprint of version 1."""
-    return compare(now.get(BASE_FINGERPRINT), then.get(BASE_FINGERPRINT)) is Match.OLD
+    return compare(now.get(BASE), then.get(BASE)) is Match.OLD
 
 
 def whole_lines(path: Path) -> bytes:

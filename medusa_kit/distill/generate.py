@@ -15,10 +15,9 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
-from medusa_kit.base.origin import BASE_DTYPE, CONFIG
+from medusa_kit.base.origin import BASE_DTYPE
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING, encoding_digest
 from medusa_kit.base.tokenizer.ids import check_token_ids
-from medusa_kit.data.answer_settings import BASE_FINGERPRINT
 from medusa_kit.data.chat import encode_row_prompt
 from medusa_kit.data.readers import AnswerRow, BadRow, Conversation, Message
 from medusa_kit.data.row_keys import refuse_extras
@@ -95,10 +94,8 @@ def generate_answers(
     refuse_int8_weights(base, "data holds the model's own answers")
     check_bias_ids(sampling, base.info.vocab_size)
     settings = {
-        BASE_FINGERPRINT: base.info.fingerprint,
-        CONFIG: base.computation,
+        **base.origin,
         BASE_DTYPE: base.info.dtype,
-        ENCODING: base.encoding,
         "max_new_tokens": max_new_tokens,
         "turns": turns,
         "sampling": _sampling_record(sampling),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
-from medusa_kit.base.origin import BASE, CONFIG, tell_unknown
+from medusa_kit.base.origin import CONFIG, tell_unknown
 from medusa_kit.base.origin import compare as compare_origins
 from medusa_kit.base.tokenizer.encoding_digest import DIFFERS, ENCODING, Encodings, compare
 from medusa_kit.heads.checkpoint import CONFIG_NAME
@@ -47,8 +47,7 @@ def tell_of_encoding(config: HeadsConfig, base: BaseModel, folder: Path, tree: P
 def tell_of_config(config: HeadsConfig, base: BaseModel, folder: Path, tree: Path | None) -> None:
     """At most one line, for heads that learned the base with another config. What a tree of theirs
     says or does not say is told of where that is checked (tree_origin.py)."""
-    then = {BASE: config.base_fingerprint, CONFIG: config.base_config}
-    compared = compare_origins(then, base.origin)
+    compared = compare_origins(config.origin, base.origin)
     if CONFIG in compared.other:
         told, now = compared.other[CONFIG]
         console.warn(

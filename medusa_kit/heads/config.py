@@ -8,6 +8,8 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
+from medusa_kit.base.origin import BASE, CONFIG
+from medusa_kit.base.tokenizer.encoding_digest import ENCODING
 from medusa_kit.errors import ConfigError
 from medusa_kit.version import __version__
 
@@ -59,6 +61,11 @@ class HeadsConfig:
     def num_read(self, k: int) -> int:
         """How many tokens of the path, from the root on, head k reads."""
         return k + 1 if self.reads_path else 0
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What it says of the base that the heads learned (base/origin.py)."""
+        return {BASE: self.base_fingerprint, CONFIG: self.base_config, ENCODING: self.encoding}
 
     def as_dict(self) -> dict[str, Any]:
         """What is written; what heads lack is left out, as before there was any."""

@@ -83,12 +83,6 @@ class Here:
     plan: TreePlan | None
 
     @property
-    def base(self) -> dict[str, Any]:
-        """What the heads say of their base."""
-        return {BASE: self.config.base_fingerprint, CONFIG: self.config.base_config,
-                ENCODING: self.config.encoding}  # fmt: skip
-
-    @property
     def trees(self) -> list[str]:
         """Digests of the tree in use: as it is, or for a base that verifies chains alone."""
         plan = self.plan or TreePlan.of(CandidateTree.chain(self.config.num_heads))
@@ -248,7 +242,7 @@ def _compared(about: About, here: Here) -> Comparison:
     """How the base of a report relates to the heads', besides its weights."""
     then = {BASE: about.base.get("fingerprint"), CONFIG: about.base_config,
             ENCODING: about.encoding}  # fmt: skip
-    compared = compare_origins(then, here.base)
+    compared = compare_origins(then, here.config.origin)
     compared.other.pop(BASE, None)
     return Comparison(compared.other, [name for name in compared.unknown if name != BASE])
 

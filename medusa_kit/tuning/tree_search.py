@@ -288,7 +288,7 @@ def _check_statistics(engine: Engine, statistics: RankStatistics) -> None:
             hint="calibrate again",
         )
     base = engine.base.info.fingerprint
-    match = compare(statistics.meta.get("base_fingerprint") or base, base)
+    match = compare(statistics.meta.get(BASE) or base, base)
     if match is Match.OLD:
         console.note(f"the statistics: {OLD_NOTE}")
     if match is Match.OTHER:

@@ -29,7 +29,7 @@ from torch import Tensor
 from medusa_kit import console
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import BaseModel
-from medusa_kit.base.origin import BASE_DTYPE, CONFIG, tell_unknown
+from medusa_kit.base.origin import BASE, BASE_DTYPE, CONFIG, tell_unknown
 from medusa_kit.base.origin import compare as compare_origins
 from medusa_kit.base.placement import DTYPES
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING
@@ -51,7 +51,7 @@ from medusa_kit.train.features.shards import check_shards, read_shards, shard_fi
 from medusa_kit.train.loss.loss import SoftHidden, SoftTargets
 from medusa_kit.train.processes import distributed
 
-INDEX, FINGERPRINT, WHOLE_ROWS = "index.json", "base_fingerprint", "whole_rows"
+INDEX, WHOLE_ROWS = "index.json", "whole_rows"
 RUNNERS_UP, OTHERS = "runners_up", ("others_P1", "others_PD")
 SHARD_BYTES = 256 << 20
 SPARE_BYTES = 64 << 20  # kept free on the disk
@@ -154,7 +154,7 @@ def check_cache(recipe: TrainRecipe) -> None:
     check_folder(folder, "train.cache_dir")
     path = folder / INDEX
     index = json_object(path)
-    if index is not None and index.keys().isdisjoint((FINGERPRINT, "shards")):
+    if index is not None and index.keys().isdisjoint((BASE, "shards")):
         raise ConfigError(
             f"{path} is not that of a feature cache, and would be replaced",
             hint="choose another train.cache_dir",
@@ -177,9 +177,7 @@ def _identity(base: BaseModel, recipe: TrainRecipe, options: FeatureOptions) -> 
     tokenizer = base.tokenizer.get_vocab() if base.tokenizer is not None else {}
     vocabulary = json.dumps(sorted(tokenizer.items(), key=lambda pair: pair[1])).encode()
     return {
-        FINGERPRINT: base.info.fingerprint,
-        CONFIG: base.computation,
-        ENCODING: base.encoding,
+        **base.origin,
         "tokenizer": hashlib.sha256(vocabulary).hexdigest()[:16],
         "hidden_size": base.info.hidden_size,
         "dtype": recipe.train.cache_dtype,
@@ -231,8 +229,8 @@ def _outdated(stored: dict[str, Any], identity: dict[str, Any]) -> dict[str, str
         ENCODING: "was made when text was encoded otherwise, or does not say how it was",
         WHOLE_ROWS: "is of all tokens, for heads with a prefix layer, which are no more",
     }
-    if compare(stored.get(FINGERPRINT), identity[FINGERPRINT]) is Match.OLD:
-        reasons[FINGERPRINT] = (
+    if compare(stored.get(BASE), identity[BASE]) is Match.OLD:
+        reasons[BASE] = (
             "has an old fingerprint of its base, which does not show whether it is this base's"
         )
     return reasons

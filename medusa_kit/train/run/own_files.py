@@ -15,7 +15,7 @@ import yaml
 from medusa_kit.base.adapters import OWN_NAME
 from medusa_kit.errors import ConfigError
 from medusa_kit.files import write_json, write_text
-from medusa_kit.heads.checkpoint import PAIRED_FOLDER, WEIGHTS_NAME
+from medusa_kit.heads.checkpoint import CONFIG_NAME, PAIRED_FOLDER, WEIGHTS_NAME
 from medusa_kit.heads.derived import DERIVED, TREE_NAME, is_found
 from medusa_kit.outputs import check_folder, json_object
 from medusa_kit.settings.recipe import TrainRecipe, dump
@@ -30,7 +30,7 @@ PROVENANCE = "provenance.json"
 MODEL_FILES = ("*config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "vocab*",
                "merges.txt", "*tokens*.json", "*.jinja", "*.model", "*.tiktoken",
                "additional_chat_templates", "README.md", OWN_NAME)  # fmt: skip
-HEADS_FILES = ("config.json", WEIGHTS_NAME, PROVENANCE, "calibration_answers.jsonl*", *DERIVED)
+HEADS_FILES = (CONFIG_NAME, WEIGHTS_NAME, PROVENANCE, "calibration_answers.jsonl*", *DERIVED)
 
 
 def check_own(path: Path, recipe: TrainRecipe, begins: bool) -> None:
