@@ -335,13 +335,14 @@ class BaseModel(Live):
         return self._twin()
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """What it computes with, as files say it: weights and config."""
+        return {BASE: self.info.fingerprint, CONFIG: self.computation}
+
+    @property
     def origin(self) -> dict[str, Any]:
         """What a file that is made from it says of it (origin.py)."""
-        return {
-            BASE: self.info.fingerprint,
-            CONFIG: self.computation,
-            ENCODING: self.encoding,
-        }
+        return {**self.identity, ENCODING: self.encoding}
 
     def _known_code(self, source: str) -> bool:
         """Whether weights and versions say all of what the model computes."""

@@ -47,7 +47,7 @@ def tell_of_encoding(config: HeadsConfig, base: BaseModel, folder: Path, tree: P
 def tell_of_config(config: HeadsConfig, base: BaseModel, folder: Path, tree: Path | None) -> None:
     """At most one line, for heads that learned the base with another config. What a tree of theirs
     says or does not say is told of where that is checked (tree_origin.py)."""
-    compared = compare_origins(config.origin, base.origin)
+    compared = compare_origins(config.origin, base.identity)
     if CONFIG in compared.other:
         told, now = compared.other[CONFIG]
         console.warn(

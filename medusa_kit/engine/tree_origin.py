@@ -9,7 +9,7 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
-from medusa_kit.base.origin import BASE, CONFIG, HEADS, check_origin, compare
+from medusa_kit.base.origin import HEADS, check_origin, compare
 from medusa_kit.errors import TreeError
 from medusa_kit.tree.plan import read_fields
 
@@ -23,7 +23,7 @@ def check_tree(
     `tell`: at most one line says what could not be compared. Raises TreeError."""
     said, now = read_fields(tree), dict[str, Any]({HEADS: heads})
     if base is not None:  # how it encodes text is told of elsewhere (heads_encoding.py)
-        now |= {BASE: base.info.fingerprint, CONFIG: base.computation}
+        now |= base.identity
     compared = compare(said, now)
     if named:
         if tell and compared.other:

@@ -13,7 +13,7 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
-from medusa_kit.base.origin import BASE, CONFIG, HEADS, STATISTICS, check_origin
+from medusa_kit.base.origin import BASE, HEADS, STATISTICS, check_origin
 from medusa_kit.base.tokenizer.encoding_digest import DIFFERS, ENCODING, Encodings
 from medusa_kit.base.tokenizer.encoding_digest import compare as compare_encodings
 from medusa_kit.engine.engine import Engine
@@ -296,7 +296,7 @@ def _check_statistics(engine: Engine, statistics: RankStatistics) -> None:
             f"the statistics were taken on another base ({statistics.meta.get('base_model')!r})",
             hint="calibrate again",
         )
-    now = {BASE: base, CONFIG: engine.base.computation, HEADS: engine.heads.digest}
+    now = {**engine.base.identity, HEADS: engine.heads.digest}
     check_origin(
         statistics.path or "the file of statistics", statistics.meta, now,
         hint="calibrate again, with --prompts or --answers",

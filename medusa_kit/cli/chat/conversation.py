@@ -138,16 +138,16 @@ class Chat:
             console.note("the chat template changes earlier turns, which are read again each time")
             self.noted_rewriting = True
 
-    def note_reason(self, notes: list[str]) -> None:
+    def note_reason(self, drafter_notes: list[str]) -> None:
         """Print why drafting went as it did: once where it holds for every answer; figures of this
         one only for who asks for them."""
         from medusa_kit.infer.decode.drafter import first_reason
 
-        reason = first_reason(notes)
+        reason = first_reason(drafter_notes)
         if reason and reason != self.noted_reason:
             console.note(reason)
         self.noted_reason = reason
-        for note in notes:
+        for note in drafter_notes:
             if note != reason:
                 console.detail(note)
 
