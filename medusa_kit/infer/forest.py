@@ -62,7 +62,7 @@ class Forest:
         """Nodes of each tree."""
         return [len(shape.parents) for shape in self.shapes]
 
-    @property
+    @cached_property
     def depths_N(self) -> Numbers:
         """The depth of each node in its tree, on the host."""
         if len(self.shapes) == 1:

@@ -307,9 +307,10 @@ class Verifier(Live):
 
     def num_padding(self, counts: Sequence[int]) -> list[int]:
         """How many nodes each row is padded with, where rows have so many."""
-        if not self.pads:
+        most = max(counts)
+        if min(counts) == most or not self.pads:
             return [0] * len(counts)
-        return [max(counts) - count for count in counts]
+        return [most - count for count in counts]
 
     def _score(
         self,

@@ -53,11 +53,10 @@ class Sampler:
             processors = logits_processors(base, params, prompt_ids, max_new_tokens, mask)
         self._processors = processors
         self._before_warpers, self._warping = split_warpers(processors)
-
-    @property
-    def takes_argmax(self) -> bool:
-        """Whether the token is the argmax of the model's logits, taken for all nodes at once."""
-        return self.params.greedy and self.params.grammar is None and not self._processors
+        # Whether the token is the argmax of the model's logits, taken for all nodes at once.
+        self.takes_argmax = params.greedy and params.grammar is None and not processors
+        # Whether tokens are drawn exactly: neither greedy nor typical.
+        self.draws = not (params.greedy or params.lossy)
 
     @one_thread()
     def choose(self, logits_V: Tensor, prefix: Sequence[int]) -> int:
@@ -103,11 +102,6 @@ class Sampler:
         seeds_N1 = to_device(seeds, scores_NV.device)[:, None]
         tokens_V = torch.arange(scores_NV.shape[1], device=scores_NV.device)
         return (scores_NV + gumbel_of(seeds_N1, tokens_V)).argmax(-1)
-
-    @property
-    def draws(self) -> bool:
-        """Whether tokens are drawn exactly: neither greedy nor typical."""
-        return not (self.params.greedy or self.params.lossy)
 
     def draws_after(self, length: int) -> RowDraws | None:
         """How the tokens behind a prefix of this length and one token more will be drawn, for
