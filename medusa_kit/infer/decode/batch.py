@@ -10,6 +10,7 @@ Shapes: B requests, N nodes of all their trees, D hidden.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TypeVar
 
 import torch
@@ -20,7 +21,7 @@ from medusa_kit.errors import Live, NotFiniteError
 from medusa_kit.infer.decode.accept.sampler import has_scores
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.decode.drafter import Drafter
-from medusa_kit.infer.decode.group import drafts_of, groups_of
+from medusa_kit.infer.decode.group import Group, drafts_of, groups_of
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 from medusa_kit.infer.decode.read_back import read_back
 from medusa_kit.infer.decode.request import Emitted, FailAlone, Request, together_or_alone
@@ -79,9 +80,8 @@ class Batch(Live):
 
     @property
     def num_requests(self) -> int:
-        """Requests that have not left yet; those that have finished leave with the next step."""
-        self.remove_finished()
-        return len(self._schedule.requests)
+        """Requests that have not finished yet."""
+        return len([one for one in self._schedule.requests if one.finish_reason is None])
 
     @property
     def max_rows(self) -> int:
@@ -181,7 +181,8 @@ class Batch(Live):
         self.remove_finished()
         ran = bool(self._schedule.running)
         emitted = self._read_prompts()
-        self.remove_finished()
+        if emitted:  # a first token may be the last
+            self.remove_finished()
         if ran or not emitted:
             emitted += self._verify_trees()
         return emitted
@@ -218,9 +219,10 @@ class Batch(Live):
 
     def _read_prompts(self) -> Emitted:
         """The first token of each request whose prompt has been read to its end."""
-        for request in self._schedule.admit(self._slot_for):
-            request.begin(self.verifier.attention)
-        self.remove_finished()
+        if admitted := self._schedule.admit(self._slot_for):
+            for request in admitted:
+                request.begin(self.verifier.attention)
+            self.remove_finished()  # some may have failed
         emitted: Emitted = []
         for pieces in self._schedule.reading(self.verifier.prompt_chunk(1)):
             for piece, end in zip(pieces, self._read(pieces), strict=True):
@@ -354,26 +356,23 @@ class Batch(Live):
             if len(scored) < len(requests):  # some failed; the others propose anew in the next step
                 return []
             forward = laps.lap()
-            kept, steps, first = list[list[int]](), list(), 0
+            rest, steps = iter(scored), list[tuple[Group, Forest, list[ScoredTree]]]()
             for group, draft in drafted:
-                trees = scored[first : first + len(group.requests)]
-                first += len(trees)
-                step = group.accept(draft, trees, self._last_position)
-                kept += [[0, *path] for path in step.paths]
-                steps.append((group, step))
-            self.cache.commit(kept, slots)
+                trees = list(islice(rest, len(group.requests)))
+                group.accept(trees, self._last_position)
+                steps.append((group, draft, trees))
+            self.cache.commit([[0, *tree.path] for tree in scored], slots)
             counts = [len(tree.tokens) for tree in scored]
-            for request in requests:
-                request.steps_run_by = self.verifier.steps_run_by
             for request, padding in zip(requests, self.verifier.num_padding(counts), strict=True):
+                request.steps_run_by = self.verifier.steps_run_by
                 request.num_padding += padding
             accept, num_nodes = laps.lap(), self.num_nodes + unread
             if self.cost is not None:
                 self.cost.record(num_nodes, forward + accept)
             timing = StepTiming(drafting, forward, accept, 0.0, num_nodes, len(requests))
-            for group, step in steps:
+            for group, draft, trees in steps:
                 with FailAlone(*group.requests):
-                    emitted += group.go_on(step, timing)
+                    emitted += group.go_on(draft, trees, timing)
             self.timing = replace(timing, rest=laps.lap())
             for request in requests:
                 request.timing = self.timing

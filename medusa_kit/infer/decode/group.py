@@ -1,7 +1,6 @@
 """Requests that draft together, by one drafter, and where they stand."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.decode.drafter import Candidates, Drafter, State, StepResult
@@ -21,32 +20,29 @@ class Group:
         self.drafter, self.requests = drafter, requests
         self._chosen = False
 
-    @property
-    def state(self) -> State:
-        return State(self.requests)
-
     def candidates(self, cost: StepCost, num_others: int) -> Candidates | None:
         """Of which the batch selects how many are verified; None: the drafter chooses itself."""
         self._chosen = self.drafter.has_candidates
-        return self.drafter.candidates(self.state, cost, num_others) if self._chosen else None
+        if not self._chosen:
+            return None
+        return self.drafter.candidates(State(self.requests), cost, num_others)
 
     def propose(self) -> Forest:
-        return self.drafter.propose(self.state)
+        return self.drafter.propose(State(self.requests))
 
-    def accept(self, draft: Forest, scored: Sequence[ScoredTree], last_position: int) -> StepResult:
-        """What each request keeps of its tree, and its next root."""
-        for request, tree in zip(self.requests, scored, strict=True):
+    def accept(self, trees: Sequence[ScoredTree], last_position: int) -> None:
+        """Find what each request keeps of its tree, and its next root."""
+        for request, tree in zip(self.requests, trees, strict=True):
             tree.next_root = request.root
             with FailAlone(request):
                 tree.accept(request.sampler, request.text, last_position - len(request.text))
-        return StepResult(draft, scored, list(self.requests))
 
-    def go_on(self, step: StepResult, timing: StepTiming) -> Emitted:
+    def go_on(self, draft: Forest, trees: Sequence[ScoredTree], timing: StepTiming) -> Emitted:
         """Tell the drafter, emit what was accepted, and move on to the next roots. `timing`: of the
         step so far."""
-        self.drafter.observe(replace(step, timing=timing))
+        self.drafter.observe(StepResult(draft, trees, self.requests, timing))
         emitted: Emitted = []
-        for request, tree in zip(self.requests, step.trees, strict=True):
+        for request, tree in zip(self.requests, trees, strict=True):
             accepted, last = [tree.tokens[node] for node in tree.path], [0, *tree.path][-1]
             request.text += [request.root, *accepted]
             request.root, request.hidden_1D = tree.next_root, tree.hidden_ND[last : last + 1]
