@@ -45,10 +45,11 @@ class DraftTree:
             node = self.add(node, token, chance, key)
         return node
 
-    def merge(self, other: "DraftTree") -> None:
-        """Add the guesses of `other`, which has the same root."""
+    def merge(self, other: "DraftTree", nodes: Iterable[int] | None = None) -> None:
+        """Add the guesses of `other`, which has the same root: all, or those at `nodes`, parents
+        before children."""
         node_of = {0: 0}
-        for node in range(1, other.num_nodes):
+        for node in range(1, other.num_nodes) if nodes is None else nodes:
             parent = node_of[other.parents[node]]
             node_of[node] = self.add(
                 parent, other.tokens[node], other.chances[node], other.keys[node]
@@ -83,12 +84,8 @@ class DraftTree:
 
     def kept(self, nodes: Sequence[int]) -> "DraftTree":
         """Only these nodes, the root first and parents before children."""
-        result, node_of = DraftTree(self.tokens[0]), {0: 0}
-        for node in nodes[1:]:
-            parent = node_of[self.parents[node]]
-            node_of[node] = result.add(
-                parent, self.tokens[node], self.chances[node], self.keys[node]
-            )
+        result = DraftTree(self.tokens[0])
+        result.merge(self, nodes[1:])
         return result
 
     def best(self, num_nodes: int) -> "DraftTree":
