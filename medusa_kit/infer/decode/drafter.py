@@ -85,10 +85,6 @@ class State:
         ]
         return draws if any(draws) else None
 
-    def of_requests(self, indices: Sequence[int]) -> "State":
-        """The state of these requests alone."""
-        return State([self.requests[index] for index in indices])
-
 
 def unread(tokens: list[int], root: int, num_read: int) -> list[int]:
     """The tokens of a request's text, root last, after the first `num_read`."""
@@ -104,7 +100,7 @@ class StepResult:
     requests: Sequence[RequestText] = ()  # whose draft it was
     timing: StepTiming | None = None  # of the step, up to here
 
-    @property
+    @cached_property
     def paths(self) -> list[list[int]]:
         """Accepted nodes of each request, root not included."""
         return [tree.path for tree in self.trees]

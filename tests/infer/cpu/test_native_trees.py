@@ -12,6 +12,7 @@ from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.heads import install_native_heads
 from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.decode.accept.sampler import Sampler
+from medusa_kit.infer.decode.drafter import State
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
@@ -188,7 +189,7 @@ def test_a_row_grows_the_same_tree_among_others(heads, many_threads):
     state = state_of(heads, 7)
     together = drafter.grow(state.hidden_BD, state.roots_B)
     for row in range(7):
-        own = state.of_requests([row])
+        own = State(state.requests[row : row + 1])
         assert drafter.grow(own.hidden_BD, own.roots_B) == [together[row]]
 
 
@@ -212,7 +213,7 @@ def test_torch_grows_what_the_kernels_do_not_take(heads):
     size = tree.num_nodes, SCALES, 4, 2
     assert heads.guesser.grow(state.hidden_BD, state.roots_B, *size, ALL) is None
     for one in (drafter, filler):
-        draft, alone = one.propose(state), one.propose(state.of_requests([9]))
+        draft, alone = one.propose(state), one.propose(State(state.requests[9:10]))
         assert len(draft.shapes) == kernels.MAX_ROWS + 1
         assert draft.shapes[9] is alone.shapes[0]
         assert draft.token_lists()[9] == alone.token_lists()[0]
