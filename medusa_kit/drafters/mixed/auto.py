@@ -8,8 +8,8 @@ drafter that is named has one.
 
 A gain is the difference between two expectations for one and the same step, with the source's draft
 tokens and without: tokens of single steps differ by more than a source gains in hundreds of them.
-Its time is what drafting takes, and what the base model takes beyond t(n), with the source and
-without.
+Its time is what drafting takes, and, of a source that computes, what the base model takes beyond
+t(n), with the source and without.
 """
 
 import math
