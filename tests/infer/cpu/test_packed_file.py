@@ -332,7 +332,7 @@ def test_what_cannot_run_leaves_no_file_and_does_not_say_that_it_is_packed(
 def test_those_that_come_at_once_pack_once(
     folder: Path, config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In two threads here: the lock is one between processes (tests/test_store.py)."""
+    """In two threads here: the lock is one between processes (tests/store/test_builds.py)."""
     packed, together, made = packed_cache._packed, threading.Barrier(2), []
 
     def slowly(*arguments: Any) -> Any:
