@@ -6,8 +6,7 @@ that was changed in the same way, whose classes and attention are transformers' 
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -15,142 +14,33 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from support import cuda_stand_in
-from support.models.hybrids import tiny_hybrid
-from support.small_engines import build_engine, random_heads, random_prompt
-from support.tiny_models import tiny_model
-from torch import nn
-from torch.nn.utils import parametrize, prune
+from support.models.changes import (
+    CHANGES,
+    HYBRID,
+    PROMPT,
+    TOKENS,
+    answer,
+    change,
+    expected,
+    layer,
+    made,
+    parametrize_output,
+    plain,
+)
+from support.small_engines import build_engine
 
 import medusa_kit
 from medusa_kit.base import model_state
-from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import wrap_model
 from medusa_kit.base.model_state import ModelWatch
 from medusa_kit.engine.engine import Engine
-from medusa_kit.errors import ConfigError, IncompatibleBaseError, ModelChangedError
-from medusa_kit.heads import load_heads, save_heads
+from medusa_kit.errors import ModelChangedError
 from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.device.verifier import CapturedVerifier
 from medusa_kit.infer.runners import backends
 from medusa_kit.locks import lock_of
 from medusa_kit.settings.sampling import SamplingParams
-
-needs_cpp = pytest.mark.skipif(kernels.load_library() is None, reason="no compiler")
-PROMPT, TOKENS = random_prompt(11, 3), 8
-
-
-def layer(model: Any) -> Any:
-    """The first with attention."""
-    return next(one for one in model.model.layers if hasattr(one, "self_attn"))
-
-
-def write_by_numpy(model: Any) -> None:
-    layer(model).mlp.down_proj.weight.detach().numpy()[:] *= -1.5
-
-
-def write_one_row(model: Any) -> None:
-    model.get_input_embeddings().weight.data[PROMPT[4]] *= -3
-
-
-def load_others(model: Any) -> None:
-    twice = {name: -1.5 * one for name, one in model.state_dict().items() if "mlp" in name}
-    model.load_state_dict(twice, strict=False)
-
-
-def replace_weight(model: Any) -> None:
-    linear = layer(model).mlp.down_proj
-    linear.weight = nn.Parameter(linear.weight.detach() * -1.5, requires_grad=False)
-
-
-def replace_layer(model: Any) -> None:
-    old = layer(model).self_attn.o_proj
-    new = nn.Linear(old.in_features, old.out_features, bias=old.bias is not None)
-    new.load_state_dict({name: -1.5 * one for name, one in old.state_dict().items()})
-    layer(model).self_attn.o_proj = new.requires_grad_(False).to(model.device)
-
-
-def replace_attention(model: Any) -> None:
-    old = layer(model).self_attn
-    new = type(old)(old.config, layer_idx=old.layer_idx).eval().requires_grad_(False)
-    new.load_state_dict({name: -1.5 * one for name, one in old.state_dict().items()})
-    layer(model).self_attn = new.to(model.device)
-
-
-def merge_adapter(model: Any) -> None:
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(0)
-    config = peft.LoraConfig(r=4, target_modules=["down_proj", "o_proj"], task_type="CAUSAL_LM")
-    adapted = peft.get_peft_model(model, config)
-    for name, parameter in adapted.named_parameters():
-        if "lora_" in name:
-            parameter.data.normal_(0, 0.5)
-    adapted.merge_and_unload()
-
-
-def set_epsilon(model: Any) -> None:
-    norm = layer(model).input_layernorm
-    setattr(norm, "eps" if hasattr(norm, "eps") else "variance_epsilon", 0.9)
-
-
-class Times(nn.Module):
-    """A parametrization: the layer's weight is computed at each forward."""
-
-    factor = -1.5
-
-    def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight * self.factor
-
-
-def parametrize_output(model: Any) -> None:
-    parametrize.register_parametrization(layer(model).self_attn.o_proj, "weight", Times())
-
-
-CHANGES: dict[str, Callable[[Any], object]] = {
-    "merged by peft": merge_adapter,
-    "by data": lambda model: layer(model).mlp.down_proj.weight.data.mul_(-1.5),
-    "one row": write_one_row,
-    "by numpy": write_by_numpy,
-    "set_": lambda m: layer(m).mlp.down_proj.weight.set_(layer(m).mlp.down_proj.weight * -1.5),
-    "state_dict": load_others,
-    "parameter": replace_weight,
-    "module": replace_layer,
-    "attention": replace_attention,
-    "rope": lambda model: model.model.rotary_emb.inv_freq.mul_(3),
-    "norm": lambda model: layer(model).input_layernorm.weight.data.mul_(-2),
-    "epsilon": set_epsilon,
-    "output": lambda model: model.get_output_embeddings().weight.data.mul_(-1),
-    "pruned": lambda model: prune.l1_unstructured(layer(model).self_attn.o_proj, "weight", 0.5),
-    "parametrized": parametrize_output,
-    "hook": lambda model: layer(model).mlp.register_forward_hook(lambda m, inputs, out: -out),
-}
-
-
-def change(model: Any, way: str) -> None:
-    with torch.no_grad():
-        CHANGES[way](model)
-
-
-def plain(model: Any, tokens: int = TOKENS) -> list[int]:
-    ids = torch.tensor([PROMPT])
-    out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False
-    )
-    return out[0, len(PROMPT) :].tolist()
-
-
-def made(family: str) -> Any:
-    model = tiny_hybrid(family) if family == HYBRID else tiny_model(family)
-    model.generation_config.eos_token_id = None
-    return model
-
-
-@cache
-def expected(family: str, ways: tuple[str, ...] = (), tokens: int = TOKENS) -> list[int]:
-    model = made(family)
-    for way in ways:
-        change(model, way)
-    return plain(model, tokens)
 
 
 class Runner(NamedTuple):
@@ -174,7 +64,6 @@ class Runner(NamedTuple):
         return engine
 
 
-HYBRID = "qwen3_5"
 RUNNERS = {
     "torch": Runner("llama-tied", "torch", {"attention": "sdpa"}),
     "linear layers in C++": Runner("phi3", "torch, linear layers by C++"),
@@ -196,10 +85,6 @@ def runner(request: pytest.FixtureRequest) -> Runner:
     if "MKL" in request.param and not torch.backends.mkl.is_available():
         pytest.skip("torch without MKL")
     return RUNNERS[request.param]
-
-
-def answer(engine: Engine, tokens: int = TOKENS) -> list[int]:
-    return engine.generate(PROMPT, max_new_tokens=tokens, drafter="lookahead").token_ids
 
 
 @pytest.fixture
@@ -342,107 +227,6 @@ def test_attention_that_somebody_switched_is_switched_back(engine: Engine, runne
     engine.base.model.set_attn_implementation("eager")
     result = engine.generate(PROMPT, max_new_tokens=TOKENS, drafter=drafting(runner))
     assert result.token_ids == expected(runner.family)
-
-
-def test_heads_take_the_dtype_that_the_model_was_given() -> None:
-    base, other = wrap_model(made("llama-tied"), None, "tiny"), made("llama-tied")
-    engine = build_engine(base, heads=random_heads(base))
-    for dtype in (torch.float64, torch.float32):
-        for model in (base.model, other):
-            model.to(dtype)
-        for options in ({}, {"drafter": "auto"}):
-            result = engine.generate(PROMPT, max_new_tokens=TOKENS, **options)
-            assert result.token_ids == plain(other)
-        assert engine.heads is not None
-        assert {one.dtype for one in engine.heads.parameters()} == {dtype}
-        engine.heads.half()  # and back, where somebody rounds them alone
-
-
-@needs_cpp
-def test_heads_follow_their_base_and_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packed heads guess with the rows of the base and with the numbers that are there now."""
-    base = wrap_model(made("llama-tied"), None, "tiny")
-    ids = torch.arange(0, 96, 2)
-    heads = random_heads(base, projection="reduced", reduced_ids=ids)
-    engine = build_engine(base, heads=heads)
-    hidden = torch.randn(3, base.info.hidden_size, generator=torch.Generator().manual_seed(0))
-
-    def by_torch() -> torch.Tensor:
-        with monkeypatch.context() as patch:
-            patch.setattr(heads, "guesser", None)
-            return heads.candidates(hidden, 1)
-
-    for edit in (
-        lambda: base.model.get_output_embeddings().weight.data.mul_(-1),
-        lambda: heads.blocks[0][0].linear.weight.data.mul_(-9),
-    ):
-        before = heads.candidates(hidden, 1)
-        edit()
-        assert engine.generate(PROMPT, max_new_tokens=TOKENS).token_ids == plain(base.model)
-        assert torch.equal(heads.candidates(hidden, 1), by_torch())
-        assert not torch.equal(heads.candidates(hidden, 1), before)
-
-
-def test_a_draft_model_that_was_changed_drafts_as_it_is() -> None:
-    """It is the base's twin until it is changed; drafts of a twin are all right."""
-    base, draft = (wrap_model(made("llama-tied"), None, name) for name in ("base", "draft"))
-    engine = build_engine(base, draft_model=draft)
-
-    def accepted() -> float:
-        result = engine.generate(PROMPT, max_new_tokens=12, drafter="draft-model")
-        assert result.token_ids == expected("llama-tied", (), 12)
-        return float(result.stats.acceptance_length)
-
-    whole = accepted()
-    change(draft.model, "by data")
-    change(draft.model, "output")
-    assert accepted() < whole
-    draft.model.load_state_dict(base.model.state_dict())
-    assert accepted() == whole
-
-
-def test_fingerprint_and_remembered_checks_are_of_what_is_there(tmp_path: Path) -> None:
-    made("llama-tied").save_pretrained(tmp_path / "model")
-    base = load_base_model(str(tmp_path / "model"), device="cpu")
-    assert base.checks_are_remembered
-    save_heads(random_heads(base), tmp_path / "heads")
-    before = base.info.fingerprint
-    change(base.model, "one row")
-    engine = build_engine(base)
-    assert base.info.fingerprint == base.fingerprint() != before
-    assert not base.checks_are_remembered
-    assert not engine.check.remembered
-    with pytest.raises(IncompatibleBaseError):
-        load_heads(tmp_path / "heads", base)
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama-tied"])
-def test_a_checkpoint_that_is_overwritten_stays_loaded(tmp_path: Path, family: str) -> None:
-    """`cp` writes into the file that is there, and transformers maps what need not be converted."""
-    made(family).save_pretrained(tmp_path)
-    base = load_base_model(str(tmp_path), device="cpu")
-    assert base.info.tied_embeddings
-    engine = build_engine(base)
-    before = engine.generate(PROMPT, max_new_tokens=TOKENS, drafter="none").token_ids
-    with (tmp_path / "model.safetensors").open("r+b") as file:
-        size = file.seek(0, 2)
-        file.seek(size // 2)
-        file.write(bytes(range(1, 101)) * (size // 200))
-    assert engine.generate(PROMPT, max_new_tokens=TOKENS, drafter="none").token_ids == before
-    assert plain(base.model) == before == plain(made(family))
-
-
-def test_a_precision_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
-    library = kernels.load_library()
-    if library is None or not kernels.has_integers(library):
-        pytest.skip("no kernels that multiply integers")
-    made("llama-tied").save_pretrained(tmp_path)
-    engine = medusa_kit.load(str(tmp_path), heads=None, weights="int8", activations="int8",
-                             device="cpu")  # fmt: skip
-    answer(engine)
-    change(engine.base.model, "norm")
-    with pytest.raises(ConfigError, match="the model was changed"):
-        answer(engine)
 
 
 def test_threads_that_answer_while_weights_change_never_mix() -> None:
