@@ -1,6 +1,7 @@
 """A small file of a model that cannot be used is named, whichever library noticed."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -34,21 +35,29 @@ def folder(whole: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"),
+    ("name", "changes", "said"),
     [
-        *((CONFIG, {key: HUGE}) for key in ("hidden_size", "num_hidden_layers", "vocab_size")),
-        (CONFIG, {"num_hidden_layers": 10**12}), (CONFIG, {"num_experts": 10**9}),
-        (CONFIG, {"eos_token_id": HUGE}), (CONFIG, {"max_position_embeddings": 10**400}),
-        (CONFIG, {"num_attention_heads": "four"}), (CONFIG, {"rms_norm_eps": "x"}),
-        (CONFIG, {"hidden_size": [1]}), (CONFIG, {"rope_parameters": "x"}),
-        (CONFIG, {"model_type": 5}), (GENERATION, {"eos_token_id": HUGE}),
-        (GENERATION, {"eos_token_id": {"a": 1}}), (TOKENIZER, {"model": HUGE}),
+        *((CONFIG, {key: HUGE}, f"says {key}: a number of 31 digits")
+          for key in ("hidden_size", "num_hidden_layers", "vocab_size", "eos_token_id")),
+        (CONFIG, {"num_hidden_layers": 10**12}, "num_hidden_layers: a number of 13 digits"),
+        (CONFIG, {"num_experts": 10**9}, "num_experts: a number of 10 digits"),
+        (CONFIG, {"max_position_embeddings": 10**400}, "a number of 401 digits"),
+        (CONFIG, {"num_attention_heads": "four"}, "'four', expected a number"),
+        (CONFIG, {"rms_norm_eps": "x"}, "'x', expected a number"),
+        (CONFIG, {"hidden_size": [1]}, "'hidden_size'"),
+        (CONFIG, {"rope_parameters": "x"}, "'rope_parameters'"),
+        (CONFIG, {"model_type": 5}, "model type `5`"),
+        (GENERATION, {"eos_token_id": HUGE}, "says eos_token_id: a number of 31 digits"),
+        (GENERATION, {"eos_token_id": {"a": 1}}, "expected token ids"),
+        (TOKENIZER, {"model": HUGE}, "says model: a number of 31 digits"),
     ],
 )  # fmt: skip
-def test_numbers_and_types_that_cannot_be(folder: Path, name: str, changes: dict[str, Any]) -> None:
+def test_numbers_and_types_that_cannot_be(
+    folder: Path, name: str, changes: dict[str, Any], said: str
+) -> None:
     path = folder / name
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")) as caught:
+    with pytest.raises(CheckpointError, match=rf"{re.escape(name)}.*{said}") as caught:
         load_base_model(str(folder), device="cpu")
     assert len(caught.value.message) < 1000
 

@@ -196,4 +196,5 @@ def test_slots_are_chosen_by_whom_they_are_for() -> None:
         slots.leave(one.slot, [], 0)
     assert schedule.admit(lambda one, later: (slots.free[-1], 0)) == [d]
     assert d.slot is slots.all[2]
+    assert slots.free == [slots.all[1]]
     assert schedule.running == []  # no prompt has been read

@@ -16,6 +16,7 @@ from medusa_kit import console
 from medusa_kit.base.remembered_checks import code_digest
 from medusa_kit.infer.decode import measured
 from medusa_kit.infer.decode.measured import MeasuredSteps, Turn
+from medusa_kit.infer.decode.node_choice import waiting
 from medusa_kit.infer.decode.node_choice.cost import SIZES, SLOPE, StepCost
 from medusa_kit.infer.decode.node_choice.waiting import longest, waits
 from medusa_kit.infer.verifier import Verifier
@@ -188,10 +189,16 @@ def test_turns_count_that_had_the_machine_for_themselves(verifier: Verifier) -> 
         assert measured._was_alone({1: turns}) == kept
 
 
-def test_waiting_is_counted_by_thread() -> None:
+def test_waiting_is_counted_by_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert longest({"1": 1.0, "2": 5.0}, {"1": 1.5, "2": 5.1, "3": 0.2}) == pytest.approx(0.5)
     assert longest({}, {}) == 0.0
-    assert all(seconds >= 0 for seconds in waits().values())
+    for name, text in (("7", "100 2500000000 3\n"), ("8", "5 0 1\n"), ("ended", "")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "schedstat").write_text(text)
+    monkeypatch.setattr(waiting, "THREADS", tmp_path)
+    assert waits() == {"7": 2.5, "8": 0.0}
+    monkeypatch.setattr(waiting, "THREADS", tmp_path / "of another system")
+    assert waits() == {}
 
 
 def test_what_a_busy_machine_makes_expensive_is_not_believed(verifier: Verifier) -> None:
