@@ -12,15 +12,17 @@ import torch
 
 import medusa_kit
 from benchmarks import trace_request as script
+from medusa_kit.tree.shape import TreeShape
 
 
 def test_a_function_that_gets_a_tensor_alone_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in another thread. What is outside of the package does not."""
+    """Also in another thread. What is outside of the package does not, nor does a lambda."""
     (tmp_path / "kit").mkdir()
     (tmp_path / "kit/inside_of_it.py").write_text("def twice(x):\n    return once(x) * 2\n\n"
-                                                  "def once(x):\n    return x\n")  # fmt: skip
+                                                  "def once(x):\n    return x\n\n"
+                                                  "def lose(x):\n    (lambda: x)()\n")  # fmt: skip
     (tmp_path / "outside_of_it.py").write_text("def twice(x):\n    return x * 2\n")
     monkeypatch.setattr(script, "PACKAGE", str(tmp_path / "kit"))
     for folder in (tmp_path, tmp_path / "kit"):
@@ -38,11 +40,13 @@ def test_a_function_that_gets_a_tensor_alone_counts(
     sys.setprofile(trace)
     try:
         inside.twice(torch.ones(2))
+        inside.lose(TreeShape((-1,)))
         outside.twice(torch.ones(2))
     finally:
         sys.setprofile(None)
     name = "inside_of_it.py"
-    assert run.calls == {(name, "twice"): 2, (name, "once"): 2}
+    assert run.calls == {(name, "twice"): 2, (name, "once"): 2, (name, "lose"): 1}
+    assert run.made() == {"TreeShape": 1}
     assert run.modules == [name]
 
 

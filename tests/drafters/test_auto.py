@@ -325,7 +325,7 @@ def test_what_two_steps_draft_is_kept_apart_until_each_is_observed() -> None:
     found = [drafter.candidates(state, cost, 0) for state in states]
     drafts = [one.select([count]) for one, count in zip(found, (2, 0), strict=True)]
     timing = StepTiming(0.0, 1.0, 0.0, 0.0, 3, 1)
-    for state, draft, path in zip(states, drafts, ([1, 2], []), strict=True):
+    for state, draft, path in reversed(list(zip(states, drafts, ([1, 2], []), strict=True))):
         drafter.observe(result_of(draft, [path], [0], state.requests, timing=timing))
     assert [state.requests[0].credits for state in states] == [["suffix", "suffix"], []]
     assert drafter.shares == {"suffix": SourceUsage(1, 3), "none": SourceUsage(1, 1)}

@@ -16,7 +16,7 @@ from support.small_engines import build_engine, engine_with_heads, random_prompt
 from support.tiny_models import tiny_base, tiny_model
 
 import medusa_kit
-from medusa_kit.base.model import wrap_model
+from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import IncompatibleBaseError
 
@@ -111,6 +111,21 @@ def test_a_changed_model_is_checked_without_a_callers_autocast(family: str) -> N
         build_engine(wrap_model(tiny_model(family)))
     expected = engine_with_heads(wrap_model(other)).generate(PROMPT, max_new_tokens=TOKENS)
     assert engine.generate(PROMPT, max_new_tokens=TOKENS).token_ids == expected.token_ids
+
+
+def test_a_model_is_looked_at_without_a_callers_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its logits in 16 bits would be held to what 16 bits allow."""
+    rounded, forward = list[bool](), BaseModel.hidden_and_logits
+
+    def noted(*args: Any, **options: Any) -> Any:
+        rounded.append(torch.is_autocast_enabled("cpu"))
+        return forward(*args, **options)
+
+    monkeypatch.setattr(BaseModel, "hidden_and_logits", noted)
+    with torch.autocast("cpu", torch.bfloat16):
+        wrap_model(tiny_model("gpt2"))
+    assert rounded
+    assert not any(rounded)
 
 
 def test_a_model_without_numbers_is_refused() -> None:

@@ -85,6 +85,20 @@ def test_garbage_is_found_under_a_mode() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama-tied", "gpt2"])
+def test_what_was_found_out_of_reach_is_not_kept(family: str) -> None:
+    """The layers of its cache do not know that any more."""
+    engine = engine_with_heads(tiny_base(family))
+    expected = engine.generate(PROMPT, max_new_tokens=8).token_ids
+    engine.scheduler = reusing(engine.verifier)
+    circle: list[Any] = [begun(engine)]
+    circle.append(circle)
+    del circle
+    gc.collect()
+    assert not engine.scheduler.idle
+    assert engine.generate(PROMPT, max_new_tokens=8).token_ids == expected
+
+
+@pytest.mark.parametrize("family", ["llama-tied", "gpt2"])
 def test_what_a_changed_model_read_is_not_gone_on_from(family: str) -> None:
     """Changed and changed back before anybody looks: no look can tell."""
     engine = engine_with_heads(tiny_base(family))
@@ -119,6 +133,7 @@ def test_batches_left_so_keep_to_the_bound() -> None:
     engine.scheduler.kept_bytes = 2 * batch.cache.num_bytes
     for steps in runs:
         steps.close()
+    assert len(engine.scheduler._abandoned) == 2  # also before anybody counts them
     assert len(engine.scheduler.idle) == 2
 
 
