@@ -20,7 +20,7 @@ SWITCH = "MEDUSA_KIT_WHEEL"
 WANTED = os.environ.get(SWITCH, "")
 if WANTED not in ("", "kernels", "pure"):
     sys.exit(f"{SWITCH} is {WANTED!r}; expected kernels, pure or nothing")
-specification = importlib.util.spec_from_file_location("levels", FOLDER / "library" / "levels.py")
+specification = importlib.util.spec_from_file_location("levels", FOLDER / "binding" / "levels.py")
 levels = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(levels)
 

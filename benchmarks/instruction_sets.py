@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from medusa_kit import console
 from medusa_kit.base.files import gguf_source
 from medusa_kit.base.loading import load_base_model
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.packed.gguf_blocks import GGUFBlocks
 from medusa_kit.infer.cpu.packed.packing import PackedMatrix, pack
 

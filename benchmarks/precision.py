@@ -21,7 +21,7 @@ import torch
 import medusa_kit
 from medusa_kit import console
 from medusa_kit.infer.cpu.activations import with_activations
-from medusa_kit.infer.cpu.library.kernels import MAX_ROWS
+from medusa_kit.infer.cpu.binding.kernels import MAX_ROWS
 from medusa_kit.infer.forest import Forest
 
 Z = 1.96  # 95 %

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from medusa_kit.engine.transformers_entry import custom_generate, custom_generate_with
     from medusa_kit.errors import MedusaKitError
     from medusa_kit.heads import MedusaHeads, load_heads, save_heads
-    from medusa_kit.infer.cpu.library.kernels import set_num_threads
+    from medusa_kit.infer.cpu.binding.kernels import set_num_threads
     from medusa_kit.settings.grammar import Grammar
     from medusa_kit.tree.candidate_tree import CandidateTree
 
@@ -32,7 +32,7 @@ _PLACES = {
     "load_config": "medusa_kit.engine.load",
     "load_heads": "medusa_kit.heads",
     "save_heads": "medusa_kit.heads",
-    "set_num_threads": "medusa_kit.infer.cpu.library.kernels",
+    "set_num_threads": "medusa_kit.infer.cpu.binding.kernels",
 }
 
 __all__ = [

@@ -23,7 +23,7 @@ from support.tiny_models import tiny_base
 from medusa_kit.base.files import quiet_transformers
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 
 quiet_transformers()
 # Each client of HTTP reads all certificates anew, 30 ms of it, though no test uses TLS.

@@ -19,7 +19,7 @@ from medusa_kit.base.gguf import (
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import CheckpointError
-from medusa_kit.infer.cpu.library.kernels import load_library
+from medusa_kit.infer.cpu.binding.kernels import load_library
 from medusa_kit.infer.cpu.packed.gguf_blocks import GGUFBlocks
 
 TOKENS = 16

@@ -23,7 +23,7 @@ from medusa_kit.bench.breakdown import (
 )
 from medusa_kit.cli.bench_report import breakdown_table
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.cpu.library.kernels import load_library
+from medusa_kit.infer.cpu.binding.kernels import load_library
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 from medusa_kit.infer.decode.timing import Laps

@@ -16,7 +16,7 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads import draws as module
 from medusa_kit.heads.draws import SHARPER
 from medusa_kit.heads.noise import gumbel_noise
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.decode.accept.sampler import Sampler
 from medusa_kit.infer.decode.drafter import State
 from medusa_kit.settings.sampling import SamplingParams

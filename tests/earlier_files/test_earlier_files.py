@@ -26,7 +26,7 @@ from medusa_kit.heads import load_heads
 from medusa_kit.heads.order import best_columns
 from medusa_kit.hub.card import CardOptions, render_card
 from medusa_kit.hub.measured import read_measured
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.quick import search, settings
 from medusa_kit.quick.run import prepared, run
 from medusa_kit.quick.session import Request

@@ -14,7 +14,7 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.heads import load_heads, save_heads
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 
 needs_cpp = pytest.mark.skipif(kernels.load_library() is None, reason="no compiler")
 

@@ -12,7 +12,7 @@ from support.tiny_models import tiny_model
 
 import medusa_kit
 from medusa_kit.engine import transformers_entry
-from medusa_kit.infer.cpu.library.kernels import load_library
+from medusa_kit.infer.cpu.binding.kernels import load_library
 
 lookahead = medusa_kit.custom_generate_with(
     drafter="lookahead", options={"window": 3, "ngram": 3, "guesses": 4}

@@ -35,7 +35,7 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.base.model_state import ModelWatch
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ModelChangedError
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.device.verifier import CapturedVerifier
 from medusa_kit.infer.runners import backends

@@ -23,7 +23,7 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.heads import save_heads
 from medusa_kit.infer import self_check
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.packed.int8_weights import with_weights
 from medusa_kit.infer.cpu.packed_base import PackedBase, base_for_decoding
 from medusa_kit.infer.decode.scheduler import Scheduler

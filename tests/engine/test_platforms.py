@@ -16,7 +16,7 @@ import medusa_kit
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer import mkl_linear as packed_linear
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 
 SYSTEMS = {"Darwin": "arm64", "Windows": "AMD64"}
 

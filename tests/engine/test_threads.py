@@ -25,7 +25,7 @@ from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters.estimates import AcceptanceEstimate
-from medusa_kit.infer.cpu.library import kernels, levels
+from medusa_kit.infer.cpu.binding import kernels, levels
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 
 # How often each thread asks. Steps through torch take turns in Python, and are slow beside others.
@@ -137,7 +137,7 @@ import os, sys, threading
 sys.path[:0] = {paths!r}
 import torch
 from support.callers import answers, engine_for, requests_of
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 
 torch.set_num_threads(2)
 kernels.WORK_OF_A_THREAD = 1

@@ -27,7 +27,7 @@ from medusa_kit.base import adapters
 from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_store import HeadsStore
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.settings.grammar import Grammar
 
 DRAWN: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9, "seed": 5}

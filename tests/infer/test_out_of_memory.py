@@ -11,7 +11,7 @@ from support.tiny_models import model_of
 from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.engine.load import load
 from medusa_kit.errors import MedusaKitError
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.packed import file as packed_file
 from medusa_kit.infer.cpu.packed import packing_up
 from medusa_kit.infer.decode.batch import Batch

@@ -22,7 +22,7 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.base.remembered_configs import own_config, read_config
 from medusa_kit.base.text_part import _no_towers, causal_model, load_causal
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.packed_base import PackedBase, base_for_decoding
 from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.decode.scheduler import Scheduler

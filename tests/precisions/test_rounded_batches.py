@@ -26,8 +26,8 @@ from support.small_engines import build_engine, random_prompt, reusing
 from torch import Tensor
 
 from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.cpu.binding.kernels import MAX_ROWS
 from medusa_kit.infer.cpu.cache_dtype import store_cache_as
-from medusa_kit.infer.cpu.library.kernels import MAX_ROWS
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.verifier import Verifier
 

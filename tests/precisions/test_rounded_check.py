@@ -25,8 +25,8 @@ from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.cpu import activations as precisions
 from medusa_kit.infer.cpu import decoder
 from medusa_kit.infer.cpu.activations import ALLOWED
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
-from medusa_kit.infer.cpu.library import kernels
 
 pytestmark = pytest.mark.skipif(not multiplies_integers(), reason="no integers are multiplied here")
 Score = Callable[..., tuple[torch.Tensor, ...]]

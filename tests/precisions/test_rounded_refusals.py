@@ -23,8 +23,8 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.engine import load as loading
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.cpu import activations as precisions
-from medusa_kit.infer.cpu.library import kernels
-from medusa_kit.infer.cpu.library.kernels import ISA_SWITCH, MAX_ROWS, OFF_SWITCH
+from medusa_kit.infer.cpu.binding import kernels
+from medusa_kit.infer.cpu.binding.kernels import ISA_SWITCH, MAX_ROWS, OFF_SWITCH
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.forest import Forest
 from medusa_kit.tree.candidate_tree import CandidateTree

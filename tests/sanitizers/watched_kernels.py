@@ -8,7 +8,7 @@ between guarded bytes, since torch's allocator is theirs too.
 
 import os
 
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 
 FLAGS = (
     "-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined",

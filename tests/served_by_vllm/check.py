@@ -17,7 +17,7 @@ from server import serving, stop_on_signals
 from small_heads import kit, make_heads
 
 from medusa_kit.cli.prompts import asset
-from medusa_kit.infer.cpu.library.kernels import OFF_SWITCH
+from medusa_kit.infer.cpu.binding.kernels import OFF_SWITCH
 from medusa_kit.settings.engine import EMBEDDED_NAME
 
 NUM_PROMPTS = 10

@@ -13,8 +13,8 @@ from support.tiny_models import tiny_model
 import medusa_kit
 from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.cpu.library import kernels
-from medusa_kit.infer.cpu.library.levels import X86, packaged_library
+from medusa_kit.infer.cpu.binding import kernels
+from medusa_kit.infer.cpu.binding.levels import X86, packaged_library
 from medusa_kit.infer.cpu.packed.packing import pack
 
 WIDE = {"hidden_size": 96, "head_dim": 16, "num_attention_heads": 6}

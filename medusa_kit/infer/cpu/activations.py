@@ -19,7 +19,7 @@ from medusa_kit.base.files import gguf_source, stored_config, stored_quantised
 from medusa_kit.base.model import CHECKPOINT
 from medusa_kit.base.placement import AUTO, pick_device
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.packed.describe import Unsupported
 from medusa_kit.infer.cpu.verifier import WITHOUT, NativeVerifier, needed
 from medusa_kit.infer.forest import Forest

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from medusa_kit import console
 from medusa_kit.base.files import gguf_source
 from medusa_kit.base.model import BaseModel
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.packed.describe import ModelParts, Unsupported, describe
 from medusa_kit.infer.cpu.packed.file import MemorySink
 from medusa_kit.infer.cpu.packed.gguf_blocks import GGUFBlocks, equal_blocks

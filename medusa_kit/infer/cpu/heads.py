@@ -23,8 +23,8 @@ from medusa_kit.errors import Live
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.draws import RowsDraws
 from medusa_kit.heads.guesser import Guesses, Least, Texts
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
-from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.packed.heads import COLUMNS, PackedHeads, packed_heads
 from medusa_kit.infer.cpu.packed.int8_weights import rounding
 from medusa_kit.infer.cpu.packed.packing import PackedMatrix

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from medusa_kit.base.fingerprint import version_of
 from medusa_kit.base.quantization import is_plain_linear
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.packed.gguf_blocks import equal_blocks
 from medusa_kit.infer.cpu.packed.packing import Blocks, PackedMatrix, pack
 from medusa_kit.infer.mkl_linear import Packing, has_its_own, plain_linears

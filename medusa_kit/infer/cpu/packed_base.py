@@ -39,8 +39,8 @@ from medusa_kit.base.quantization import raw_bytes
 from medusa_kit.base.remembered_checks import SOURCES
 from medusa_kit.base.tokenizer.check import look_at_tokenizer
 from medusa_kit.errors import CheckpointError
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
-from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.packed.cache import packed_model
 from medusa_kit.infer.cpu.packed.describe import Unsupported
 from medusa_kit.infer.cpu.packed.int8_weights import rounded, with_weights

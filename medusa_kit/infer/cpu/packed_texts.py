@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
-from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.tree_cache import TreeCache
 

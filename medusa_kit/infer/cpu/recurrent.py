@@ -7,7 +7,7 @@ Shapes: D hidden, K heads.
 """
 
 from medusa_kit.heads.blocks import NORM_EPSILON, UNIT_EPSILON
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.packed.heads import GAIN, INPUT, PackedHeads
 from medusa_kit.infer.cpu.packed.int8_weights import rounding
 

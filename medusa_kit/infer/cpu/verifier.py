@@ -18,8 +18,8 @@ from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.step import StepHolder
 from medusa_kit.infer.chains.choice import checked_verifier
+from medusa_kit.infer.cpu.binding.kernels import MAX_ROWS
 from medusa_kit.infer.cpu.decoder import NativeDecoder, Watched, native_decoder
-from medusa_kit.infer.cpu.library.kernels import MAX_ROWS
 from medusa_kit.infer.cpu.packed.describe import Unsupported
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.outputs import NodeScores, TextStates

@@ -15,9 +15,9 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.chains.choice import checked_verifier, self_check, verifier_for
 from medusa_kit.infer.cpu.activations import with_activations
+from medusa_kit.infer.cpu.binding.kernels import OFF_SWITCH
 from medusa_kit.infer.cpu.cache_dtype import store_cache_as
 from medusa_kit.infer.cpu.decoder import native_decoder
-from medusa_kit.infer.cpu.library.kernels import OFF_SWITCH
 from medusa_kit.infer.cpu.linear import install_native_linears
 from medusa_kit.infer.cpu.packed.describe import Unsupported
 from medusa_kit.infer.cpu.packed_base import PackedBase

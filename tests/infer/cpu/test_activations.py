@@ -14,7 +14,7 @@ import torch
 from support.kernels.compiled import ARM_LACKING, library_for, products_on_arm
 from support.kernels.forms import DIGITS, ROWS, Form, form_of, forms
 
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.packed.packing import Blocks
 
 FEW = {name: digits for name, digits in DIGITS.items() if digits < 3}

@@ -5,7 +5,7 @@ from support.tiny_models import model_of, tiny_model
 from torch import nn
 
 from medusa_kit.base.model import wrap_model
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.linear import NativeLinear
 from medusa_kit.infer.cpu.packed.describe import Unsupported, describe
 from medusa_kit.infer.cpu.verifier import NativeVerifier

@@ -10,7 +10,7 @@ from support.tiny_models import tiny_model
 from torch import nn
 
 from medusa_kit.base.model import wrap_model
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.linear import install_native_linears
 from medusa_kit.infer.mkl_linear import forget_packs, using_packs
 

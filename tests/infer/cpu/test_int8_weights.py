@@ -25,7 +25,7 @@ from medusa_kit.distill.generate import generate_answers
 from medusa_kit.engine import load as loading
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import save_heads
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.linear import NativeLinear
 from medusa_kit.infer.cpu.packed.int8_weights import int8_blocks, with_weights
 from medusa_kit.infer.cpu.packed.packing import pack

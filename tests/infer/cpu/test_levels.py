@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.cpu.library import kernels, levels
+from medusa_kit.infer.cpu.binding import kernels, levels
 
 COMPILER = os.environ.get("CXX") or "c++"
 pytestmark = pytest.mark.skipif(

@@ -14,9 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.bench.verify import verify
 from medusa_kit.errors import ConfigError
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.cache_dtype import store_cache_as
 from medusa_kit.infer.cpu.decoder import native_decoder
-from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.tree_cache import TreeCache

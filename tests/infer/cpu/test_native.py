@@ -19,8 +19,8 @@ from torch import nn
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
-from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.linear import install_native_linears
 from medusa_kit.infer.cpu.packed.gguf_blocks import READERS, blocks_of, read_scales
 from medusa_kit.infer.cpu.packed.packing import Blocks, pack

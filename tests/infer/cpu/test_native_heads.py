@@ -12,9 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters.heads.hydra import HydraDrafter
 from medusa_kit.heads.scores import scored_guesses, scored_guesses_after
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.heads import install_native_heads
-from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 pytestmark = [

@@ -10,9 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.heads.scores import scored_guesses_after
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.heads import install_native_heads
-from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.packed import int8_weights
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree

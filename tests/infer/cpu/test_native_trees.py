@@ -8,9 +8,9 @@ from support.states import state_from
 from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.drafters.heads.dynamic import ALL, DynamicDrafter
 from medusa_kit.heads.guesser import Least
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.heads import install_native_heads
-from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.decode.accept.sampler import Sampler
 from medusa_kit.infer.decode.drafter import State
 from medusa_kit.settings.sampling import SamplingParams

@@ -15,7 +15,7 @@ from support.callers import all_at_once
 from support.tiny_models import model_of
 
 from medusa_kit.files import file_digest
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.packed import cache as packed_cache
 from medusa_kit.infer.cpu.packed.cache import packed_folder, packed_model
 from medusa_kit.infer.cpu.packed.file import DIGEST, FILE, LAYOUT, PREAMBLE, FileSink, mapped

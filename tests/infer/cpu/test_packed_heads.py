@@ -15,9 +15,9 @@ from support.tiny_models import model_of
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.files import file_digest
 from medusa_kit.heads import MedusaHeads, load_heads, save_heads
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.heads import NativeHeads
-from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.packed import heads as packed_module
 from medusa_kit.infer.cpu.packed.file import DIGEST, FILE
 from medusa_kit.infer.cpu.packed.heads import PackedHeads, packed_heads

@@ -17,9 +17,9 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder, native_decoder
 from medusa_kit.infer.cpu.heads import NativeHeads
-from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.packed import cache as packed_cache
 from medusa_kit.infer.cpu.packed import packing_up
 from medusa_kit.infer.cpu.packed.cache import packed_model

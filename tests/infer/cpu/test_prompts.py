@@ -12,8 +12,8 @@ from support.tiny_models import COMMON, STOP
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from medusa_kit.base.model import BaseModel, wrap_model
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
-from medusa_kit.infer.cpu.library import kernels
 from medusa_kit.infer.cpu.packed.int8_weights import with_weights
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.forest import Forest

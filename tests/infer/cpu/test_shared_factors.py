@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.kernels.forms import FACTORS, shared_factors
 
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.packed.model import chosen_rows, expanded_rows
 from medusa_kit.infer.cpu.packed.packing import (
     KINDS,

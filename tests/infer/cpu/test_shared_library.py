@@ -16,7 +16,7 @@ import pytest
 from support.callers import all_at_once
 from torch.utils import cpp_extension
 
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 pytestmark = pytest.mark.skipif(
@@ -128,7 +128,7 @@ def test_a_stale_lock_of_torchs_loader_holds_nobody_up(
 KILLED = """
 import os
 os.environ["VICTIM"] = str(os.getpid())
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 kernels.load_library()
 """
 DEADLY_COMPILER = """#!/bin/sh

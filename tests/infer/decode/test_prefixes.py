@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 import medusa_kit
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.decode.scheduler import Scheduler
 
 in_cpp = pytest.mark.skipif(

@@ -15,7 +15,7 @@ import torch
 
 from medusa_kit.errors import ConfigError
 from medusa_kit.files import file_digest
-from medusa_kit.infer.cpu.library import kernels, levels
+from medusa_kit.infer.cpu.binding import kernels, levels
 from medusa_kit.store.builds import make_once
 from medusa_kit.store.records import extensions_folder
 

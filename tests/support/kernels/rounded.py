@@ -19,7 +19,7 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.cpu.activations import activations_of
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.packed_base import base_for_decoding
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.verifier import Verifier

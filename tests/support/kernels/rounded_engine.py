@@ -7,7 +7,7 @@ import pytest
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.packed_base import base_for_decoding
 from medusa_kit.settings.engine import allowed
 from support.gguf.tiny_gguf import write_gguf

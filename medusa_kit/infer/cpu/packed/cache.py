@@ -33,7 +33,7 @@ from medusa_kit.base.stored_tensors import (
 )
 from medusa_kit.errors import CheckpointError
 from medusa_kit.files import file_digest
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.packed.describe import ModelParts, Unsupported, check_family, describe
 from medusa_kit.infer.cpu.packed.file import (
     DIGEST,

@@ -22,7 +22,7 @@ from medusa_kit.base.model import INT8, BaseModel
 from medusa_kit.base.placement import AUTO, pick_device
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention.step import HOLDER_ATTRIBUTE
-from medusa_kit.infer.cpu.library.kernels import Matrix, with_digits
+from medusa_kit.infer.cpu.binding.kernels import Matrix, with_digits
 from medusa_kit.infer.cpu.packed.packing import Blocks, PackedMatrix, pack
 from medusa_kit.infer.mkl_linear import plain_linears
 from medusa_kit.settings.engine import check_value

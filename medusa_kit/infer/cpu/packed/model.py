@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.packed.file import mapped
 from medusa_kit.infer.cpu.packed.packing import (
     LANES,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from medusa_kit.infer.cpu.library.kernels import Matrix
+from medusa_kit.infer.cpu.binding.kernels import Matrix
 
 LANES = 16
 OCTET = 8

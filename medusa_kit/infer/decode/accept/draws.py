@@ -20,7 +20,7 @@ from transformers.generation.logits_process import (
 )
 
 from medusa_kit.heads.noise import mixed
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 
 # In this order, each at most once: the end of any list of processors for sampling.
 WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)

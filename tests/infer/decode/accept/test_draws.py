@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from medusa_kit.base.model import BaseModel
-from medusa_kit.infer.cpu.library import kernels
+from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.decode.accept.draws import Warping, split_warpers
 from medusa_kit.infer.decode.accept.sampler import Sampler
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams

@@ -17,7 +17,7 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.errors import ConfigError, check_count, unknown_value
-from medusa_kit.infer.cpu.library.levels import (
+from medusa_kit.infer.cpu.binding.levels import (
     COMPILED,
     FLAGS,
     FOLDER,
