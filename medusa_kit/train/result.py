@@ -32,6 +32,7 @@ from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train.engine import TrainingEngine
 from medusa_kit.train.processes import distributed
 from medusa_kit.train.run.folder import RunFolder
+from medusa_kit.train.run.own_files import keep_theirs
 from medusa_kit.train.run.provenance import provenance
 
 
@@ -79,6 +80,7 @@ def save_merged(recipe: TrainRecipe) -> Path:
         if merged.tokenizer is not None:
             merged.tokenizer.save_pretrained(temporary)
         _copy_heads(source / PAIRED_FOLDER, temporary / PAIRED_FOLDER, merged, str(target))
+        keep_theirs(target, temporary)
     return target
 
 
@@ -135,6 +137,7 @@ def _save_joint(base: BaseModel, heads: MedusaHeads, recipe: TrainRecipe, record
             base.tokenizer.save_pretrained(temporary)
         named = replace(heads.config, base_model_name=str(target), base_fingerprint=own)
         _save_heads(heads, recipe, temporary / PAIRED_FOLDER, named, record)
+        keep_theirs(target, temporary)
 
 
 def _variant(model: Any) -> str:

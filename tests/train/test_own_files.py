@@ -109,7 +109,9 @@ def test_a_run_of_ours_starts_over_unless_its_recipe_was_edited(
     ("name", "mine"),
     [
         ("model/notes.txt", True), ("model/medusa_heads/tree.json", True),
-        ("model/medusa_heads/mine/a", True),
+        ("model/medusa_heads/mine/a", True), ("model/README.md", True),
+        ("model/.git/config", True), ("model/medusa_heads/.gitattributes", True),
+        ("model/model.before.safetensors", True), ("model/my_config.json", True),
         ("model/tokenizer.json", False), ("model/medusa_heads/verify.json", False),
         ("model/model-00001-of-00002.safetensors", False), ("model/.DS_Store", False),
     ],
@@ -128,21 +130,43 @@ def test_a_persons_own_file_within_a_model_is_not_replaced(make_recipe, tmp_path
         check_own(tmp_path / "run", recipe, begins=True)
 
 
-@pytest.mark.parametrize("kind", JOINT)
-def test_what_a_run_wrote_within_a_model_is_its_own(make_recipe, tmp_path, kind):
-    source = tmp_path / "rows.jsonl"
+def joint_recipe(make_recipe, folder, kind):
+    source = folder / "rows.jsonl"
     texts = [[{"role": "user", "content": f"{one}?"}, {"role": "assistant", "content": "abcd" * 4}]
              for one in range(8)]  # fmt: skip
     source.write_text("".join(json.dumps({"messages": text}) + "\n" for text in texts))
-    recipe = make_recipe(
+    return make_recipe(
         stage="medusa2", base={"model": "debug-tiny"}, joint=JOINT[kind],
         data={"sources": [str(source)]}, train={"epochs": 1},
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", JOINT)
+def test_what_a_run_wrote_within_a_model_is_its_own(make_recipe, tmp_path, kind):
+    recipe = joint_recipe(make_recipe, tmp_path, kind)
     train(recipe)
     folder = tmp_path / "run"
     assert (folder / kind / "config.json").is_file() == (kind != "adapter")
     for begins in (False, True):
         check_own(folder, recipe, begins=begins)
+
+
+@pytest.mark.parametrize("kind", JOINT)
+def test_what_a_person_adds_while_a_run_goes_on_stays(make_recipe, tmp_path, monkeypatch, kind):
+    """Each better result replaces the folder of the one before."""
+    recipe, folder = joint_recipe(make_recipe, tmp_path, kind), tmp_path / "run" / kind
+    names = ("README.md", ".git/config", "medusa_heads/notes.txt")
+    begins = RunFolder.begin
+
+    def begin(self):
+        begins(self)
+        for name in names:
+            put(folder, name)
+
+    monkeypatch.setattr(RunFolder, "begin", begin)
+    train(recipe)
+    assert (folder / "medusa_heads/config.json").is_file()
+    assert [(folder / name).read_text() for name in names] == ["mine"] * 3
 
 
 def test_a_run_of_another_stage_has_no_right_to_what_it_never_wrote(

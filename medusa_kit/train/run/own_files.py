@@ -6,6 +6,7 @@ it was written.
 """
 
 import hashlib
+import shutil
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -19,6 +20,7 @@ from medusa_kit.heads.checkpoint import CONFIG_NAME, PAIRED_FOLDER, WEIGHTS_NAME
 from medusa_kit.heads.derived import DERIVED, TREE_NAME, is_found
 from medusa_kit.outputs import check_folder, json_object
 from medusa_kit.settings.recipe import TrainRecipe, dump
+from medusa_kit.store.beside import GATHERED
 from medusa_kit.train.run.lock import LOCK
 
 RECIPE, METRICS = "recipe.yaml", "metrics.jsonl"
@@ -26,10 +28,17 @@ OWN_FILES = (RECIPE, METRICS, "run.json", "bad_update.pt")
 CHECKPOINT = "checkpoint"
 MARK = ".medusa-kit-run"  # JSON: digests of files
 PROVENANCE = "provenance.json"
-# What transformers, peft and this kit write for a model or adapter, and beside heads.
-MODEL_FILES = ("*config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "vocab*",
-               "merges.txt", "*tokens*.json", "*.jinja", "*.model", "*.tiktoken",
-               "additional_chat_templates", "README.md", OWN_NAME)  # fmt: skip
+# What transformers, peft and this kit write for a model or adapter, and beside heads. None of them
+# writes a README.md.
+MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors",
+               "model-*-of-*.safetensors", "model.safetensors.index.json", "adapter_config.json",
+               "adapter_model.safetensors", "adapter_model-*-of-*.safetensors",
+               "adapter_model.safetensors.index.json", OWN_NAME, "tokenizer.*",
+               "tokenizer_config.json", "vocab*", "merges.txt", "special_tokens_map.json",
+               "added_tokens.json", "chat_template.jinja", "additional_chat_templates", "*.model",
+               "*.tiktoken")  # fmt: skip
+# Of hidden files, what this kit may leave and systems write by themselves.
+HIDDEN = (".*.tmp", ".*.old", ".*.lock", GATHERED, ".DS_Store")
 HEADS_FILES = (CONFIG_NAME, WEIGHTS_NAME, PROVENANCE, "calibration_answers.jsonl*", *DERIVED)
 
 
@@ -82,6 +91,14 @@ def results(recipe: TrainRecipe) -> tuple[str, ...]:
     return ("adapter", "merged") if recipe.joint_options.save_merged else ("adapter",)
 
 
+def keep_theirs(folder: Path, new: Path) -> None:
+    """Copy into `new`, which takes the place of a folder with a model or adapter, what a person has
+    put there while the run went on."""
+    for path in _own_among(folder):
+        copy = shutil.copytree if path.is_dir() else shutil.copy2
+        copy(path, new / path.relative_to(folder))
+
+
 def _theirs(path: Path, recipe: TrainRecipe) -> Iterator[str]:
     is_run = _is_run(path)
     for name in (*OWN_FILES, CHECKPOINT) if not is_run else ():
@@ -99,9 +116,9 @@ def _own_among(folder: Path) -> Iterator[Path]:
     nothing of ours finds for it."""
     for place, written in ((folder, MODEL_FILES), (folder / PAIRED_FOLDER, HEADS_FILES)):
         for path in sorted(place.iterdir()) if place.is_dir() else ():
-            ours = any(fnmatch(path.name, pattern) for pattern in written)
+            ours = any(fnmatch(path.name, pattern) for pattern in (*written, *HIDDEN))
             found = path.name != TREE_NAME or is_found(path)
-            if path.name.startswith(".") or (ours and found) or path == folder / PAIRED_FOLDER:
+            if (ours and found) or path == folder / PAIRED_FOLDER:
                 continue
             yield path
 
