@@ -12,7 +12,7 @@ import torch
 from medusa_kit import console
 from medusa_kit.base import adapters, families
 from medusa_kit.base import gguf as embedded
-from medusa_kit.base.faults.small_files import AGAIN, CONFIG, wrong_file
+from medusa_kit.base.faults.small_files import CONFIG
 from medusa_kit.base.gguf_files.parts import read_headers
 from medusa_kit.base.own_models import own_gguf
 from medusa_kit.base.placement import load_dtype
@@ -140,6 +140,8 @@ def check_readable(name: str, revision: str | None = None) -> None:
     elif source != "debug":  # its name must not be looked up on the Hub
         try:
             read_config(location, revision)
+        except MedusaKitError:
+            raise
         except Exception as error:  # as in `from_pretrained`
             raise _cannot_load(location, None, error, CONFIG) from error
 
@@ -292,8 +294,6 @@ def _cannot_load(
     """`part`: what of it was being read, besides weights."""
     if (missing := not_found(location, error)) is not None:
         return missing
-    if (wrong := wrong_file(Path(location))) is not None:
-        return CheckpointError(f"cannot load a base model: {wrong}", hint=AGAIN)
     return CheckpointError(
         f"cannot load a base model from {location!r}{f', reading its {part}' if part else ''}: "
         f"{error}",

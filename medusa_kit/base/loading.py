@@ -8,7 +8,7 @@ import torch
 from medusa_kit import console
 from medusa_kit.base import adapters
 from medusa_kit.base import gguf as embedded
-from medusa_kit.base.faults.small_files import wrong_file
+from medusa_kit.base.faults.small_files import AGAIN
 from medusa_kit.base.files import (
     from_pretrained,
     not_found,
@@ -21,7 +21,7 @@ from medusa_kit.base.mapped import copy_mapped
 from medusa_kit.base.model import VARIANT_KEY, BaseModel
 from medusa_kit.base.placement import AUTO, pick_device, requested_dtype
 from medusa_kit.base.remembered_configs import read_tokenizer
-from medusa_kit.errors import CheckpointError
+from medusa_kit.errors import CheckpointError, MedusaKitError
 from medusa_kit.settings.engine import check_value
 from medusa_kit.usual_device import on_usual_device
 
@@ -114,8 +114,11 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
         return load_tokenizer(info["base_model"], info["revision"])
     try:
         return read_tokenizer(location, revision)
+    except MedusaKitError:
+        raise
     except Exception as error:  # as for models
         if (missing := not_found(location, error)) is not None:
             raise missing from error
-        why = wrong_file(Path(location)) or f"from {location!r}: {error}"
-        raise CheckpointError(f"cannot load a tokenizer: {why}") from error
+        raise CheckpointError(
+            f"cannot load a tokenizer from {location!r}: {error}", hint=AGAIN
+        ) from error

@@ -12,9 +12,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from medusa_kit.base.faults.small_files import check_configs
+from medusa_kit.base.faults.small_files import check_configs, reading_tokenizer, small_file
 from medusa_kit.base.text_part import text_part_config
-from medusa_kit.base.tokenizer.processor_template import with_template
+from medusa_kit.base.tokenizer.processor_template import FILE, with_template
 from medusa_kit.files import parse_json
 from medusa_kit.store.records import Record, short_digest
 from medusa_kit.version import __version__
@@ -33,7 +33,7 @@ def read_config(location: str, revision: str | None = None) -> Any:
     """The config that AutoConfig reads (of a multimodal checkpoint its text part's), or a
     PreTrainedConfig with the same values. Raises what AutoConfig raises; CheckpointError for small
     files that it would not come to an end with."""
-    check_configs(Path(location))
+    check_configs(location, revision)
     record = _record("config", location, CONFIGS)
     if isinstance(known := _remembered(record), dict):
         return _config_class(str(known["model_type"])).from_dict(
@@ -88,8 +88,11 @@ def _config_class(model_type: str) -> Any:
 
 def read_tokenizer(location: str, revision: str | None = None) -> Any:
     """The tokenizer that AutoTokenizer reads, with the chat template of the processor where it has
-    none. Raises what AutoTokenizer raises."""
-    return with_template(_read_tokenizer(location, revision), location, revision)
+    none. Raises what AutoTokenizer raises; CheckpointError where one of its files is to blame."""
+    tokenizer = _read_tokenizer(location, revision)
+    if getattr(tokenizer, "chat_template", None):
+        return tokenizer
+    return with_template(tokenizer, small_file(location, FILE, revision))
 
 
 def _read_tokenizer(location: str, revision: str | None) -> Any:
@@ -99,7 +102,8 @@ def _read_tokenizer(location: str, revision: str | None) -> Any:
     known = _remembered(record)
     if isinstance(known, dict) and known.keys() >= {"class", "added"}:
         return _tokenizer_of_class(str(known["class"]), location, known["added"])
-    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(location, revision=revision)
+    with reading_tokenizer(location, revision):
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(location, revision=revision)
     name = type(tokenizer).__name__
     if _is_transformers_class(tokenizer) and getattr(transformers, name, None) is type(tokenizer):
         added = _added_tokens(Path(location))
