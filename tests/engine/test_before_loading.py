@@ -175,7 +175,7 @@ def test_a_folder_without_a_tokenizer_answers_token_ids(
 def test_a_tokenizer_that_is_damaged_stays_an_error(chat_base: BaseModel, tmp_path: Path) -> None:
     tiny_model("llama").save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(CheckpointError, match="cannot load a base model"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
         load_base_model(str(tmp_path), device="cpu")
 
 
