@@ -9,6 +9,8 @@ import contextlib
 import functools
 import hashlib
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,24 @@ CONFIGS = ("config*.json",)
 # What of a config changes with how it is read, and not with what it says.
 CHANGING = ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype",
             "_attn_implementation", "use_cache")  # fmt: skip
-# Of a config: of training alone, and the mark of Medusa-2, which fingerprints have.
-ELSEWHERE = ("initializer_range", "attention_dropout", "medusa_kit_variant")
+# What of a config computes nothing: the mark of Medusa-2, which fingerprints have, and those of
+# other tools; token ids and what else the encoding says; labels, and layers above the decoder that
+# classify; what a forward returns; training; how answers are drawn, in configs of old.
+COMPUTES_NOTHING = re.compile(
+    r"""_ | medusa_kit_variant$ | unsloth_ | license$
+    | .*_token_id$ | tokenizer_class$ | prefix$ | model_max_length$
+    | id2label$ | label2id$ | num_labels$ | problem_type$ | finetuning_task$ | task_specific_params$
+    | summary_ | classifier_
+    | (use_)?return_dict$ | output_(attentions|hidden_states|router_logits)$ | torchscript$
+    | .*(initializer|init_std|init_variance|dropout|pdrop|layerdrop|loss|jitter_noise)
+    | label_smoothing | seq_aux$ | gradient_checkpointing | init_device$ | use_bfloat16$
+    | pretraining_tp$ | chunk_size_feed_forward$
+    | do_sample$ | num_beams$ | num_return_sequences$ | early_stopping$ | max_new_tokens$
+    | min_length$ | (repetition|length|diversity)_penalty$ | .*no_repeat_ngram_size$ | bad_words_ids$
+    | (begin_)?suppress_tokens$
+    """,
+    re.VERBOSE,
+)
 LEGACY = ("added_tokens.json", "special_tokens_map.json")
 TOKENIZERS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 
@@ -58,24 +76,26 @@ def own_config(config: Any) -> Any:
 
 def settings_of(config: Any) -> Any:
     """The settings of the model in a config, however the config was read."""
-    return _without(json.loads(json.dumps(config.to_dict(), sort_keys=True, default=str)))
+    values = json.loads(json.dumps(config.to_dict(), sort_keys=True, default=str))
+    return _without(values, CHANGING.__contains__)
 
 
 def computed_by(config: Any) -> dict[str, Any]:
     """What a config says of how its model computes, rotary embeddings and windows for example: all
     that is neither in the weights nor in how text is encoded."""
-    settings = settings_of(config)
-    return {
-        name: value
-        for name, value in settings.items()
-        if not name.startswith("_") and not name.endswith("_token_id") and name not in ELSEWHERE
-    }
+    settings: dict[str, Any] = _without(
+        settings_of(config), lambda name: COMPUTES_NOTHING.match(name) is not None
+    )
+    return settings
 
 
-def _without(value: Any) -> Any:
+def _without(value: Any, is_left_out: Callable[[str], bool]) -> Any:
+    """A config's values, also those of configs within it."""
     if not isinstance(value, dict):
         return value
-    return {name: _without(part) for name, part in value.items() if name not in CHANGING}
+    return {
+        name: _without(part, is_left_out) for name, part in value.items() if not is_left_out(name)
+    }
 
 
 @functools.cache
