@@ -38,8 +38,8 @@ COMPUTES_NOTHING = re.compile(
     | label_smoothing | seq_aux$ | gradient_checkpointing | init_device$ | use_bfloat16$
     | pretraining_tp$ | chunk_size_feed_forward$
     | do_sample$ | num_beams$ | num_return_sequences$ | early_stopping$ | max_new_tokens$
-    | min_length$ | (repetition|length|diversity)_penalty$ | .*no_repeat_ngram_size$ | bad_words_ids$
-    | (begin_)?suppress_tokens$
+    | min_length$ | (repetition|length|diversity)_penalty$ | .*no_repeat_ngram_size$
+    | bad_words_ids$ | (begin_)?suppress_tokens$
     """,
     re.VERBOSE,
 )
