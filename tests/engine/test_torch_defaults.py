@@ -91,7 +91,7 @@ def test_answers_are_the_same(made: str, mode: str, tmp_path: Path) -> None:
     assert answers(engine) == expected
 
 
-@pytest.mark.parametrize("mode", ["float64", "bfloat16"])
+@pytest.mark.parametrize("mode", MODES)
 def test_custom_generate(mode: str) -> None:
     model, ids = tiny_model("llama-tied"), torch.tensor([PROMPT])
     given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": TOKENS, "do_sample": False}

@@ -151,6 +151,24 @@ def test_the_same_trees_beside_a_text(heads, num_nodes, smoothing, many_threads)
         assert grown(heads, tree, state)[0][0][2:] != alone[0][2:]  # rows with a text
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_same_trees_whatever_the_default_dtype(heads, dtype):
+    """What the kernels read by address has a dtype of its own."""
+    state = repeating(heads, state_of(heads, 2), 2)
+    tree = DynamicTree(16, SCALES, 4, 3, (15.0, 3.5))
+    expected, _ = grown(heads, tree, state)
+    path_XJ = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+    ids, scores = heads.guesser([0], state.hidden_BD, path_XJ, 4, SCALES[:1])
+    torch.set_default_dtype(dtype)
+    try:
+        assert grown(heads, tree, state)[0] == expected
+        found = heads.guesser([0], state.hidden_BD, path_XJ, 4, SCALES[:1])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found[0], ids)
+    assert torch.equal(found[1], scores)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("projection", ["shared", "own"])
 @pytest.mark.parametrize("kind", ["hydra", "recurrent"])
