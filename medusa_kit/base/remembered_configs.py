@@ -14,14 +14,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from medusa_kit.base.faults.small_files import check_configs, reading_tokenizer, small_file
+from medusa_kit.base.faults.small_files import (
+    check_configs,
+    check_file,
+    reading_tokenizer,
+    small_file,
+)
 from medusa_kit.base.text_part import text_part_config
-from medusa_kit.base.tokenizer.processor_template import FILE, with_template
 from medusa_kit.files import parse_json
 from medusa_kit.store.records import Record, short_digest
 from medusa_kit.version import __version__
 
 CONFIGS = ("config*.json",)
+# The chat template of a multimodal checkpoint's processor. Newer ones have chat_template.jinja,
+# which tokenizers read too.
+OF_PROCESSOR = "chat_template.json"
 # What of a config changes with how it is read, and not with what it says.
 CHANGING = ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype",
             "_attn_implementation", "use_cache")  # fmt: skip
@@ -112,7 +119,10 @@ def read_tokenizer(location: str, revision: str | None = None) -> Any:
     tokenizer = _read_tokenizer(location, revision)
     if getattr(tokenizer, "chat_template", None):
         return tokenizer
-    return with_template(tokenizer, small_file(location, FILE, revision))
+    if (path := small_file(location, OF_PROCESSOR, revision)) is not None:
+        check_file(path)
+        tokenizer.chat_template = parse_json(path.read_bytes()).get("chat_template")
+    return tokenizer
 
 
 def _read_tokenizer(location: str, revision: str | None) -> Any:

@@ -2,19 +2,17 @@
 and without: what makes no difference would be dropped without a word."""
 
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from medusa_kit.data import located
+from medusa_kit.data.located import common_start, other_arguments, with_others
 from medusa_kit.data.rendered import Rendered, Span
 from medusa_kit.data.row_keys import EXTRA_KEYS
 from medusa_kit.data.rows import Message
 from medusa_kit.errors import DataError
 
-# Private characters, which neither templates nor rows have, at both ends: two texts then begin
-# and cease to differ where the words do.
-OTHER = "\ue000other\ue001"
-NUMBERED = ("\ue000other", "\ue001")  # around the number of a message
+OTHER = located.OTHER.format("")
 MANY = 16  # messages from which on they are looked for together
 OTHERS = ("content", "reasoning_content", "tool_calls")  # what a message is located by
 
@@ -69,30 +67,16 @@ def check_shown(view: Rendered, messages: Sequence[Message], text: str) -> Shown
 
 
 def _found_at_once(view: Rendered, messages: Sequence[Message], text: str) -> dict[int, Span]:
-    """The characters of messages of role and content, by one rendering in which they all say
-    something else: what stands between is the template's own. Empty where the text is not made of
-    that and of what the messages say."""
-    plain = [i for i, message in enumerate(messages) if not any(k in message for k in EXTRA_KEYS)]
-    others = list(messages)
-    for index in plain:
-        others[index] = {**messages[index], "content": f"{NUMBERED[0]}{index}{NUMBERED[1]}"}
-    other = _text(view, others) if view.as_text else None
-    between, *pieces = re.split("{}(\\d+){}".format(*NUMBERED), other or "")
-    if [int(number) for number in pieces[::2]] != plain or not text.startswith(between):
-        return {}
-    spans, start = dict[int, Span](), len(between)
-    for index, between in zip(plain, pieces[1::2], strict=True):
-        said = messages[index]["content"]
-        fitting = [
-            words
-            for words in {said, said.strip(), said.lstrip(), said.rstrip()}
-            if text.startswith(words, start) and text.startswith(between, start + len(words))
-        ]
-        if len(fitting) != 1:
-            return {}
-        spans[index] = (start, start + len(fitting[0]))
-        start = spans[index][1] + len(between)
-    return spans if start == len(text) else {}
+    """The characters of messages by one rendering of others: of all, else of those of role and
+    content. Empty where they are not found so."""
+    everywhere = range(len(messages))
+    plain = [index for index in everywhere if is_plain([messages[index]])]
+    for indices in [everywhere] if len(plain) == len(messages) else [everywhere, plain]:
+        others, parts = with_others(messages, {i: _other_keys(messages[i]) for i in indices})
+        other = _text(view, others) if view.as_text else None
+        if other is not None and (spans := located.spans_of(text, other, parts)):
+            return spans
+    return {}
 
 
 def message_span(view: Rendered, messages: Sequence[Message], index: int, text: str) -> Span:
@@ -118,35 +102,23 @@ def _otherwise(
     """The messages, of which one says something else. Calls are still of the same function, as
     their results may be said to be."""
     message = messages[index]
-    further = [key for key in keys if key in message and key != "content"]
-    changes_words = "content" in keys and (
-        _words(message) or not further
-    )  # not beside calls, if it is empty
-    other: Message = dict.fromkeys([*further, *(["content"] if changes_words else [])], OTHER)
+    other: Message = dict.fromkeys(_other_keys(message, keys), OTHER)
     if "tool_calls" in other:
         other["tool_calls"] = [_other_call(call) for call in message["tool_calls"]]
     return [*messages[:index], {**message, **other}, *messages[index + 1 :]]
 
 
+def _other_keys(message: Message, keys: Sequence[str] = OTHERS) -> list[str]:
+    """Which of these keys are to say something else: of the content not beside calls, if it is
+    empty."""
+    further = [key for key in keys if key in message and key != "content"]
+    changes_words = "content" in keys and (_words(message) or not further)
+    return [*further, *(["content"] if changes_words else [])]
+
+
 def _other_call(call: dict[str, Any]) -> dict[str, Any]:
-    arguments: Any = {OTHER: OTHER}
-    if isinstance(call["function"]["arguments"], str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
+    arguments = other_arguments(call["function"]["arguments"], OTHER)
     return {**call, "function": {**call["function"], "arguments": arguments}}
-
-
-def common_start(first: str, second: str) -> int:
-    """How many characters two texts begin with alike."""
-    if first.startswith(second) or second.startswith(first):
-        return min(len(first), len(second))
-    low, high = 0, min(len(first), len(second))  # alike up to low; not up to high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def _check_extras(view: Rendered, messages: Sequence[Message], text: str) -> list[bool]:
@@ -157,24 +129,43 @@ def _check_extras(view: Rendered, messages: Sequence[Message], text: str) -> lis
         others = Rendered(view.tokenizer, [{"type": "function", "function": function}])
         if _text(others, messages) == text:
             raise _not_shown("the row's tools")
-    called = {call["function"]["name"] for m in messages for call in m.get("tool_calls", ())}
+    at_once = _shown_at_once(view, messages) if len(messages) >= MANY else {}
     thoughts = []
-    for index, message in enumerate(messages):
-        named_by_call = message["role"] == "tool" and message.get("name") in called
-        has_words_and_calls = "tool_calls" in message and _words(
-            message
-        )  # some templates leave it out then
-        for key in (*EXTRA_KEYS, *(["content"] if has_words_and_calls else [])):
-            if key not in message or (key == "name" and named_by_call):
-                continue
+    for key, index in _extras(messages):
+        is_shown = index in (among := at_once.get(key, ()))
+        if not is_shown and not (among and key == "reasoning_content"):
             is_shown = _text(view, _otherwise(messages, index, [key])) != text
-            if key == "reasoning_content":
-                thoughts.append(is_shown)
-            elif not is_shown:
-                raise _not_shown(f"{key!r} of message {index + 1}")
+        if key == "reasoning_content":
+            thoughts.append(is_shown)
+        elif not is_shown:
+            raise _not_shown(f"{key!r} of message {index + 1}")
     if thoughts and not any(thoughts):
         raise _not_shown("reasoning_content")
     return thoughts
+
+
+def _extras(messages: Sequence[Message]) -> Iterator[tuple[str, int]]:
+    """(key, number of the message) of what templates may leave out."""
+    called = {call["function"]["name"] for m in messages for call in m.get("tool_calls", ())}
+    for index, message in enumerate(messages):
+        named_by_call = message["role"] == "tool" and message.get("name") in called
+        has_words_and_calls = "tool_calls" in message and _words(message)  # some leave it out then
+        for key in (*EXTRA_KEYS, *(["content"] if has_words_and_calls else [])):
+            if key in message and not (key == "name" and named_by_call):
+                yield key, index
+
+
+def _shown_at_once(view: Rendered, messages: Sequence[Message]) -> dict[str, set[int]]:
+    """The messages of which each key is shown, by one rendering in which it says something else in
+    all of them. Who is not among them may still be shown."""
+    shown = dict[str, set[int]]()
+    extras = list(_extras(messages)) if view.as_text else []
+    for key in dict.fromkeys(key for key, _ in extras):
+        which = {index: [key] for own, index in extras if own == key}
+        others, parts = with_others(messages, which)
+        numbers = located.shown_parts(_text(view, others) or "")
+        shown[key] = {parts[number].message for number in numbers if number < len(parts)}
+    return shown
 
 
 def _text(view: Rendered, messages: Sequence[Message]) -> str | None:

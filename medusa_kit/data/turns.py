@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from medusa_kit.base.tokenizer.turn_end import end_of_turn, special_ids
+from medusa_kit.data.located import common_start
 from medusa_kit.data.rendered import Rendered, Span
 from medusa_kit.data.rows import Message
-from medusa_kit.data.shown import MANY, check_shown, common_start, message_span, renderable
+from medusa_kit.data.shown import MANY, check_shown, message_span, renderable
 from medusa_kit.data.template import chat_template
 from medusa_kit.errors import DataError
 

@@ -12,6 +12,7 @@ from medusa_kit.base.tokenizer.content_parts import takes_parts_alone
 from medusa_kit.base.tokenizer.turn_end import end_of_turn
 from medusa_kit.data.chat import encode_conversation
 from medusa_kit.data.template import render_text
+from medusa_kit.errors import CheckpointError
 
 HEAD = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
 TAIL = (
@@ -82,4 +83,5 @@ def test_a_template_that_only_the_processor_has(tmp_path: Path) -> None:
     for damaged in ("{", "[]", '{"chat_template": 5}'):
         tokenizer_with(None).save_pretrained(tmp_path / "damaged")
         (tmp_path / "damaged" / "chat_template.json").write_text(damaged)
-        assert not read_tokenizer(str(tmp_path / "damaged")).chat_template
+        with pytest.raises(CheckpointError, match=r"chat_template\.json "):
+            read_tokenizer(str(tmp_path / "damaged"))

@@ -58,8 +58,9 @@ TOKEN = Kind("text, or an object with its content", _is_token)
 TOKENS = Kind("a list of tokens", _list_of(_is_token))
 NAMED_TOKENS = Kind(
     "a list of tokens, or an object of named ones",
-    lambda value: TOKENS.fits(value)
-    or (isinstance(value, dict) and all(map(_is_token, value.values()))),
+    lambda value: (
+        TOKENS.fits(value) or (isinstance(value, dict) and all(map(_is_token, value.values())))
+    ),
 )
 OBJECTS = Kind(
     "an object of objects",
@@ -68,6 +69,12 @@ OBJECTS = Kind(
 TEMPLATES = Kind(
     "text, or a list of objects with name and template",
     lambda value: isinstance(value, str) or _list_of(_is_template)(value),
+)
+NAMED_TEMPLATES = Kind(
+    "text, or an object of texts",
+    lambda value: (
+        isinstance(value, str) or (isinstance(value, dict) and all(map(TEXT.fits, value.values())))
+    ),
 )
 STOPS = Kind("text or a list of texts", lambda value: TEXT.fits(value) or TEXTS.fits(value))
 TOKEN_ID = Kind(
@@ -136,7 +143,7 @@ OF_FILE: Mapping[str, Kinds] = {
     },
     "special_tokens_map.json": SPECIAL,
     "added_tokens.json": {"*": ID},
-    "chat_template.json": {"chat_template": _or_null(TEMPLATES)},
+    "chat_template.json": {"chat_template": _or_null(NAMED_TEMPLATES)},
 }
 
 

@@ -11,7 +11,7 @@ from medusa_kit.files import parse_json
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 OF_TOKENIZERS = ("tokenizer_config.json", TOKENIZER, "special_tokens_map.json",
-                 "added_tokens.json", "chat_template.json", "chat_template.jinja")  # fmt: skip
+                 "added_tokens.json", "chat_template.jinja")  # fmt: skip
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
          "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings",
          "rms_norm_eps")  # fmt: skip
@@ -65,9 +65,15 @@ def _check(
     location: str, revision: str | None, names: tuple[str, ...], here: bool, all_of_it: bool = False
 ) -> None:
     for name in names:
-        path = small_file(location, name, revision, here)
-        if path is not None and (wrong := _wrong(path) or (all_of_it and _unreadable(path))):
-            raise CheckpointError(f"{path} {wrong}", hint=AGAIN)
+        if (path := small_file(location, name, revision, here)) is not None:
+            check_file(path, all_of_it)
+
+
+def check_file(path: Path, all_of_it: bool = False) -> None:
+    """Raises CheckpointError for a small file that cannot be what it is to be. `all_of_it`: also
+    where only the library that reads it can tell."""
+    if wrong := _wrong(path) or (all_of_it and _unreadable(path)):
+        raise CheckpointError(f"{path} {wrong}", hint=AGAIN)
 
 
 def _wrong(path: Path) -> str | None:
