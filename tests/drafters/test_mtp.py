@@ -24,6 +24,7 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.bench.bench import bench
 from medusa_kit.bench.methods import standard_methods
 from medusa_kit.bench.report import ONE_NODE
+from medusa_kit.drafters.native.mtp_layers import layers_or_error
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import IncompatibleBaseError
 
@@ -74,6 +75,22 @@ def test_beside_other_sources(engine: Engine, expected: list[list[int]]) -> None
 
 def test_rows_join_and_leave(engine: Engine, expected: list[list[int]]) -> None:
     check_rows(engine, PROMPTS, expected, "mtp", TOKENS)
+
+
+def test_numbers_that_overflow_are_told_once(tmp_path: Path, engine: Engine) -> None:
+    assert "NaN" not in " ".join(engine.generate([5, 6], drafter="mtp").stats.drafter_notes)
+    mtp_folder(tmp_path, *BASES[0])
+    spoiled = build_engine(load_base_model(str(tmp_path), device="cpu"))
+    plain = spoiled.generate(PROMPTS, max_new_tokens=6, drafter="none")
+    layers, _ = layers_or_error(spoiled.base, spoiled.memory)
+    assert layers is not None
+    for parameter in layers.layers.parameters():
+        parameter.data.fill_(3e38)
+    found = spoiled.generate(PROMPTS, max_new_tokens=6, drafter="mtp")
+    assert tokens_of(found) == tokens_of(plain)
+    for result in found:
+        notes = [note for note in result.stats.drafter_notes if "NaN or infinite" in note]
+        assert [note.partition(":")[0] for note in notes] == ["MTP layers"]
 
 
 @pytest.fixture

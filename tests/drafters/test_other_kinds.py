@@ -279,14 +279,25 @@ def test_an_eagle_draft_in_a_form_that_is_not_read_is_refused_first(tmp_path: Pa
 
 @FORMS
 def test_numbers_that_overflow(form: Any, tmp_path: Path) -> None:
-    """Each is finite: guesses are never right, and answers as ever."""
+    """Each is finite: guesses are never right, which is told once, and answers are as ever."""
     path = form(tmp_path) / "model.safetensors"
     tensors = load_file(path)
     tensors["norm.weight"].fill_(3e38)
     save_file(tensors, path, {"format": "pt"})
     engine = build_engine(tiny_base("llama"), draft_model=str(tmp_path))
     plain = engine.generate([5, 6], drafter="none", max_new_tokens=6).token_ids
-    assert engine.generate([5, 6], drafter="draft-model", max_new_tokens=6).token_ids == plain
+    found = engine.generate([5, 6], drafter="draft-model", max_new_tokens=6)
+    assert found.token_ids == plain
+    (note,) = (note for note in found.stats.drafter_notes if "NaN or infinite" in note)
+    assert str(tmp_path) in note
+
+
+@FORMS
+def test_numbers_that_do_not_overflow(form: Any, tmp_path: Path) -> None:
+    form(tmp_path)
+    engine = build_engine(tiny_base("llama"), draft_model=str(tmp_path))
+    found = engine.generate([5, 6], drafter="draft-model", max_new_tokens=6)
+    assert "NaN" not in " ".join(found.stats.drafter_notes)
 
 
 @FORMS

@@ -40,6 +40,7 @@ class Chain:
     tree: DraftTree = field(init=False)
     own_ids: list[int] = field(default_factory=list)  # the chain in the draft's ids
     chance: float = 1.0  # of the chain so far
+    no_numbers: bool = False  # whether scores were NaN or infinite, which end it
     _tip: int = 0
 
     def __post_init__(self) -> None:
@@ -101,5 +102,6 @@ class Chain:
         best_R, tokens_R = scores_V.topk(min(self.width, len(scores_V)))
         log_R = best_R - scores_V.logsumexp(-1)  # NaN where any score is, or is infinite
         possible = int((log_R > -math.inf).sum())
+        self.no_numbers = possible == 0
         both = torch.stack([tokens_R.double(), log_R.exp().double()])[:, :possible].tolist()
         return [int(token) for token in both[0]], both[1]

@@ -26,6 +26,7 @@ from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.native import layer_drafts
 from medusa_kit.drafters.native.dflash import DFlashDrafter
 from medusa_kit.drafters.native.eagle import EagleDrafter
+from medusa_kit.drafters.no_numbers import NoNumbers
 from medusa_kit.drafters.tree_drafter import TreeDrafter, num_right
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode.accept.rules import accept
@@ -73,6 +74,7 @@ class DraftModelDrafter(TreeDrafter):
         if vocabulary.kind == "text":  # the base may split the text into more tokens
             self.num_nodes = options.num_nodes
         self._drafts = self._drafted = self._accepted = 0
+        self.no_numbers = NoNumbers(f"draft-model {verifier.base.info.name}")
 
     @property
     def num_forwards(self) -> int:
@@ -82,8 +84,9 @@ class DraftModelDrafter(TreeDrafter):
     @property
     def notes(self) -> list[str]:
         if not self._drafts:
-            return []
+            return self.no_numbers.notes
         return [
+            *self.no_numbers.notes,
             f"draft model {self.verifier.base.info.name} ({self.vocabulary.kind} tokenizer): "
             f"{self.num_forwards} forwards, "
             f"{self._accepted / self._drafts:.2f} of {self._drafted / self._drafts:.2f} drafted "
@@ -132,6 +135,7 @@ class DraftModelDrafter(TreeDrafter):
         while not all(chain.done for chain in chains):
             self._forward(chains, inner, first)
             first = False
+        self.no_numbers.seen |= any(chain.no_numbers for chain in chains)
         return chains
 
     def _forward(self, chains: Sequence[Chain], inner: Sequence[RequestText], first: bool) -> None:

@@ -9,20 +9,27 @@ node is how often that node was right so far.
 import math
 from collections.abc import Sequence
 
+from medusa_kit.base.faults.finite import damage_in
 from medusa_kit.drafters.estimates import CLASSES, AcceptanceEstimate, chance_class
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.drafters.heads.medusa import HeadsDrafter
 from medusa_kit.drafters.heads.static_chances import own_chances
+from medusa_kit.drafters.no_numbers import NoNumbers
 from medusa_kit.drafters.tree_drafter import TreeDrafter
 from medusa_kit.heads.guesser import Least
+from medusa_kit.heads.kinds import MedusaHeads
+from medusa_kit.heads.scores import scored_guesses, scored_guesses_after
 from medusa_kit.infer.decode.drafter import State, StepResult
 from medusa_kit.infer.forest import Forest
+from medusa_kit.no_gradients import no_gradients
+from medusa_kit.transfer import to_device
 from medusa_kit.tree.draft_tree import DraftTree
 
 DRAWN = "drawn"  # guesses of tokens that will be drawn are counted apart
 # A path gets children from this many times the chance on that a draft token must have: children are
 # less likely, and naming them takes time.
 ASKED = 3.5
+SUSPECT = 4  # drafts in a row without a right token, after which heads are looked at for NaN
 HIGHEST = 1 - 1 / CLASSES  # of these chances: paths of the surest class always do
 
 
@@ -43,6 +50,8 @@ class HeadsSource(TreeDrafter):
         if isinstance(inner, HeadsDrafter):
             self._believed = own_chances(inner.tree, calibrated)
         self._nodes: list[int] | None = None  # of a static tree that are named; None: all
+        self.no_numbers, self._in_vain = NoNumbers("heads"), 0  # drafts of which none was right
+        self._drafted = False  # in this step
 
     def set_min_chance(
         self, min_chance: float, acceptance: AcceptanceEstimate, next_chance: float = 0.0
@@ -84,11 +93,17 @@ class HeadsSource(TreeDrafter):
     def describe(self) -> str:
         return self.inner.name
 
+    @property
+    def notes(self) -> list[str]:
+        return self.no_numbers.notes
+
     def propose(self, state: State) -> Forest:
         """The whole tree for each request."""
+        self._drafted = True
         return self.inner.propose(state)
 
     def guess(self, state: State) -> list[DraftTree]:
+        self._drafted = True
         if isinstance(self.inner, DynamicDrafter):
             return self._grown(self.inner, state)
         nodes = list(range(1, self.num_nodes)) if self._nodes is None else self._nodes
@@ -124,3 +139,28 @@ class HeadsSource(TreeDrafter):
 
     def observe(self, step: StepResult) -> None:
         self.inner.observe(step)
+        if self._drafted and self._in_vain < SUSPECT:
+            self._in_vain = 0 if self._was_right(step) else self._in_vain + 1
+            if self._in_vain == SUSPECT:
+                state = State(step.requests)
+                self.no_numbers.seen = computes_no_numbers(self.inner.heads, state)
+        self._drafted = False
+
+    def _was_right(self, step: StepResult) -> bool:
+        """Whether a token of these heads was accepted."""
+        paths = zip(step.requests, step.paths, strict=True)
+        return any(path if one.credits is None else self.name in one.credits for one, path in paths)
+
+
+@no_gradients
+def computes_no_numbers(heads: MedusaHeads, state: State) -> bool:
+    """Whether a weight of the heads, or what the first one computes for these requests, is NaN or
+    infinite. A static tree has tokens alone, so this is looked at where none of them is right."""
+    if damage_in(heads.named_parameters()) is not None:
+        return True
+    if heads.one_pass:
+        _, scores = scored_guesses(heads, state.hidden_BD, 1, [1.0])
+    else:
+        paths_B1 = to_device(state.roots_B, state.hidden_BD.device)[:, None]
+        _, scores = scored_guesses_after(heads, 0, state.hidden_BD, paths_B1, 1, 1.0)
+    return bool((scores == -math.inf).any())

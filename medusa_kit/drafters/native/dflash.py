@@ -19,6 +19,7 @@ from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.native.dflash_files import layers_read, load_dflash
 from medusa_kit.drafters.native.other_kinds import DFLASH, check_options
 from medusa_kit.drafters.native.tally import Tally
+from medusa_kit.drafters.no_numbers import NoNumbers
 from medusa_kit.drafters.tree_drafter import TreeDrafter
 from medusa_kit.infer.decode.drafter import RequestText, State, StepResult
 from medusa_kit.infer.verifier import Verifier
@@ -48,10 +49,11 @@ class DFlashDrafter(TreeDrafter):
         self.num_nodes = min(num_nodes, model.config.block_size)
         self.watches = layers_read(model.config)
         self.tally = Tally(f"draft model {called} (DFlash)")
+        self.no_numbers = NoNumbers(f"DFlash draft {called}")
 
     @property
     def notes(self) -> list[str]:
-        return self.tally.notes
+        return [*self.no_numbers.notes, *self.tally.notes]
 
     def begin(self, request: RequestText) -> None:
         assert request.prompt_layers is not None, "the base gave no outputs of layers"
@@ -77,11 +79,8 @@ class DFlashDrafter(TreeDrafter):
             return tree
         logits_NV = self._read(request.kept[self], [*tokens, root])[: min(room, self.num_nodes - 1)]
         chances_N, tokens_N = logits_NV.float().softmax(-1).max(-1)
-        chances_N = chances_N.nan_to_num(0)  # of numbers that overflowed: it is never right
-        path = 1.0
-        for depth, (token, chance) in enumerate(
-            zip(tokens_N.tolist(), chances_N.tolist(), strict=True)
-        ):
+        chances, path = self.no_numbers.none_for(chances_N.tolist()), 1.0
+        for depth, (token, chance) in enumerate(zip(tokens_N.tolist(), chances, strict=True)):
             key = (self.name, "DFlash", min(depth, 4), round(4 * chance))
             tree.add(depth, token, chance, key)
             path *= chance

@@ -269,11 +269,12 @@ class EagleDrafter(MtpDrafter):
         rows = LayerRows(verifier, model.layers[0], model.forward)
         super().__init__(verifier.base, [rows], num_tokens)
         self.model, self.tally = model, Tally(f"draft model {called} ({self.kind})")
+        self.no_numbers.called = f"{self.kind} draft {called}"
         self.watches = tuple(sorted(set(model.outputs)))
 
     @property
     def notes(self) -> list[str]:
-        return self.tally.notes
+        return [*self.no_numbers.notes, *self.tally.notes]
 
     def observe(self, step: StepResult) -> None:
         super().observe(step)

@@ -22,6 +22,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.native.layer_rows import LayerCache, LayerRows
 from medusa_kit.drafters.native.mtp_layers import layers_or_error
+from medusa_kit.drafters.no_numbers import NoNumbers
 from medusa_kit.drafters.tree_drafter import TreeDrafter
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.decode.drafter import RequestText, State, StepResult
@@ -54,6 +55,11 @@ class MtpDrafter(TreeDrafter):
     def __init__(self, base: BaseModel, layers: Sequence[LayerRows], num_tokens: int) -> None:
         super().__init__(base.device)
         self.base, self.layers, self.num_nodes = base, layers, 1 + num_tokens
+        self.no_numbers = NoNumbers("MTP layers")
+
+    @property
+    def notes(self) -> list[str]:
+        return self.no_numbers.notes
 
     def begin(self, request: RequestText) -> None:
         hidden_TD = self._of_prompt(request)
@@ -176,8 +182,8 @@ class MtpDrafter(TreeDrafter):
     def _extend(self, trees: Sequence[DraftTree], outputs: dict[int, Tensor], depth: int) -> None:
         """Append the likeliest token after each of these rows' chains."""
         chances_B, tokens_B = self._likeliest(torch.cat(list(outputs.values())))
-        # NaN, of numbers that overflowed, is a guess that is never right.
-        drafted = zip(outputs, tokens_B.tolist(), chances_B.nan_to_num(0).tolist(), strict=True)
+        chances = self.no_numbers.none_for(chances_B.tolist())
+        drafted = zip(outputs, tokens_B.tolist(), chances, strict=True)
         for row, token, chance in drafted:
             key = (self.kind, min(depth, 4), round(4 * chance))
             trees[row].add(depth, token, chance, key)

@@ -278,6 +278,27 @@ def test_heads_that_compute_no_numbers(runner: str, tree: str) -> None:
                 assert row.num_nodes == row.num_steps, "nothing is drafted"
 
 
+@pytest.mark.parametrize("drafter", ["medusa", "auto"])
+@pytest.mark.parametrize("tree", ["static", "dynamic"])
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+@pytest.mark.parametrize("runner", ["C++", "torch"])
+def test_heads_that_compute_no_numbers_are_told_once(
+    runner: str, kind: str, tree: str, drafter: str
+) -> None:
+    base = wrap_model(model_for(runner))
+    heads = random_heads(base, kind=kind)
+    own = BUSHY if tree == "static" else DynamicTree(5, (1.0, 1.0, 1.0))
+    engine, given = build_engine(base, heads=heads, tree=own), {"max_new_tokens": 24}
+    found = engine.generate(PROMPTS[0], drafter=drafter, **given)
+    assert "NaN" not in " ".join(found.stats.drafter_notes)
+    for block in heads.blocks.parameters():
+        block.data.fill_(NAN)
+    again = engine.generate(PROMPTS[0], drafter=drafter, **given)
+    assert again.token_ids == found.token_ids
+    notes = [note for note in again.stats.drafter_notes if "NaN or infinite" in note]
+    assert [note.partition(":")[0] for note in notes] == ["heads"]
+
+
 @pytest.mark.parametrize("name", ["recycling", "lookahead", "suffix", "auto"])
 @pytest.mark.parametrize("runner", RUNNERS[:3])
 def test_drafters_that_learn_from_its_scores(runner: str, name: str, engine: Engine) -> None:
@@ -312,3 +333,6 @@ def test_a_draft_model_without_numbers(rule: str, damage: str, width: int) -> No
     served(engine, rows, drafter)
     for row in rows:
         assert (row.error, row.token_ids) == (None, alone("torch", rule, tuple(row.prompt_ids)))
+    if damage == "all":
+        told = [note for note in drafter.notes if "NaN or infinite" in note]
+        assert told == drafter.notes[:1]
