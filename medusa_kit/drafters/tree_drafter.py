@@ -65,7 +65,7 @@ class TreeDrafter(Drafter):
 
     @abstractmethod
     def guess(self, state: State) -> list[DraftTree]:
-        """One tree for each request."""
+        """One tree for each request, made anew: who asks may add to it."""
 
     def propose(self, state: State) -> Forest:
         return Forest.of_drafts(self.guess(state), self.device)

@@ -57,6 +57,8 @@ class DraftTree:
 
     def by_chance(self) -> list[tuple[int, float]]:
         """(node, chance of the whole path to it), the root first, then likeliest first."""
+        if self.num_nodes == 1:
+            return [(0, 1.0)]
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(self.parents):
             children.setdefault(parent, []).append(node)
@@ -83,7 +85,9 @@ class DraftTree:
         return path
 
     def kept(self, nodes: Sequence[int]) -> "DraftTree":
-        """Only these nodes, the root first and parents before children."""
+        """Only these nodes, the root first and parents before children. May be the tree itself."""
+        if self.num_nodes == 1:
+            return self
         result = DraftTree(self.tokens[0])
         result.merge(self, nodes[1:])
         return result

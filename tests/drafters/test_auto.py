@@ -22,7 +22,7 @@ from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.mixed.auto import AutoDrafter, PolicyStats
 from medusa_kit.drafters.mixed.shares import SourceUsage
-from medusa_kit.drafters.mixed.sources import usual_sources
+from medusa_kit.drafters.mixed.sources import together, usual_sources
 from medusa_kit.drafters.tree_drafter import TreeDrafter
 from medusa_kit.infer.decode.drafter import State
 from medusa_kit.infer.decode.node_choice.choice import choose_nodes
@@ -389,6 +389,28 @@ def test_rows_of_different_size_lie_one_after_another() -> None:
     assert draft.token_lists() == [[1], [2, 3, 4]]
     assert [shape.parents for shape in draft.shapes] == [(-1,), (-1, 0, 1)]
     assert draft.depths_N.tolist() == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize("second", [0, 3])
+def test_guesses_of_two_sources_are_those_of_both(first: int, second: int) -> None:
+    """Also where one of them, or neither, has any."""
+
+    def trees() -> tuple[DraftTree, DraftTree]:
+        one, other = DraftTree(1), DraftTree(1)
+        one.add_chain([2, 3][:first], 0.5, "one")
+        other.add_chain([2, 4, 5][:second], 0.7, "other")
+        return one, other
+
+    expected = DraftTree(1)
+    for tree in trees():
+        expected.merge(tree)
+    (found,) = together(*([tree] for tree in trees()))
+    assert found.by_chance() == expected.by_chance()
+    for tree in (found, found.kept([node for node, _ in found.by_chance()])):
+        assert _paths(tree) == _paths(expected)
+    for part in ("tokens", "parents", "chances", "keys"):
+        assert getattr(found, part) == getattr(expected, part)
 
 
 def test_recycling_is_left_out_beside_heads() -> None:

@@ -28,6 +28,7 @@ from medusa_kit.drafters.mixed.sources import (
     credited,
     merged,
     shared_estimate,
+    together,
     usual_sources,
 )
 from medusa_kit.drafters.tree_drafter import TreeDrafter, learn
@@ -105,11 +106,7 @@ class Step(Candidates):
 
     def add(self, trees: Sequence[DraftTree]) -> None:
         """More draft tokens."""
-        if self.trees:
-            for whole, tree in zip(self.trees, trees, strict=True):
-                whole.merge(tree)
-        else:
-            self.trees = list(trees)
+        self.trees = together(self.trees, trees) if self.trees else list(trees)
         self.orders = [likeliest(one, self.drafter.chains) for one in self.trees]
 
     @property

@@ -22,12 +22,24 @@ def merged(
     far, and with what a grammar forces."""
     result = [DraftTree(root) for root in state.roots_B]
     for source in sources:
-        for whole, tree in zip(result, source.guess(state), strict=True):
-            whole.merge(weighed(tree, acceptance))
+        trees = [weighed(tree, acceptance) for tree in source.guess(state)]
+        result = together(result, trees)
     masks = [None if sampler is None else sampler.mask for sampler in state.samplers]
     if all(mask is None for mask in masks):
         return result
     return under_grammar(result, masks, state, acceptance)
+
+
+def together(trees: Sequence[DraftTree], others: Sequence[DraftTree]) -> list[DraftTree]:
+    """Each request's guesses of both, in one of its two trees."""
+    return [_both(tree, other) for tree, other in zip(trees, others, strict=True)]
+
+
+def _both(tree: DraftTree, other: DraftTree) -> DraftTree:
+    if tree.num_nodes == 1:
+        return other
+    tree.merge(other)
+    return tree
 
 
 def credited(trees: Sequence[DraftTree], step: StepResult) -> list[list[str]]:
