@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from medusa_kit import console
-from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, did_you_mean
+from medusa_kit.base.faults.json_kinds import odd_values
+from medusa_kit.errors import (
+    CheckpointError,
+    ConfigError,
+    IncompatibleBaseError,
+    did_you_mean,
+    in_one_line,
+)
 from medusa_kit.files import parse_json
 from medusa_kit.settings.recipe import LoraSection
 
@@ -90,12 +97,18 @@ def read_info(folder: Path) -> AdapterInfo:
     """Which base an adapter folder belongs to. Raises CheckpointError."""
     try:
         raw = parse_json((folder / OWN_NAME).read_text())
+        for key, value, expected in odd_values(OWN_NAME, raw):
+            raise ValueError(f"{key} is {value!r}, expected {expected}")
         return {key: raw[key] for key in AdapterInfo.__annotations__}  # type: ignore[return-value]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{folder} holds an adapter, but no readable {OWN_NAME}: {error!r}",
+            f"{folder} holds an adapter, but no readable {OWN_NAME}: {_in_words(error)}",
             hint="adapters from `medusa-kit train` have one; merge others into their base first",
         ) from error
+
+
+def _in_words(error: Exception) -> str:
+    return f"it lacks {error}" if isinstance(error, KeyError) else in_one_line(error)
 
 
 def check_base(info: AdapterInfo, found: str, folder: Path) -> None:

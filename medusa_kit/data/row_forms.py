@@ -282,19 +282,34 @@ def _calls(calls: Any) -> list[dict[str, Any]]:
         except json.JSONDecodeError as error:
             raise DataError(f"tool_calls is text that is not JSON: {error.msg}") from error
     try:
-        return [{**call, "function": _function(call["function"])} for call in calls]
+        _expect("it", calls, list)
+        return [{**_expect("a call", call, dict), "function": _function(call["function"])}
+                for call in calls]  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"tool_calls holds no call: {error!r}",
+            f"tool_calls holds no call: {_in_words(error)}",
             hint='expected {"id", "type", "function": {"name", "arguments"}}, the last one JSON',
         ) from error
 
 
+def _in_words(error: Exception) -> str:
+    return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _expect(what: str, value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        expected = "a list" if kind is list else "an object"
+        raise TypeError(f"{what} is {kind_of(value)}, expected {expected}")
+    return value
+
+
 def _function(function: dict[str, Any]) -> dict[str, Any]:
+    _expect("its function", function, dict)
     name, arguments = function["name"], function["arguments"]
     parsed = parse_json(arguments) if isinstance(arguments, str) else arguments
     if not isinstance(name, str) or not isinstance(parsed, dict):
-        raise TypeError(function)
+        given = f"its name is {kind_of(name)} and its arguments are {kind_of(parsed)}"
+        raise TypeError(f"{given}, expected text and an object")
     return {**function, "name": name, "arguments": parsed}
 
 

@@ -10,6 +10,7 @@ import pytest
 from support.text.other_encodings import with_pairs
 from support.tiny_models import model_of
 
+from medusa_kit.base.adapters import read_info
 from medusa_kit.base.files import check_readable
 from medusa_kit.base.loading import load_base_model, load_tokenizer
 from medusa_kit.errors import CheckpointError
@@ -134,6 +135,28 @@ def test_a_template_that_is_no_text(folder: Path) -> None:
     (folder / "chat_template.json").write_text('{"chat_template": [1]}')  # a processor's
     with pytest.raises(CheckpointError, match=r"chat_template\.json says chat_template"):
         load_base_model(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"base_model": 5}, "base_model is 5, expected text"),
+        ({"revision": [1]}, r"revision is \[1\], expected text"),
+        ({"base_fingerprint": None}, "base_fingerprint is None, expected text"),
+        ([], r"it is \[\], expected an object"),
+        ({}, None),
+    ],
+)
+def test_an_adapters_base_of_odd_types(tmp_path: Path, told: Any, said: str | None) -> None:
+    own = {"base_model": "debug-tiny", "revision": None, "base_fingerprint": "1"}
+    path = tmp_path / "medusa_kit.json"
+    path.write_text(json.dumps({**own, **told} if isinstance(told, dict) else told))
+    if said is None:
+        assert read_info(tmp_path) == own
+        return
+    with pytest.raises(CheckpointError, match=said) as caught:
+        read_info(tmp_path)
+    assert caught.value.hint
 
 
 def test_words_of_a_vocabulary_that_are_called_like_settings(folder: Path) -> None:

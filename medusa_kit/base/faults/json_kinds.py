@@ -143,12 +143,15 @@ OF_FILE: Mapping[str, Kinds] = {
     },
     "special_tokens_map.json": SPECIAL,
     "added_tokens.json": {"*": ID},
+    "medusa_kit.json": {"base_model": TEXT, "revision": _or_null(TEXT), "base_fingerprint": TEXT},
     "chat_template.json": {"chat_template": _or_null(NAMED_TEMPLATES)},
 }
 
 
 def odd_values(file_name: str, content: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     """(key, value, what was expected) of each value of another kind."""
+    if not isinstance(content, dict):
+        yield "it", content, "an object"
     for pattern, kind in OF_FILE.get(file_name, {}).items():
         for key, value in _at(content, pattern.split(".")):
             if not kind.fits(value):
