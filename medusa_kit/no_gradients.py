@@ -9,10 +9,9 @@ traceback is freed, to what it was on entering. Within another one that is on ag
 the mode is entered once, in C++, where no signal comes between.
 """
 
-import inspect
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -21,11 +20,7 @@ R = TypeVar("R")
 
 
 def no_gradients(function: Callable[P, R]) -> Callable[P, R]:
-    """`torch.inference_mode()` as a decorator, entered only where it is not on already.
-
-    A generator is in it while it computes, not while its caller has the item."""
-    if inspect.isgeneratorfunction(function):
-        return cast(Callable[P, R], _in_steps(function))
+    """`torch.inference_mode()` as a decorator, entered only where it is not on already."""
 
     @wraps(function)
     def without(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -33,21 +28,5 @@ def no_gradients(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         with torch._C._InferenceMode(True):
             return function(*args, **kwargs)
-
-    return without
-
-
-def _in_steps(function: Callable[..., Iterator[R]]) -> Callable[..., Iterator[R]]:
-    end = object()
-
-    @wraps(function)
-    def without(*args: Any, **kwargs: Any) -> Iterator[R]:
-        generator = cast(Generator[R, None, None], function(*args, **kwargs))
-        following, close = no_gradients(next), no_gradients(generator.close)
-        try:
-            while (item := following(generator, end)) is not end:
-                yield cast(R, item)
-        finally:
-            close()
 
     return without

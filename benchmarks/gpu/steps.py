@@ -26,7 +26,6 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.decode.batch import Batch
 from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.request import Request, make_request
-from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.device.cache import FixedCache
 from medusa_kit.infer.device.captured import CapturedForward
 from medusa_kit.infer.device.verifier import CapturedVerifier
@@ -125,12 +124,11 @@ def _decoding(
 ) -> Iterator[tuple[Request, Callable[[], Any]]]:
     """(the first row, a function that takes the next step), after the prompts were read."""
     rows = _rows(engine, prompts, steps, sampling)
-    running = Scheduler(engine.verifier).run(rows, drafter)
-    try:
-        next(running)
-        yield rows[0], partial(next, running)
-    finally:
-        running.close()  # type: ignore[attr-defined]  # it is a generator
+    batch = Batch(engine.verifier, len(rows), reuse_prefixes=False)
+    for row in rows:
+        batch.add(row, drafter)
+    batch.step()  # in this thread, which the profiler follows
+    yield rows[0], batch.step
 
 
 def _rows(

@@ -20,7 +20,7 @@ from medusa_kit.engine.conversation import Conversation
 from medusa_kit.engine.given import Prompt, check_prompt, prompt_list, stop_strings
 from medusa_kit.engine.result import GenerationResult, GenerationStats
 from medusa_kit.engine.shared_batch import MAX_PAUSE, SharedBatch, check_options
-from medusa_kit.engine.streaming import Streaming, guessers
+from medusa_kit.engine.streaming import Streaming
 from medusa_kit.errors import ConfigError, Live, check_count
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.choice import AttentionChoice
@@ -28,9 +28,9 @@ from medusa_kit.infer.cpu.activations import activations_of
 from medusa_kit.infer.cpu.cache_dtype import FLOAT32, cache_of
 from medusa_kit.infer.decode.detokenize import StopStrings, TextStream, text_before
 from medusa_kit.infer.decode.drafter import NODES, Drafter
-from medusa_kit.infer.decode.request import Request, make_request
+from medusa_kit.infer.decode.request import Emission, Emitted, Request, emission, make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
-from medusa_kit.infer.decode.threaded.scheduler_thread import MAX_WAITING
+from medusa_kit.infer.decode.threaded.request_queue import MAX_WAITING
 from medusa_kit.infer.self_check import TreeCheck
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.drafters import READ_HEADS, default_drafter, drafts_without_heads
@@ -41,6 +41,10 @@ from medusa_kit.usual_device import on_usual_device
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
+
+
+def _emissions(emitted: Emitted) -> list[Emission]:
+    return [emission(request, tokens) for request, tokens in emitted]
 
 
 @dataclass
@@ -145,9 +149,8 @@ class Engine(Live):
         requests = [self._make_request(each, params, max_new_tokens, stops) for each in prompts]
         batch_size = min(batch_size, len(requests))
         built = self.drafter_for(drafter, drafter_options, batch_size, params)
-        for _ in self.scheduler.run(requests, built, batch_size):
-            pass
-        results = [self._result(request, built.describe(), built.notes) for request in requests]
+        self.scheduler.decode(requests, built, batch_size)
+        results = [self.result_of(request, built.describe(), built.notes) for request in requests]
         return results[0] if single else results
 
     @on_usual_device
@@ -165,14 +168,14 @@ class Engine(Live):
 
         The object's `result` is there at the end.
         """
-        request, stops, params = self._request("stream", prompt, max_new_tokens, stop, sampling)
+        request, stops, params = self.request_for("stream", prompt, max_new_tokens, stop, sampling)
         built = self.drafter_for(drafter, drafter_options, 1, params)
         return Streaming(
-            lambda: self.scheduler.run([request], built),
+            lambda: self.scheduler.run([request], built, note=_emissions),
             request,
             TextStream(self.base.tokenizer, stops),
-            lambda: self._result(request, built.describe(), built.notes),
-            lambda count: guessers(request.credits, drafter or self.own_drafter, count),
+            lambda: self.result_of(request, built.describe(), built.notes),
+            drafter or self.own_drafter,
         )
 
     @on_usual_device
@@ -183,7 +186,8 @@ class Engine(Live):
         max_pause: float | None = MAX_PAUSE,
     ) -> SharedBatch:
         """A batch with a thread of its own, that any number of threads give prompts to; to be
-        closed, or used in `with`. Each answer is the one that `generate` gives.
+        closed, or used in `with`. Each answer is the one that `generate` gives; calls of `generate`
+        and `stream` take part in its steps meanwhile.
 
         `max_rows`: prompts that are answered at once; `most_waiting` others may wait. `max_pause`:
         seconds for which reading prompts may hold up the answers under way between two of their
@@ -194,14 +198,7 @@ class Engine(Live):
         check_options(max_rows, most_waiting, max_pause)
         # The batch that stays suits what it may draft for.
         watched = layers_read(draft_config(self.draft_model), self.base.config)
-        scheduler = Scheduler(
-            self.verifier.with_watched(watched),
-            max_rows,
-            max_pause,
-            reuse_prefixes=self.scheduler.reuse_prefixes,
-            steps=self.scheduler.steps,
-        )
-        return SharedBatch(self, scheduler, most_waiting)
+        return SharedBatch(self, max_rows, most_waiting, max_pause, watched)
 
     def conversation(self, system: str | None = None) -> Conversation:
         """A conversation, in which each turn encodes and reads only what is new."""
@@ -234,7 +231,7 @@ class Engine(Live):
     def _planned_for(self, batch_size: int) -> PlannedTree:
         return (self.plan or TreePlan.of_tree(self.tree)).planned_for(batch_size)
 
-    def _request(
+    def request_for(
         self, call: str, prompt: Any, max_new_tokens: int, stop: Any, sampling: "SamplingOptions"
     ) -> tuple[Request, tuple[str, ...], SamplingParams]:
         """(request, stop strings, sampling) of a call that takes a single prompt."""
@@ -294,7 +291,7 @@ class Engine(Live):
         ConfigError for one that is unknown or has nothing to draft with."""
         self.look_at_heads()
         context = self._draft_context(batch_size, sampling)
-        name, options = self._drafter_and_options(name, options)
+        name, options = self.drafter_named(name, options)
         return chosen(name, context, options)
 
     def _draft_context(self, batch_size: int, sampling: SamplingParams | None) -> DraftContext:
@@ -325,7 +322,7 @@ class Engine(Live):
         if self.heads.guesser is not None:
             self.heads.guesser.look()
 
-    def _drafter_and_options(
+    def drafter_named(
         self, name: str | None, options: Mapping[str, Any] | None
     ) -> tuple[str, Mapping[str, Any] | None]:
         """The drafter that a call asks for, and its options."""
@@ -342,7 +339,7 @@ class Engine(Live):
         default = default_drafter(self.heads is not None, self.draft_model is not None)
         return self.drafter or self.usual_drafter or default, self.drafter_options
 
-    def _result(self, request: Request, drafter: str, notes: Sequence[str]) -> GenerationResult:
+    def result_of(self, request: Request, drafter: str, notes: Sequence[str]) -> GenerationResult:
         text = text_before(
             self.base.tokenizer, request.text_ids(request.token_ids), request.stop_position
         )

@@ -1,10 +1,10 @@
-"""Prompts of any number of threads, answered in one batch that has a thread of its own.
+"""Prompts of any number of threads, answered together.
 
 Rows that ask for the same drafter with the same options share one object, and so draft together. It
 is built for a full batch and for rows of any sampling, and lives as long as one of them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,14 +12,15 @@ from weakref import WeakValueDictionary, finalize
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.engine.result import GenerationResult
-from medusa_kit.engine.streaming import Streaming, guessers
+from medusa_kit.engine.streaming import Streaming
 from medusa_kit.errors import ConfigError, Live, check_count
+from medusa_kit.infer.decode.batches import BatchStats
 from medusa_kit.infer.decode.detokenize import TextStream
 from medusa_kit.infer.decode.drafter import Drafter
-from medusa_kit.infer.decode.request import Emitted, Request
-from medusa_kit.infer.decode.scheduler import BatchStats, Scheduler
-from medusa_kit.infer.decode.threaded.scheduler_thread import SchedulerThread
-from medusa_kit.infer.decode.threaded.submission import Emission, OnTokens, Submission
+from medusa_kit.infer.decode.request import Emission, Request
+from medusa_kit.infer.decode.scheduler import Scheduler
+from medusa_kit.infer.decode.threaded.request_queue import RequestQueue
+from medusa_kit.infer.decode.threaded.submission import OnTokens, Submission
 from medusa_kit.infer.details import NOTHING, OutputOptions
 from medusa_kit.infer.runners.adapted_verifier import AdaptedVerifier
 from medusa_kit.infer.verifier import Verifier
@@ -44,11 +45,11 @@ class Requests(Protocol):
     @property
     def verifier(self) -> Verifier: ...
 
-    def _request(
+    def request_for(
         self, call: str, prompt: Any, max_new_tokens: int, stop: Any, sampling: SamplingOptions
     ) -> tuple[Request, tuple[str, ...], SamplingParams]: ...
 
-    def _drafter_and_options(
+    def drafter_named(
         self, name: str | None, options: Mapping[str, Any] | None
     ) -> tuple[str, Mapping[str, Any] | None]: ...
 
@@ -60,9 +61,11 @@ class Requests(Protocol):
         sampling: SamplingParams | None = None,
     ) -> Drafter: ...
 
+    scheduler: Scheduler
+
     def look_at_heads(self) -> None: ...
 
-    def _result(self, row: Request, drafter: str, notes: Sequence[str]) -> GenerationResult: ...
+    def result_of(self, row: Request, drafter: str, notes: Sequence[str]) -> GenerationResult: ...
 
 
 class Heads(Protocol):
@@ -88,10 +91,10 @@ class Answer(Live):
     unless it has `on_tokens`."""
 
     def __init__(
-        self, submission: Submission, drafter: str, requests: Requests, stops: tuple[str, ...]
+        self, submission: Submission, drafter: str, engine: Requests, stops: tuple[str, ...]
     ) -> None:
         self.submission = submission
-        self.drafter, self._requests, self.stops = drafter, requests, stops  # drafter: its name
+        self.drafter, self._engine, self.stops = drafter, engine, stops  # drafter: its name
 
     def result(self) -> GenerationResult:
         """The answer at its end; one that was cancelled is as long as it came to be. Raises what it
@@ -103,30 +106,24 @@ class Answer(Live):
         """The drafter's statistics are those of all rows that shared it, and there at the end."""
         submission = self.submission
         name = submission.drafter_name or self.drafter
-        return self._requests._result(submission.request, name, submission.drafter_notes)
+        return self._engine.result_of(submission.request, name, submission.drafter_notes)
 
     def stream(self) -> Streaming:
         """The answer's text as it comes; closing or dropping that cancels the answer."""
-        submission, newest = self.submission, Emission([])
-
-        def steps() -> Iterator[Emitted]:
-            nonlocal newest
-            for newest in submission:
-                yield [(submission.request, newest.tokens)]
-
-        text = TextStream(self._requests.base.tokenizer, self.stops)
+        submission = self.submission
+        text = TextStream(self._engine.base.tokenizer, self.stops)
         return Streaming(
-            steps,
+            lambda: ([emission] for emission in submission),
             submission.request,
             text,
             self.so_far,
-            lambda _: self.guessers(newest),
+            self.drafter,
             self.cancel,
         )
 
     def guessers(self, emission: Emission) -> list[str]:
         """The drafters that guessed the emission's first tokens, those accepted at depth 1, 2, …"""
-        return guessers(emission.credits, self.drafter, emission.num_guessed)
+        return emission.guessers(self.drafter)
 
     def cancel(self) -> None:
         """End it within a step, from any thread."""
@@ -141,10 +138,18 @@ class SharedBatch(Live):
     """Made by `Engine.shared_batch`. Every method may be called in any thread. One that is dropped
     ends when its answers have."""
 
-    def __init__(self, requests: Requests, scheduler: Scheduler, most_waiting: int) -> None:
-        self._requests, self._max_rows = requests, scheduler.max_rows
-        self._thread = SchedulerThread(scheduler, most_waiting)
-        finalize(self, self._thread.drop).atexit = False
+    def __init__(
+        self,
+        engine: Requests,
+        max_rows: int,
+        most_waiting: int,
+        max_pause: float | None,
+        watched: Sequence[int] = (),
+    ) -> None:
+        """`watched`: layers of the base that drafters may read."""
+        self._engine, self._max_rows = engine, max_rows
+        self._queue = RequestQueue(engine.scheduler, max_rows, max_pause, most_waiting, watched)
+        finalize(self, self._queue.drop).atexit = False
         self._drafters: WeakValueDictionary[tuple[int, str, str], Any] = WeakValueDictionary()
         self._building = KeyedLocks()
 
@@ -176,27 +181,27 @@ class SharedBatch(Live):
                 f"on_tokens {on_tokens!r} cannot be called; expected a function",
                 hint="it is called with the tokens of each step",
             )
-        engine = self._requests if heads is None else self._engine_of(heads)
-        name, options = engine._drafter_and_options(drafter, drafter_options)
+        engine = self._engine if heads is None else self._engine_of(heads)
+        name, options = engine.drafter_named(drafter, drafter_options)
         if not (isinstance(engine.verifier, AdaptedVerifier) or name in READ_HEADS):
-            engine, heads = self._requests, None
+            engine, heads = self._engine, None
         try:
-            row, stops, _ = engine._request("submit", prompt, max_new_tokens, stop, sampling)
+            row, stops, _ = engine.request_for("submit", prompt, max_new_tokens, stop, sampling)
         except RuntimeError as error:
-            self._thread.check_device(error)
+            self._queue.check_device(error)
             raise
         row.output_options = wanted
         if heads is None:
-            submission = self._thread.submit(row, self._drafter(name, options), on_tokens)
+            submission = self._queue.submit(row, self._drafter(name, options), on_tokens)
         else:
             lease = heads.clone()
             try:
                 built = self._drafter(name, options, lease)
-                submission = self._thread.submit(row, built, on_tokens, lease.close)
+                submission = self._queue.submit(row, built, on_tokens, lease.close)
             except BaseException:
                 lease.close()
                 raise
-        return Answer(submission, name, self._requests, stops)
+        return Answer(submission, name, self._engine, stops)
 
     def generate(self, prompt: Any, **options: Any) -> GenerationResult:
         """The answer to one prompt; `options` as for `submit`."""
@@ -209,17 +214,17 @@ class SharedBatch(Live):
     @property
     def stats(self) -> BatchStats:
         """How many prompts are answered, read and waiting, and what the last step was."""
-        return self._thread.stats
+        return self._queue.stats
 
     @property
     def ended(self) -> str | None:
         """Why no more prompts are taken, or None."""
-        return self._thread.ended
+        return self._queue.ended
 
     def close(self, drain: bool = True, timeout: float | None = None) -> None:
         """Take no more prompts, and wait until the answers under way have ended (`drain`) or have
         been cancelled, for so many seconds at most."""
-        self._thread.close(drain, timeout)
+        self._queue.close(drain, timeout)
 
     def __enter__(self) -> "SharedBatch":
         return self
@@ -240,7 +245,7 @@ class SharedBatch(Live):
             )
         verifier = heads.engine.verifier
         plain = verifier.plain if isinstance(verifier, AdaptedVerifier) else verifier
-        if plain is not self._requests.verifier:
+        if plain is not self._engine.verifier:
             raise ConfigError(
                 "these heads were loaded for another engine's base model",
                 hint="take them from a HeadsStore of the engine that this batch belongs to",
@@ -252,14 +257,14 @@ class SharedBatch(Live):
     ) -> Drafter:
         """The drafter that rows in the batch use already, if there is one with these options and
         heads."""
-        requests, number = (self._requests, 0) if heads is None else (heads.engine, heads.number)
+        engine, number = (self._engine, 0) if heads is None else (heads.engine, heads.number)
         key = number, name, checked_options(name, options).model_dump_json()
         with self._building.of(key):  # requests with other drafters go on meanwhile
             drafter: Drafter | None = self._drafters.get(key)
             if drafter is not None:
-                requests.look_at_heads()
+                engine.look_at_heads()
             else:
-                drafter = requests.drafter_for(name, options, self._max_rows, ANY_SAMPLING)
+                drafter = engine.drafter_for(name, options, self._max_rows, ANY_SAMPLING)
                 self._drafters[key] = drafter
             return drafter
 

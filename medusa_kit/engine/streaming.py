@@ -10,7 +10,7 @@ from weakref import WeakSet
 from medusa_kit.engine.result import GenerationResult
 from medusa_kit.errors import Live
 from medusa_kit.infer.decode.detokenize import TextStream
-from medusa_kit.infer.decode.request import Emitted, Request
+from medusa_kit.infer.decode.request import Emission, Request
 from medusa_kit.infer.details import VerifiedTree
 from medusa_kit.locks import SharedLock
 from medusa_kit.usual_device import on_usual_device
@@ -38,12 +38,6 @@ class Piece(str):
         return (self.spans,)
 
 
-def guessers(credits: Sequence[str] | None, drafter: str, count: int) -> list[str]:
-    """Who guessed the first `count` tokens of a step: `credits`, or the drafter where it has no
-    several sources."""
-    return [drafter] * count if credits is None else list(credits[:count])
-
-
 class Streaming(Live):
     """An iterator over the pieces of an answer's text as they come; it can be read once.
 
@@ -53,17 +47,17 @@ class Streaming(Live):
 
     def __init__(
         self,
-        steps: Callable[[], Iterator[Emitted]],
+        steps: Callable[[], Iterator[Sequence[Emission]]],
         request: Request,
         text: TextStream,
         result: Callable[[], GenerationResult],
-        guessers: Callable[[int], Sequence[str]],
+        drafter: str,
         cancel: Callable[[], None] | None = None,
     ) -> None:
-        """`steps`: begins those of `request` alone. `guessers`: who guessed the first so many
-        tokens of the step just made. `cancel`: ends the steps, where another thread makes them."""
+        """`steps`: begins those of `request`, and has what each emitted. `drafter`: the name of its
+        drafter. `cancel`: ends the steps, where another thread makes them."""
         self._steps, self._request, self._text, self._cancel = steps, request, text, cancel
-        self._result, self._guessers = result, guessers
+        self._result, self._drafter = result, drafter
         # The answer's tokens so far by who guessed them, those without text of their own included
         # (the end of the answer, parts of a character); keys as in Span.
         self.guessed: Counter[str | None] = Counter()
@@ -102,15 +96,16 @@ class Streaming(Live):
 
     def _decoded(self) -> Generator[Piece, None, None]:
         guesser = None
-        for emitted in self._steps():
-            if (tree := self._request.tree) is not None and len(tree.tokens) > 1:
-                self.tree = tree
+        for emissions in self._steps():
             spans = []
-            for request, tokens in emitted:
-                guessers = [*self._guessers(request.num_guessed), None]
-                for token, guesser in zip(tokens, guessers, strict=False):
+            for one in emissions:
+                if one.tree is not None and len(one.tree.tokens) > 1:
+                    self.tree = one.tree
+                for token, guesser in zip(
+                    one.tokens, [*one.guessers(self._drafter), None], strict=False
+                ):
                     self.guessed[guesser] += 1
-                    if text := self._text.push(request.text_ids([token])):
+                    if text := self._text.push(self._request.text_ids([token])):
                         spans.append(Span(text, guesser))
             if spans:
                 yield Piece(spans)

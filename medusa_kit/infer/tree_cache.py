@@ -128,12 +128,6 @@ class TreeCache(Cache):
         self._sent: tuple[Any, Tensor] | None = None
         self._sent_rows: tuple[Any, Tensor] | None = None
 
-    @property
-    def is_known(self) -> bool:
-        """Whether its layers still know it. Not where Python has found the cache out of reach and
-        ends what used it, an answer that nobody read on: its weak references are dead by then."""
-        return all(layer._cache() is self for layer in self._slotted)
-
     @contextmanager
     def using(self, rows: Sequence[int], counts: Sequence[int] | None = None) -> Iterator[None]:
         """Let forwards be over these rows, in this order. Rows that lie side by side are read where

@@ -31,8 +31,8 @@ from medusa_kit.errors import (
     UsageError,
 )
 from medusa_kit.infer.decode.accept.grammar import prepare_grammars
-from medusa_kit.infer.decode.scheduler import BatchStats
-from medusa_kit.infer.decode.threaded.submission import Emission
+from medusa_kit.infer.decode.batches import BatchStats
+from medusa_kit.infer.decode.request import Emission
 from medusa_kit.infer.details import OutputOptions
 from medusa_kit.serve.calls.call_grammar import behind_reasoning
 from medusa_kit.serve.calls.tools import UNCONSTRAINED, Constraint

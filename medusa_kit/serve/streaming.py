@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from medusa_kit.engine.result import GenerationResult
 from medusa_kit.engine.shared_batch import Answer
 from medusa_kit.infer.decode.detokenize import Settled, TextStream
-from medusa_kit.infer.decode.threaded.submission import Emission
+from medusa_kit.infer.decode.request import Emission
 from medusa_kit.infer.details import TokenScore, VerifiedTree
 from medusa_kit.serve.calls.reading import NO_READING, Reading
 from medusa_kit.serve.calls.tools import UNCONSTRAINED, Constraint

@@ -12,6 +12,7 @@ import torch
 
 import medusa_kit
 from benchmarks import trace_request as script
+from medusa_kit.infer.decode import step_thread
 from medusa_kit.tree.shape import TreeShape
 
 
@@ -51,8 +52,9 @@ def test_a_function_that_gets_a_tensor_alone_counts(
 
 
 @pytest.mark.parametrize("drafter", ["none", "medusa"])
-def test_all_modules_of_a_request(drafter: str) -> None:
+def test_all_modules_of_a_request(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the interpreter's other hook, that of debuggers, sees them."""
+    monkeypatch.setattr(step_thread, "LINGER", 0.0)  # so that each answer has a new thread
     engine = medusa_kit.load("debug-tiny", heads="untrained", device="cpu", guesses="all")
     found = dict[str, None]()
 
@@ -62,12 +64,19 @@ def test_all_modules_of_a_request(drafter: str) -> None:
             found[name[len(script.PACKAGE) + 1 :]] = None
 
     engine.generate(script.PROMPT, max_new_tokens=5, drafter=drafter)
-    run, steps = script.traced(engine, script.Trace(), drafter, 5)
+    trace = script.Trace()
+    threading.setprofile(trace)
+    try:
+        run, steps = script.traced(engine, trace, drafter, 5)
+    finally:
+        threading.setprofile(None)
     sys.settrace(follow)
+    threading.settrace(follow)
     try:
         engine.generate(script.PROMPT, max_new_tokens=5, drafter=drafter)
     finally:
         sys.settrace(None)
+        threading.settrace(None)
     assert set(run.modules) == set(found)
     assert {"infer/tree_cache.py", "infer/decode/accept/rules.py", "data/chat.py"} <= set(found)
     assert steps > 0

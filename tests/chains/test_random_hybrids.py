@@ -98,7 +98,7 @@ def run_case(family: str, seed: int, num_requests: int) -> dict[str, int]:
             prompt = prompt_of(draw, texts)
             stop = options.get("stop")
             sampling = {name: one for name, one in options.items() if name != "stop"}
-            row, _, _ = engine._request("test", prompt, tokens, stop, sampling)
+            row, _, _ = engine.request_for("test", prompt, tokens, stop, sampling)
             wanted = truths[tuple(prompt)] = expected(engine, prompt, tokens, options)
             name = draw.choice(DRAFTERS)
             own = engine.drafter_for(name, None, NUM_ROWS, ANY_SAMPLING)

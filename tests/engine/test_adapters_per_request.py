@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.adapters import put_adapter
+from support.batches import Serving
 from support.small_engines import build_engine, random_heads, random_prompt
 from support.tiny_models import tiny_base, tiny_model
 
@@ -22,7 +23,6 @@ from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseErro
 from medusa_kit.heads import save_heads
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.decode.request import Request
-from medusa_kit.infer.decode.scheduler import Scheduler
 
 LONGEST = 12
 
@@ -105,7 +105,7 @@ def test_an_adapter_that_is_written_over_stays_loaded(
 
 def test_adapters_take_turns(root: Path, engine: Engine) -> None:
     """One step each, whatever the number of their rows."""
-    scheduler = Scheduler(engine.verifier, 4)
+    scheduler = Serving(engine.verifier, 4)
     group_of = dict[Request, str]()
     drafters = []
     with HeadsStore(engine, root) as store:
@@ -113,7 +113,7 @@ def test_adapters_take_turns(root: Path, engine: Engine) -> None:
             own = engine if name == "base" else store.get(name).engine
             drafters.append(own.drafter_for("none"))
             for number in range(count):
-                row = own._request("add", random_prompt(4, number), 6, None, {})[0]
+                row = own.request_for("add", random_prompt(4, number), 6, None, {})[0]
                 row.stop_ids = frozenset()
                 group_of[row] = name
                 scheduler.add(row, drafters[-1])
@@ -125,7 +125,7 @@ def test_adapters_take_turns(root: Path, engine: Engine) -> None:
         assert len(groups) <= 1
     assert served == ["base", "first", "second"] * 6
     assert sorted(group_of[row] for row in left) == sorted(group_of.values())
-    assert list(scheduler._stepped) == [engine.verifier]
+    assert [batch.verifier for batch in scheduler.batches._batches] == [engine.verifier]
 
 
 def test_adapters_that_cannot_be_served_are_refused(

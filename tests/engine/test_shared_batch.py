@@ -156,15 +156,15 @@ def test_what_nobody_holds_any_more_ends() -> None:
         assert whole.token_ids == alone.token_ids  # it has somebody to tell
         assert len(first.result().token_ids) == 4
     lone = engine.shared_batch()
-    own, alive = lone._thread._thread, weakref.ref(lone)
+    queue, alive = lone._queue, weakref.ref(lone)
     answer, streamed = (ask(prompt, max_new_tokens=12) for ask in (lone.submit, lone.stream))
     del lone
     gc.collect()
     assert alive() is None
     assert answer.result().token_ids == alone.token_ids
     assert "".join(streamed) == alone.text
-    own.join(SOON)
-    assert not own.is_alive()
+    assert queue._ended.wait(SOON)
+    assert engine.scheduler.idle == engine.scheduler.batches._batches
 
 
 @pytest.mark.parametrize("prefix_cache", ["on", "off"])

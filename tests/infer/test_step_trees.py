@@ -2,10 +2,10 @@
 
 import pytest
 from support.batches import alone, drafters, engine_for, row_for
-from support.scheduler_threads import threaded
+from support.request_queues import threaded
 from support.small_engines import random_prompt
 
-from medusa_kit.infer.decode.threaded.submission import Emission
+from medusa_kit.infer.decode.request import Emission
 from medusa_kit.infer.details import OutputOptions
 
 

@@ -16,7 +16,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import CheckpointError, MedusaKitError, StorageError, without_stack
 from medusa_kit.heads import checkpoint, save_heads
 from medusa_kit.heads.checkpoint import load_heads
-from medusa_kit.infer.decode.threaded import scheduler_thread
+from medusa_kit.infer.decode.threaded import request_queue
 from medusa_kit.serve import server
 
 TRACE = """Storage size calculation overflowed
@@ -90,7 +90,7 @@ def test_a_damaged_file_is_the_requests_fault(tmp_path: Path) -> None:
 
 
 def test_a_server_that_lost_its_device_says_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_thread, "is_device_lost", lambda error: "CUDA" in str(error))
+    monkeypatch.setattr(request_queue, "is_device_lost", lambda error: "CUDA" in str(error))
     monkeypatch.setattr(server, "TELLING", 1000.0)
     engine = build_engine(lively_chat_base())
 

@@ -18,9 +18,10 @@ from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.decode import schedule
+from medusa_kit.infer.decode.batches import Batches, BatchStats
+from medusa_kit.infer.decode.caller import Caller
 from medusa_kit.infer.decode.drafter import Drafter
-from medusa_kit.infer.decode.request import Request, make_request
-from medusa_kit.infer.decode.scheduler import Scheduler
+from medusa_kit.infer.decode.request import Emitted, Request, make_request
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
@@ -62,6 +63,48 @@ REQUESTS = st.lists(
 @cache
 def engine_for(family: str) -> Engine:
     return engine_with_heads(tiny_base(family))
+
+
+class Serving(Caller):
+    """Batches with one caller, whose requests this steps. Options as of both."""
+
+    def __init__(
+        self, verifier: Any, max_rows: int, max_pause: float | None = None, **options: Any
+    ) -> None:
+        self._begin(Batches(verifier, **options), max_rows, max_pause)
+        self.batches.prepare(self)
+
+    @classmethod
+    def of(cls, batches: Batches, max_rows: int) -> "Serving":
+        """With batches that have served others."""
+        serving = cls.__new__(cls)
+        serving._begin(batches, max_rows)
+        return serving
+
+    def _begin(self, batches: Batches, max_rows: int, max_pause: float | None = None) -> None:
+        Caller.__init__(self, max_rows, max_pause)
+        self.batches, self.verifier = batches, batches.verifier
+        self._emitted, self._finished = list[Any](), list[Request]()
+
+    def add(self, request: Request, drafter: Any) -> None:
+        self.batches.add(request, drafter, self)
+
+    def step(self) -> Emitted:
+        self._emitted = []
+        self.batches.step()
+        return self._emitted
+
+    def hear(self, emitted: Emitted, finished: list[Request]) -> None:
+        self._emitted += emitted
+        self._finished += finished
+
+    def take_finished(self) -> list[Request]:
+        finished, self._finished = self._finished, []
+        return finished
+
+    @property
+    def stats(self) -> BatchStats:
+        return self.batches.stats_of(self)
 
 
 def drafters(engine: Engine) -> dict[str, Drafter]:
@@ -119,7 +162,7 @@ def exact(family: str, row: Request) -> list[int]:
     return alone(family, len(row.prompt_ids), drawn)[: row.max_new_tokens]
 
 
-def served(scheduler: Scheduler, rows: Sequence[Request], most: int = 500) -> None:
+def served(scheduler: Serving, rows: Sequence[Request], most: int = 500) -> None:
     """Step until these have left."""
     steps = 0
     while any(row.finish_reason is None for row in rows):
@@ -129,7 +172,7 @@ def served(scheduler: Scheduler, rows: Sequence[Request], most: int = 500) -> No
     assert set(scheduler.take_finished()) >= set(rows)
 
 
-def check_slots(scheduler: Scheduler, family: str, prompts: Sequence[int]) -> None:
+def check_slots(scheduler: Serving, family: str, prompts: Sequence[int]) -> None:
     """No slot is lost, and each caches what it is said to cache: requests with these prompts, which
     may have been read before, get what they get alone, as many at once as there are slots."""
     engine, count = engine_for(family), scheduler.max_rows
@@ -150,7 +193,7 @@ def check_slots(scheduler: Scheduler, family: str, prompts: Sequence[int]) -> No
     assert (stats := scheduler.stats).running + stats.reading == 0
 
 
-def run(scheduler: Scheduler, requests: Sequence[Asked], shared: Mapping[str, Any],
+def run(scheduler: Serving, requests: Sequence[Asked], shared: Mapping[str, Any],
         engine: Engine) -> list[Request]:  # fmt: skip
     """The rows of these requests, once all have left."""
     rows = [

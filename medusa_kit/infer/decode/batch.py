@@ -20,6 +20,7 @@ from medusa_kit import console
 from medusa_kit.errors import Live, NotFiniteError
 from medusa_kit.infer.decode.accept.sampler import has_scores
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
+from medusa_kit.infer.decode.caller import Caller
 from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.group import Group, drafts_of, groups_of
 from medusa_kit.infer.decode.node_choice.cost import StepCost
@@ -33,6 +34,7 @@ from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.likeliest import no_scores
 from medusa_kit.infer.mkl_linear import using_packs
 from medusa_kit.infer.outputs import NodeScores, TextStates
+from medusa_kit.infer.renewal import State, may_change_unseen
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
@@ -42,6 +44,7 @@ PromptEnd = tuple[Tensor, Tensor]  # hidden_1D and logits_V at the last token
 # More room than before, at least, where requests need more. On a CPU what nothing was written to
 # takes no memory, and growing copies what was.
 GROWTH, CPU_GROWTH = 1.25, 2.0
+NOTHING_KNOWN: State = None
 
 
 class Batch(Live):
@@ -76,7 +79,12 @@ class Batch(Live):
         self._finished: list[Request] = []  # that have left since `take_finished`
         self.num_steps = self.num_nodes = 0  # forwards over trees; nodes in the last one
         self.timing: StepTiming | None = None  # of the newest step, if it verified trees
-        self.number = verifier.number  # of the changes of the model before its requests began
+        # Of the model when its requests began; whether it must be looked at before the next step.
+        self.number, self.state, self.unseen = verifier.number, NOTHING_KNOWN, False
+        self.callers: list[Caller] = []  # that have requests here
+        self.stays_for: Caller | None = None  # that keeps it while it has none
+        self.autocast: torch.dtype | None = None  # under which its steps are made, if any
+        self.is_asked: Callable[[], bool] = lambda: False  # whether prompts should read on later
 
     @property
     def num_requests(self) -> int:
@@ -84,9 +92,26 @@ class Batch(Live):
         return len([one for one in self._schedule.requests if one.finish_reason is None])
 
     @property
-    def max_rows(self) -> int:
-        """Requests that are decoded at once, at most."""
-        return self._schedule.max_rows
+    def requests(self) -> list[Request]:
+        return self._schedule.requests
+
+    @property
+    def served(self) -> Sequence[Request]:
+        """Those that have a slot."""
+        return self._schedule.served
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step has something to do: not where all wait for their callers."""
+        schedule = self._schedule
+        return bool(self._finished) or any(
+            one.caller.is_wanted for queue in (schedule.served, schedule.waiting) for one in queue
+        )
+
+    def suits(self, verifier: Verifier) -> bool:
+        """Whether requests of this verifier may be decoded here, with more layers watched."""
+        own = self.verifier
+        return own is verifier or verifier.with_watched(verifier.watched or own.watched) is own
 
     @property
     def cached_tokens(self) -> list[int]:
@@ -124,9 +149,10 @@ class Batch(Live):
         self.cache.grow(num_positions, num_slots)
         self.slots.add(new)
 
-    def use(self, max_rows: int) -> None:
-        """Decode at most `max_rows` requests at once from now on."""
-        self._schedule.max_rows = max_rows
+    def use(self, max_rows: int, max_pause: float | None) -> None:
+        """Decode at most `max_rows` requests at once from now on, which prompts hold up for
+        `max_pause` seconds."""
+        self._schedule.use(max_rows, max_pause)
 
     def clear(self) -> None:
         """Cancel every request; what is cached of them stays for others."""
@@ -134,20 +160,28 @@ class Batch(Live):
             request.cancel()
         self.take_finished()
 
-    def forget(self) -> None:
-        """Let no later request begin with what was read of earlier ones."""
-        self.slots.forget_texts()
-
     def fail(self, error: Exception) -> None:
         """End every request here, since `error` was none of a request's or a drafter's."""
         for request in self._schedule.requests:
             request.fail(error)
 
     @property
+    def finished(self) -> list[Request]:
+        """Requests that have left since `take_finished`."""
+        self.remove_finished()
+        return self._finished
+
+    @property
+    def all_requests(self) -> list[Request]:
+        """With those that have left and that nobody has taken yet."""
+        return [*self._finished, *self._schedule.requests]
+
+    @property
     def has_ended(self) -> bool:
         """Whether requests have ended that nobody has taken yet."""
+        schedule = self._schedule
         return bool(self._finished) or any(
-            request.finish_reason for request in self._schedule.requests
+            one.finish_reason for queue in (schedule.served, schedule.waiting) for one in queue
         )
 
     def start_over(self, error: Exception) -> None:
@@ -179,7 +213,7 @@ class Batch(Live):
 
     def _step(self) -> Emitted:
         self.remove_finished()
-        ran = bool(self._schedule.running)
+        ran = any(request.text for request in self._schedule.served)
         emitted = self._read_prompts()
         if emitted:  # a first token may be the last
             self.remove_finished()
@@ -189,7 +223,8 @@ class Batch(Live):
 
     def remove_finished(self) -> None:
         """Requests that have finished leave; their drafters hear what has become of them."""
-        while finished := [one for one in self._schedule.requests if one.finish_reason]:
+        queues = self._schedule.served, self._schedule.waiting
+        while finished := [one for queue in queues for one in queue if one.finish_reason]:
             self._leave(finished)
             self._finished += finished
 
@@ -205,7 +240,9 @@ class Batch(Live):
             if (slot := request.slot) is not None:
                 text = [*request.prompt_ids, *request.token_ids]
                 # Others must not go on after keys and values that are no numbers.
-                damaged = isinstance(request.error, NotFiniteError)
+                damaged = isinstance(request.error, NotFiniteError) or (
+                    request.is_abandoned and may_change_unseen(self.verifier, self.state)
+                )
                 cached = [] if damaged else text[: self.cache.lengths[slot.number]]
                 self.slots.leave(slot, cached, len(request.prompt_ids))
                 request.slot = None
@@ -232,6 +269,8 @@ class Batch(Live):
                         emitted += self._first_token(request, *self._with_scores(piece, end))
                 if request.error is not None:
                     self.remove_finished()
+            if self.is_asked():
+                break
         return emitted
 
     def _read(self, pieces: Sequence[Piece[Request]]) -> list[PromptEnd | None]:
@@ -341,7 +380,13 @@ class Batch(Live):
         request.prompt_parts, request.prompt_hidden, request.prompt_layers = [], None, None
 
     def _verify_trees(self) -> Emitted:
-        running = self._schedule.running
+        running = [
+            request
+            for request in self._schedule.served
+            if request.text and (request.caller is None or request.caller.is_wanted)
+        ]
+        if not running:
+            return []
         laps, unread = Laps(self._clock), self.cache.num_unread(_numbers(running))
         drafted = [
             (group, self.verifier.fitted(draft))

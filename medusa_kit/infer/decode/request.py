@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.base.tokenizer.ids import check_stop_ids, check_token_ids
@@ -56,6 +56,9 @@ class Request(RequestText, Live):
     seconds: float = 0.0
     first_seconds: float = 0.0
     verifier: Verifier | None = None  # that decodes it; None: its batch's
+    caller: Any = None  # who waits for it (Caller)
+    has_emitted: bool = False  # whether its first token was handed out
+    is_abandoned: bool = False  # whether nobody did any more
     drafter: Drafter | None = None  # that drafts for it; None before a batch has it
     slot: Slot | None = None  # in the KV cache, from when its prompt is read until it leaves
     num_read: int = 0  # first tokens of its prompt that are cached, or are read now
@@ -132,6 +135,32 @@ class Request(RequestText, Live):
 
 
 Emitted = list[tuple[Request, list[int]]]
+
+
+class Emission(NamedTuple):
+    """What a step emitted of a request. The first `num_guessed` tokens came from its drafter;
+    `credits`: from which of its sources, where it has several. `scores`, `tree`: where the request
+    wants them."""
+
+    tokens: list[int]
+    num_guessed: int = 0
+    credits: list[str] | None = None
+    scores: list[TokenScore] | None = None
+    tree: VerifiedTree | None = None
+
+    def guessers(self, drafter: str) -> list[str]:
+        """Who guessed the tokens accepted at depth 1, 2, …; `drafter`: where it has no several
+        sources."""
+        known, count = self.credits, self.num_guessed
+        return [drafter] * count if known is None else known[:count]
+
+
+def emission(request: Request, tokens: list[int]) -> Emission:
+    """What was just emitted, with what the request has of it until its next step."""
+    if not request.has_emitted:  # it may have made its first step in the same one of the batch
+        request.has_emitted = True
+        return Emission(tokens, scores=request.first_scores)
+    return Emission(tokens, request.num_guessed, request.credits, request.scores, request.tree)
 
 
 class FailAlone:

@@ -6,11 +6,11 @@ requests run, which bounds the time between their tokens.
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from medusa_kit.infer.decode.slots import Slot, Slots
 
@@ -27,6 +27,7 @@ class Scheduled(Protocol):
     slot: Slot | None  # None while it waits, and once it has left
     num_read: int  # first tokens of its prompt that are cached, or are read now
     text: list[int]  # empty until it runs
+    caller: Any  # Caller, if it has one
 
 
 R = TypeVar("R", bound=Scheduled)
@@ -86,8 +87,8 @@ class Schedule(Generic[R]):
         max_pause: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.slots, self.max_rows = slots, max_rows
-        self._max_pause, self._clock = max_pause, clock
+        self.slots, self._clock = slots, clock
+        self.max_rows, self._max_pause = max_rows, max_pause
         self._speed = None if max_pause is None else ReadingSpeed(max_pause)
         self.waiting: deque[R] = deque()
         self.served: list[R] = []  # those with a slot, in the order in which they got it
@@ -102,20 +103,43 @@ class Schedule(Generic[R]):
         """Those whose prompts have been read."""
         return [request for request in self.served if request.text]
 
+    def use(self, max_rows: int, max_pause: float | None) -> None:
+        """Go on with these limits."""
+        self.max_rows = max_rows
+        if self._max_pause != max_pause:
+            self._max_pause = max_pause
+            self._speed = None if max_pause is None else ReadingSpeed(max_pause)
+
     def add(self, request: R) -> None:
         self.waiting.append(request)
 
     def admit(self, choose: Choose[R]) -> list[R]:
         """Give free slots to those that wait, which are returned."""
         admitted = list[R]()
-        while self.waiting and (rows := self._num_free):
-            request = self.waiting.popleft()
-            later = list(islice(self.waiting, rows - 1))
+        while self.waiting and (rows := self._num_free) and (following := self._next(rows)):
+            request, *later = following
+            self.waiting.remove(request)
             request.slot, request.num_read = choose(request, later)
             self.slots.free.remove(request.slot)
             self.served.append(request)
             admitted.append(request)
         return admitted
+
+    def _next(self, count: int) -> list[R]:
+        """Those that get the next `count` slots, none beyond its caller's limit."""
+        if all(one.caller is None for one in self.waiting):
+            return list(islice(self.waiting, count))
+        rows = Counter(one.caller for one in self.served)
+        found = list[R]()
+        for request in self.waiting:
+            caller = request.caller
+            if caller is not None and rows[caller] >= caller.max_rows:
+                continue
+            rows[caller] += 1
+            found.append(request)
+            if len(found) == count:
+                break
+        return found
 
     @property
     def _num_free(self) -> int:

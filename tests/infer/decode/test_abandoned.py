@@ -37,7 +37,7 @@ def hold_all(patch: pytest.MonkeyPatch, scheduler: Scheduler) -> None:
     base = scheduler.verifier.base
     for owner in (base, base.own_model):
         patch.setitem(vars(owner), LOCK, Held())
-    patch.setattr(scheduler, "_lock", Held())
+    patch.setattr(scheduler.thread, "_lock", Held())
 
 
 def refuse(*_: object, **__: object) -> Any:
@@ -85,8 +85,7 @@ def test_garbage_is_found_under_a_mode() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama-tied", "gpt2"])
-def test_what_was_found_out_of_reach_is_not_kept(family: str) -> None:
-    """The layers of its cache do not know that any more."""
+def test_an_answer_that_was_found_out_of_reach_gives_its_slot_back(family: str) -> None:
     engine = engine_with_heads(tiny_base(family))
     expected = engine.generate(PROMPT, max_new_tokens=8).token_ids
     engine.scheduler = reusing(engine.verifier)
@@ -94,7 +93,7 @@ def test_what_was_found_out_of_reach_is_not_kept(family: str) -> None:
     circle.append(circle)
     del circle
     gc.collect()
-    assert not engine.scheduler.idle
+    assert len(engine.scheduler.idle) == 1
     assert engine.generate(PROMPT, max_new_tokens=8).token_ids == expected
 
 
@@ -124,17 +123,18 @@ def test_a_model_that_nobody_can_write_to_keeps_what_it_read() -> None:
     assert result.stats.cached_tokens == len(PROMPT) - 1
 
 
-def test_batches_left_so_keep_to_the_bound() -> None:
+def test_answers_left_so_share_a_batch_that_keeps_to_the_bound() -> None:
     engine = engine_with_heads(tiny_base("llama-tied"))
     engine.scheduler = reusing(engine.verifier)
     runs = [begun(engine) for _ in range(4)]
-    runs.pop().close()
-    (batch,) = engine.scheduler.idle
-    engine.scheduler.kept_bytes = 2 * batch.cache.num_bytes
-    for steps in runs:
+    for steps in runs[:3]:
         steps.close()
-    assert len(engine.scheduler._abandoned) == 2  # also before anybody counts them
-    assert len(engine.scheduler.idle) == 2
+    assert not engine.scheduler.idle, "the fourth is in the same batch"
+    runs[3].close()
+    assert len(engine.scheduler.idle) == 1
+    engine.scheduler.batches.kept_bytes = 1
+    begun(engine).close()
+    assert not engine.scheduler.idle
 
 
 def test_an_answer_that_has_ended_is_kept_before_its_last_piece_is_read(

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from support.batches import LONGEST, check_slots, drafters, engine_for, exact, row_for, served
+from support.batches import (
+    LONGEST,
+    Serving,
+    check_slots,
+    drafters,
+    engine_for,
+    exact,
+    row_for,
+    served,
+)
 from support.full_memory import Full
 from support.wrapped import Wrapped, WrappedVerifier, raising
 
@@ -44,7 +53,7 @@ def test_a_drafter_that_fails_ends_its_requests_alone(method: str, call: int) ->
         return original(*args)
 
     failing: Any = Wrapped(drafters(engine)["prompt-lookup"], **{method: fails})
-    scheduler, other = Scheduler(engine.verifier, 4), drafters(engine)["heads"]
+    scheduler, other = Serving(engine.verifier, 4), drafters(engine)["heads"]
     others = [row_for(engine, n, LONGEST) for n in (5, 17)]
     theirs = [row_for(engine, n, 4 + n) for n in (2, 9)]
     for row, drafter in zip([*others, *theirs], [other, other, failing, failing], strict=True):
@@ -70,7 +79,7 @@ def test_a_drafter_that_fails_ends_its_requests_alone(method: str, call: int) ->
 @pytest.mark.parametrize("part", ["the first token", "a later token", "a stop string"])
 def test_a_request_that_fails_leaves_alone(part: str, drawn: bool) -> None:
     engine = engine_for("llama-tied")
-    scheduler, shared = Scheduler(engine.verifier, 3), drafters(engine)["heads"]
+    scheduler, shared = Serving(engine.verifier, 3), drafters(engine)["heads"]
     rows = [row_for(engine, n, LONGEST, drawn) for n in (5, 17, 9)]
     after = 17 + 3 * (part == "a later token")
 
@@ -123,7 +132,7 @@ def test_a_forward_that_fails_is_run_for_each_request_alone(
         return original(cache, *work)
 
     around: dict[str, Any] = {method: limited, "prompt_chunk": lambda _, rows: 64}
-    scheduler = Scheduler(WrappedVerifier(engine.verifier, **around), 3)  # type: ignore[arg-type]
+    scheduler = Serving(WrappedVerifier(engine.verifier, **around), 3)  # type: ignore[arg-type]
     shared = drafters(engine)
     rows = [row_for(engine, n, LONGEST, n == 9, scheduler.verifier) for n in (5, 17, 9)]
     for row, name in zip(rows, ("heads", "heads", "suffix"), strict=True):
@@ -141,7 +150,7 @@ def test_a_forward_that_fails_is_run_for_each_request_alone(
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, **by_type)
 def test_no_room_for_a_longer_request_leaves_all_as_it_was(error: Exception) -> None:
     engine = engine_for("gpt2")
-    scheduler, drafter = Scheduler(engine.verifier, 2), drafters(engine)["heads"]
+    scheduler, drafter = Serving(engine.verifier, 2), drafters(engine)["heads"]
     first, long, second = (row_for(engine, n, LONGEST) for n in (5, 40, 4))
     scheduler.add(first, drafter)
     scheduler.step()

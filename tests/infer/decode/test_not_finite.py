@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.batches import Serving
 from support.models.hybrids import tiny_hybrid
 from support.small_engines import BUSHY, build_engine, random_heads, random_prompt
 from support.tiny_models import tiny_model
@@ -135,7 +136,7 @@ def requests_of(engine: Engine, prompts: list[list[int]], params: SamplingParams
 
 
 def served(engine: Engine, rows: list[Request], drafter: Drafter, slots: int = 4) -> None:
-    scheduler = Scheduler(engine.verifier, slots, reuse_prefixes=True)
+    scheduler = Serving(engine.verifier, slots, reuse_prefixes=True)
     for row in rows:
         scheduler.add(row, drafter)
     for _ in range(200):
@@ -247,7 +248,7 @@ def test_logits_of_a_step(number: float, rule: str, where: str) -> None:
     model.lm_head.register_forward_hook(breaks)
     engine = build_engine(wrap_model(model))
     (row,) = requests_of(engine, [PROMPTS[0]], RULES[rule])
-    scheduler = Scheduler(engine.verifier, 1)
+    scheduler = Serving(engine.verifier, 1)
     scheduler.add(row, build_drafter("none", DraftContext(engine.verifier)))
     for _ in range(3):
         scheduler.step()

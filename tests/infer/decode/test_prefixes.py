@@ -1,12 +1,10 @@
 """What an earlier request has read is not read again, and changes no token."""
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from support.batches import drafters, row_for
 from support.callers import all_at_once
 from support.small_engines import (
     build_engine,
@@ -169,7 +167,7 @@ def test_conversations_that_alternate_keep_their_prefixes() -> None:
 def test_a_request_above_the_bound_leaves_what_is_kept() -> None:
     engine, text = engine_for("llama-tied"), random_prompt(40, 1)
     engine.generate(text, max_new_tokens=4)
-    engine.scheduler.kept_bytes = 2 * engine.scheduler.idle[0].cache.num_bytes
+    engine.scheduler.batches.kept_bytes = 2 * engine.scheduler.idle[0].cache.num_bytes
     engine.generate(
         [random_prompt(20, seed) for seed in range(12)], max_new_tokens=4, batch_size=12
     )
@@ -279,19 +277,3 @@ def test_a_new_question_leaves_the_slots_of_those_behind_it() -> None:
     prompts = [random_prompt(20, seed) for seed in range(4)]
     cached(engine, prompts, 4)
     assert cached(engine, [random_prompt(20, 9), *prompts[:3]], 4) == [0, 19, 19, 19]
-
-
-@in_cpp  # where no weak reference tells whether the model is the same
-def test_a_batch_that_python_finds_out_of_reach_is_not_kept() -> None:
-    """Its user is ended by the search for garbage, when its cache's weak references are dead."""
-    engine = engine_for("llama-tied")
-    scheduler, drafter = reusing(engine.verifier), drafters(engine)["none"]
-    circle: list[Any] = [scheduler.run([row_for(engine, 20, 20)], drafter)]
-    next(circle[0])
-    circle.append(circle)
-    del circle
-    gc.collect()
-    assert all(batch.cache.is_known for batch in scheduler.idle)
-    for _ in scheduler.run([row_for(engine, 20, 20)], drafter):
-        pass
-    assert all(batch.cache.is_known for batch in scheduler.idle)

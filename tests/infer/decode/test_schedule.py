@@ -23,6 +23,7 @@ class Asked:
     slot: Slot | None = None
     num_read: int = 0
     text: list[int] = field(default_factory=list)
+    caller: None = None
 
     @property
     def prompt_ids(self) -> Sequence[int]:

@@ -18,6 +18,7 @@ from support.batches import (
     LONGEST,
     REQUESTS,
     Asked,
+    Serving,
     alone,
     check_slots,
     drafters,
@@ -38,7 +39,6 @@ from medusa_kit.drafters.text.suffix import SuffixDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.decode.drafter import StepResult
 from medusa_kit.infer.decode.node_choice.cost import LearnedSteps, StepCost
-from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.decode.timing import StepTiming
 from medusa_kit.infer.tree_cache import TreeCache
 
@@ -114,7 +114,7 @@ def test_each_request_gets_what_it_gets_alone_or_fails(
     verifier, shared, caches = failing(engine, plan)
     steps = None if costs is None else LearnedSteps(StepCost(measured=costs))
     with pieces_of(budget) as pause:
-        scheduler = Scheduler(verifier, max_rows, pause, reuse_prefixes=True, steps=steps)
+        scheduler = Serving(verifier, max_rows, pause, reuse_prefixes=True, steps=steps)
         rows = run(scheduler, requests, shared, engine)
     for row, request in zip(rows, requests, strict=True):
         own = expected(row, request, alone(family, request.prompt, request.drawn))
@@ -130,7 +130,7 @@ def test_each_request_gets_what_it_gets_alone_or_fails(
 
 def test_a_request_that_is_cancelled_frees_its_slot_within_a_step() -> None:
     engine = engine_for("llama-tied")
-    scheduler, drafter = Scheduler(engine.verifier, 1), drafters(engine)["heads"]
+    scheduler, drafter = Serving(engine.verifier, 1), drafters(engine)["heads"]
     first, second = (row_for(engine, n, LONGEST) for n in (4, 9))
     for row in (first, second):
         scheduler.add(row, drafter)
@@ -145,7 +145,7 @@ def test_a_request_that_is_cancelled_frees_its_slot_within_a_step() -> None:
 def test_padding_is_counted_where_the_class_keeps_its_attention(family: str) -> None:
     """A request with one node beside one with nine: in C++, in torch, and in Falcon's own class."""
     engine = engine_for(family)
-    scheduler, shared = Scheduler(engine.verifier, 2), drafters(engine)
+    scheduler, shared = Serving(engine.verifier, 2), drafters(engine)
     rows = [row_for(engine, n, LONGEST) for n in (5, 7)]
     for row, name in zip(rows, ("none", "heads"), strict=True):
         scheduler.add(row, shared[name])
@@ -165,7 +165,7 @@ def test_prompts_that_come_together_are_read_in_one_forward(family: str) -> None
         return read_prompts(cache, slots, *others)
 
     verifier: Any = WrappedVerifier(engine.verifier, read_prompts=read)
-    scheduler, drafter = Scheduler(verifier, 3), drafters(engine)["none"]
+    scheduler, drafter = Serving(verifier, 3), drafters(engine)["none"]
     rows = [row_for(engine, n, LONGEST, verifier=verifier) for n in (5, 7, 6)]
     for row in rows:
         scheduler.add(row, drafter)
@@ -176,7 +176,7 @@ def test_prompts_that_come_together_are_read_in_one_forward(family: str) -> None
 
 def test_room_is_made_for_a_longer_request() -> None:
     engine = engine_for("llama-tied")
-    scheduler, drafter = Scheduler(engine.verifier, 2), drafters(engine)["none"]
+    scheduler, drafter = Serving(engine.verifier, 2), drafters(engine)["none"]
     rows = [row_for(engine, n, LONGEST) for n in (3, 40)]
     scheduler.add(rows[0], drafter)
     for _ in range(2):
@@ -194,7 +194,7 @@ def test_a_drafter_learns_by_the_clock_of_the_step() -> None:
         seen.append(step.timing)
         original(step)
 
-    scheduler, row = Scheduler(engine.verifier, 1), row_for(engine, 5, LONGEST)
+    scheduler, row = Serving(engine.verifier, 1), row_for(engine, 5, LONGEST)
     drafter: Any = Wrapped(drafters(engine)["heads"], observe=observe)
     scheduler.add(row, drafter)
     scheduler.step()  # reads the prompt
@@ -213,7 +213,7 @@ def test_answers_reach_a_store_of_past_answers_once_each(tmp_path: Path) -> None
     drafter = build_drafter("suffix", context, options)
     assert isinstance(drafter, SuffixDrafter)
     assert drafter.past is not None
-    scheduler = Scheduler(engine.verifier, 2)
+    scheduler = Serving(engine.verifier, 2)
     rows = [row_for(engine, n, n) for n in (4, 6, 8)]
     for row in rows:
         scheduler.add(row, drafter)

@@ -164,7 +164,7 @@ def test_a_servers_cache_is_as_large_as_memory_allows(
 
 
 def test_conversations_are_kept_by_the_devices_size(cuda_stand_in: Device, engine: Engine) -> None:
-    assert engine.scheduler.kept_bytes == int(KEPT_SHARE * cuda_stand_in.memory.total)
+    assert engine.scheduler.batches.kept_bytes == int(KEPT_SHARE * cuda_stand_in.memory.total)
 
 
 def test_a_row_alone_is_not_padded_in_attention(cuda_stand_in: Device, engine: Engine) -> None:

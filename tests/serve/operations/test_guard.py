@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
-from medusa_kit.infer.decode.scheduler import BatchStats
+from medusa_kit.infer.decode.batches import BatchStats
 from medusa_kit.serve.operations import logs
 from medusa_kit.serve.operations.guard import guard, warn_of_open_server
 from medusa_kit.serve.operations.health import operations

@@ -1,35 +1,20 @@
-"""A request given to a scheduler's thread: what it has emitted, read or waited for in other
-threads.
-"""
+"""A request given to a scheduler: what it has emitted, read or waited for in other threads."""
 
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from medusa_kit.errors import ClosedError, ConfigError, Live
 from medusa_kit.infer.decode.drafter import Drafter
-from medusa_kit.infer.decode.request import Request
-from medusa_kit.infer.details import TokenScore, VerifiedTree
+from medusa_kit.infer.decode.request import Emission, Request, emission
 
 OnTokens = Callable[[list[int]], None]
 
 
-class Emission(NamedTuple):
-    """What a step emitted of a request. The first `num_guessed` tokens came from its drafter;
-    `credits`: from which of its sources, where it has several. `scores`, `tree`: where the request
-    wants them."""
-
-    tokens: list[int]
-    num_guessed: int = 0
-    credits: list[str] | None = None
-    scores: list[TokenScore] | None = None
-    tree: VerifiedTree | None = None
-
-
-class Thread(Protocol):
-    """The thread in which a request is decoded (scheduler_thread.py)."""
+class Queue(Protocol):
+    """Where a request was submitted (request_queue.py)."""
 
     @property
     def is_current(self) -> bool: ...
@@ -45,7 +30,7 @@ class Submission(Live):
         self,
         request: Request,
         drafter: Drafter,
-        thread: Thread,
+        queue: Queue,
         on_tokens: OnTokens | None = None,
         at_end: Callable[[], None] | None = None,
     ) -> None:
@@ -54,19 +39,14 @@ class Submission(Live):
         self.done = False  # whether it has ended: finished, cancelled or failed
         self.drafter_name = ""  # at the end, with statistics that all share that drafted with it
         self.drafter_notes: list[str] = []
-        self._thread, self._at_end, self._pid = thread, at_end, os.getpid()
+        self._queue, self._at_end, self._pid = queue, at_end, os.getpid()
         self._changed = threading.Condition()
         self._emissions: deque[Emission] = deque()
-        self._begun = False
 
     def push(self, tokens: list[int]) -> None:
         """In the thread: what a step emitted."""
-        request = self.request
-        new = Emission(tokens, request.num_guessed, request.credits, request.scores, request.tree)
-        if not self._begun:  # it may have made its first step in the same one of the batch
-            new, self._begun = Emission(tokens, scores=request.first_scores), True
         with self._changed:
-            self._emissions.append(new)
+            self._emissions.append(emission(self.request, tokens))
             self._changed.notify_all()
         if self.on_tokens is not None:
             self.on_tokens(tokens)
@@ -89,7 +69,7 @@ class Submission(Live):
     def cancel(self) -> None:
         """End the request within a step; it keeps what it has emitted. From any thread."""
         if not self.done:
-            self._thread.cancel(self)
+            self._queue.cancel(self)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for its end, for so many seconds at most; whether it has come."""
@@ -123,7 +103,7 @@ class Submission(Live):
     def _waiting(self) -> threading.Condition:
         """The lock to take for a wait. Raises where the wait would never end."""
         check_process(self._pid)
-        if self._thread.is_current and not self.done:
+        if self._queue.is_current and not self.done:
             raise ConfigError(
                 "the batch's own thread cannot wait for one of its requests",
                 hint="wait in another thread: `on_tokens` runs in the batch's",

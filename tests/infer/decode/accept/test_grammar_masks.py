@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.batches import served
+from support.batches import Serving, served
 from support.serving.grammars import PADDED, STOPS, allowed_after, tokenizer, writing_base
 from support.small_engines import build_engine, endless_base
 from support.tiny_models import tiny_base
@@ -18,7 +18,6 @@ from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.infer.decode.accept.grammar import GrammarMask, grammar_mask
 from medusa_kit.infer.decode.accept.grammar_source import check_grammar
 from medusa_kit.infer.decode.request import Request, make_request
-from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.settings.grammar import Grammar
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -173,7 +172,7 @@ def test_without_llguidance_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> 
 def two_rows(engine: Engine, drafter: str, patterns: tuple[str, str]) -> list[Request]:
     """Decoded from the same step on, with one drafter."""
     built = engine.drafter_for(drafter, {}, 2)
-    scheduler = Scheduler(engine.verifier, 2)
+    scheduler = Serving(engine.verifier, 2)
     rows = [
         make_request(engine.verifier, PROMPT, SamplingParams(grammar=Grammar.regex(pattern)), 9)
         for pattern in patterns

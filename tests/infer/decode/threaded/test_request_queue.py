@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from support.batches import (
     DRAFTERS,
     LONGEST,
+    Serving,
     alone,
     check_slots,
     drafters,
@@ -29,12 +30,12 @@ from support.batches import (
     row_for,
 )
 from support.callers import all_at_once
-from support.scheduler_threads import SOON, Gate, Raises, heard, stopped, threaded
+from support.request_queues import SOON, Gate, Raises, heard, stopped, threaded
 from support.wrapped import WrappedVerifier, raising
 
 from medusa_kit.errors import ClosedError, ConfigError, DeviceMemoryError, QueueFullError
-from medusa_kit.infer.decode.scheduler import Scheduler
-from medusa_kit.infer.decode.threaded.scheduler_thread import SchedulerThread
+from medusa_kit.infer.decode.scheduler import KEPT_BYTES, Scheduler
+from medusa_kit.infer.decode.threaded.request_queue import RequestQueue
 from medusa_kit.infer.decode.threaded.submission import Submission
 from medusa_kit.infer.details import TokenScore
 
@@ -79,12 +80,12 @@ def test_requests_from_several_threads_get_what_they_get_alone(
             assert said == row.token_ids == expected
 
     with pieces_of(budget) as pause:
-        scheduler = Scheduler(engine.verifier, max_rows, pause, reuse_prefixes=True)
-        with SchedulerThread(scheduler) as thread:
+        scheduler = Scheduler(engine.verifier, reuse_prefixes=True, kept_bytes=KEPT_BYTES)
+        with RequestQueue(scheduler, max_rows, pause) as thread:
             all_at_once(visit, len(visits))
             stats = thread.stats
             assert (stats.running, stats.reading, stats.waiting) == (0, 0, 0)
-    check_slots(scheduler, family, [visit[0][0] for visit in visits])
+    check_slots(Serving.of(scheduler.batches, max_rows), family, [visit[0][0] for visit in visits])
 
 
 def test_what_fails_reaches_who_asked_and_nobody_else() -> None:
@@ -181,9 +182,9 @@ def test_a_request_is_cancelled_wherever_it_is(where: str) -> None:
     first, long, short, last = (
         row_for(engine, n, LONGEST, verifier=verifier) for n in (5, 40, 7, 9)
     )
-    scheduler = Scheduler(verifier, 2, 1e-9)
+    scheduler = Scheduler(verifier, reuse_prefixes=True, kept_bytes=KEPT_BYTES)
     gate: Any = Gate(drafters(engine)["heads"])
-    with SchedulerThread(scheduler) as thread:
+    with RequestQueue(scheduler, 2, 1e-9) as thread:
         runs = thread.submit(first, gate)
         assert gate.reached.wait(SOON)
         reads, waits = (thread.submit(row, gate) for row in (long, short))
@@ -201,14 +202,14 @@ def test_a_request_is_cancelled_wherever_it_is(where: str) -> None:
         for submission in submissions.values():
             assert heard(submission) == exact("llama-tied", submission.request)
         assert heard(thread.submit(last, gate)) == exact("llama-tied", last)
-    check_slots(scheduler, "llama-tied", [5, 9])
+    check_slots(Serving.of(scheduler.batches, 2), "llama-tied", [5, 9])
 
 
 def test_a_hook_hears_what_iterating_does_then_the_end() -> None:
     engine = engine_for("llama-tied")
     shared = drafters(engine)
 
-    async def ask(thread: SchedulerThread, prompt: int) -> list[list[int]]:
+    async def ask(thread: RequestQueue, prompt: int) -> list[list[int]]:
         loop, news = asyncio.get_running_loop(), asyncio.Queue[list[int]]()
 
         def pass_on(tokens: list[int]) -> None:
@@ -222,7 +223,7 @@ def test_a_hook_hears_what_iterating_does_then_the_end() -> None:
         assert [emission.tokens for emission in submission] == got[:-1]
         return got
 
-    async def both(thread: SchedulerThread) -> list[list[list[int]]]:
+    async def both(thread: RequestQueue) -> list[list[list[int]]]:
         return await asyncio.gather(*(ask(thread, prompt) for prompt in (5, 9)))
 
     with threaded(engine) as thread:
@@ -291,16 +292,17 @@ def test_closing_ends_every_request(drain: bool) -> None:
         thread.close()
 
 
-def test_a_thread_that_ends_leaves_nobody_waiting() -> None:
+def test_what_ends_a_step_leaves_nobody_waiting() -> None:
+    """Such as `sys.exit` in a drafter: the batch is lost, others get a new one."""
     engine = engine_for("gpt2")
     ends: Any = Raises(drafters(engine)["none"], SystemExit(1))
-    thread = threaded(engine, 1)
-    first = thread.submit(row_for(engine, 5, LONGEST), ends)
-    with pytest.raises(ClosedError, match="thread has ended: SystemExit"):
-        first.result()
-    with pytest.raises(ClosedError, match="thread has ended: SystemExit"):
-        thread.submit(row_for(engine, 5, LONGEST), ends)
-    thread.close()
+    with threaded(engine, 2) as thread:
+        submitted = [thread.submit(row_for(engine, n, LONGEST), ends) for n in (5, 9)]
+        for submission in submitted:
+            with pytest.raises(ClosedError, match="ended by SystemExit"):
+                submission.result()
+        again = thread.submit(row_for(engine, 5, LONGEST), drafters(engine)["heads"])
+        assert heard(again) == exact("gpt2", again.request)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
@@ -329,7 +331,7 @@ EXIT = """
     import sys, threading
     sys.path[:0] = {paths!r}
     from support.batches import drafters, engine_for, row_for
-    from support.scheduler_threads import threaded
+    from support.request_queues import threaded
 
     engine = engine_for("llama-tied")
     thread = threaded(engine, 1)
@@ -348,3 +350,11 @@ def test_a_process_may_end_while_requests_run() -> None:
     )
     assert (done.returncode, done.stdout) == (0, "at the end\n"), done.stderr
     assert "Error" not in done.stderr
+
+
+def test_a_thread_that_cannot_be_made_leaves_nothing_behind() -> None:
+    engine = engine_for("gpt2")
+    scheduler = Scheduler(WrappedVerifier(engine.verifier, prepare=raising(OSError("no room"))))
+    with pytest.raises(OSError, match="no room"):
+        RequestQueue(scheduler, 2)
+    assert len(scheduler.idle) == len(scheduler.batches._batches)

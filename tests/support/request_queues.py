@@ -8,7 +8,7 @@ from typing import Any
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.scheduler import Scheduler
-from medusa_kit.infer.decode.threaded.scheduler_thread import SchedulerThread
+from medusa_kit.infer.decode.threaded.request_queue import RequestQueue
 from medusa_kit.infer.decode.threaded.submission import Submission
 from support.batches import LONGEST, drafters, row_for
 from support.wrapped import Wrapped
@@ -45,9 +45,9 @@ class Raises(Wrapped):
 
 def threaded(
     engine: Engine, max_rows: int = 2, verifier: Any = None, **options: Any
-) -> SchedulerThread:
-    scheduler = Scheduler(verifier or engine.verifier, max_rows, reuse_prefixes=True)
-    return SchedulerThread(scheduler, **options)
+) -> RequestQueue:
+    scheduler = Scheduler(verifier or engine.verifier, reuse_prefixes=True)
+    return RequestQueue(scheduler, max_rows, **options)
 
 
 def heard(submission: Submission) -> list[int]:

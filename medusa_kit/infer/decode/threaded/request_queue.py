@@ -1,64 +1,61 @@
-"""A thread that owns a scheduler: any other thread submits requests, and reads or cancels them.
+"""Requests that any number of threads submit to a scheduler, and read or cancel there.
 
-Everything reaches the thread as messages, which it reads between two steps. Sending one takes no
-lock, so that it can be done wherever Python collects garbage.
+What the scheduler's thread must do of it is handed to that as a call. Cancelling takes no lock, so
+that it can be done wherever Python collects garbage.
 """
 
-import atexit
 import contextlib
 import os
 import threading
 import traceback
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Literal, NamedTuple
-
-import torch
 
 from medusa_kit import console
 from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.errors import ClosedError, ConfigError, Live, QueueFullError
+from medusa_kit.infer.decode.batches import BatchStats
+from medusa_kit.infer.decode.caller import Caller
 from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.request import Emitted, FailAlone, Request
-from medusa_kit.infer.decode.scheduler import BatchStats, Scheduler
+from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.decode.threaded.submission import OnTokens, Submission, check_process
 from medusa_kit.infer.memory import device_memory_error, is_device_lost
 from medusa_kit.locks import SharedLock
 
 MAX_WAITING = 256
-PATIENCE = 30.0  # seconds that the end of the process waits for the step under way
 
 
-class _Message(NamedTuple):
-    kind: Literal["add", "cancel", "drain", "stop", "lost"]
-    submission: Submission | None = None
-    error: Exception | None = None
+class RequestQueue(Caller, Live):
+    """Has requests decoded by `scheduler`, at most `max_rows` in a batch at once; `most_waiting`
+    others may wait. `max_pause`: as in `Caller`. `watched`: layers that drafters may read.
 
-
-class SchedulerThread(Live):
-    """Starts a thread that owns `scheduler` from now on; at most `most_waiting` requests wait for a
-    slot.
-
-    Use it in `with`, or `close` it: it runs until then, or until the end of the process, where
-    requests are cancelled.
+    Use it in `with`, or `close` it: its batch stays until then, or until the end of the process,
+    where requests are cancelled.
     """
 
-    def __init__(self, scheduler: Scheduler, most_waiting: int = MAX_WAITING) -> None:
-        self._scheduler, self._max_requests = scheduler, scheduler.max_rows + most_waiting
-        self._inbox: SimpleQueue[_Message] = SimpleQueue()
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        max_rows: int,
+        max_pause: float | None = None,
+        most_waiting: int = MAX_WAITING,
+        watched: Sequence[int] = (),
+    ) -> None:
+        super().__init__(max_rows, max_pause)
+        self._scheduler, self._max_requests = scheduler, max_rows + most_waiting
         self._stats = BatchStats()
         self._lock = SharedLock()  # for what follows
         self._submissions: dict[Request, Submission] = {}  # that have not ended
         self._closed: str | None = None  # why no more are taken
-        self._lost: Exception | None = None  # the error by which the device was lost
+        self._ended = threading.Event()  # once none is taken and none is left
         self._pid = os.getpid()
-        # A daemon: other threads are waited for before the process ends, this one is ended then.
-        self._thread = threading.Thread(target=self._run, name="medusa-kit batch", daemon=True)
-        self._thread.start()
-        _threads.add(self)
+        try:
+            scheduler.prepare(self, watched)
+        except BaseException:  # nobody has it to close
+            self.drop()
+            raise
 
     def submit(
         self,
@@ -67,10 +64,10 @@ class SchedulerThread(Live):
         on_tokens: OnTokens | None = None,
         at_end: Callable[[], None] | None = None,
     ) -> Submission:
-        """Let a request in. Those with the same drafter draft together; it belongs to the thread
-        now.
+        """Let a request in. Those with the same drafter draft together; it belongs to the
+        scheduler's thread now.
 
-        `on_tokens` is called in the thread with the tokens of each step, and at the end with none:
+        `on_tokens` is called in that thread with the tokens of each step, and at the end with none:
         it should only pass them on, as by `loop.call_soon_threadsafe`. Where it raises, the request
         fails. `at_end` is called there once the request has ended, and must not raise.
         Raises QueueFullError, ClosedError after `close` and in forked children, ConfigError for a
@@ -91,18 +88,18 @@ class SchedulerThread(Live):
                 raise ConfigError(
                     "the request is in the batch already", hint="make a Request for each request"
                 )
+            self._scheduler.thread.hand(lambda: self._add(submission))
             self._submissions[request] = submission
-            self._inbox.put(_Message("add", submission))
         return submission
 
     def cancel(self, submission: Submission) -> None:
-        """End its request within a step."""
-        self._inbox.put(_Message("cancel", submission))
+        """End its request within a step. Takes no lock."""
+        self._scheduler.thread.hand_later(submission.request.cancel)
 
     def check_device(self, error: Exception) -> None:
         """End where `error`, of whatever was made for a request, says that the device is lost."""
         if is_device_lost(error):
-            self._inbox.put(_Message("lost", error=error))
+            self._scheduler.thread.hand(lambda: self._die(error))
 
     @property
     def stats(self) -> BatchStats:
@@ -116,12 +113,12 @@ class SchedulerThread(Live):
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs in it."""
-        return threading.current_thread() is self._thread
+        """Whether the caller runs in the scheduler's thread."""
+        return self._scheduler.thread.is_current
 
     def drop(self) -> None:
         """End once its requests have. Takes no lock."""
-        self._inbox.put(_Message("drain"))
+        self._scheduler.thread.hand_later(lambda: self._close("the batch has been dropped"))
 
     def close(self, drain: bool = True, timeout: float | None = None) -> None:
         """Take no more requests, and wait until those that are there have ended (`drain`) or have
@@ -130,11 +127,12 @@ class SchedulerThread(Live):
             return
         with self._lock:
             self._closed = self._closed or "the batch has been closed"
-        self._inbox.put(_Message("drain" if drain else "stop"))
-        if not self.is_current:
-            self._thread.join(timeout)
+        with contextlib.suppress(ClosedError):  # the process is ending
+            self._scheduler.thread.hand(lambda: self._close(self._closed, cancel=not drain))
+            if not self.is_current:
+                self._ended.wait(timeout)
 
-    def __enter__(self) -> "SchedulerThread":
+    def __enter__(self) -> "RequestQueue":
         return self
 
     def __exit__(
@@ -145,67 +143,26 @@ class SchedulerThread(Live):
     ) -> None:
         self.close(drain=error is None)
 
-    def _run(self) -> None:
-        try:
-            with torch.inference_mode():
-                while self._receive():
-                    self._step()
-        except BaseException as error:
-            self._die(error)
+    def _add(self, submission: Submission) -> None:
+        request = submission.request
+        with FailAlone(request):
+            if request.finish_reason is None and not self.has_left:
+                self._scheduler.batches.add(request, submission.drafter, self)
+                return
+        self._end(submission)
 
-    def _receive(self) -> bool:
-        """Read the messages that are there, or wait for one where there is nothing to do; False at
-        the end."""
-        while True:
-            idle = not self._submissions and self._closed is None
-            try:
-                message = self._inbox.get(block=idle)
-            except Empty:
-                return bool(self._submissions)
-            self._handle(message)
-
-    def _handle(self, message: _Message) -> None:
-        submission = message.submission
-        if message.error is not None:
-            raise message.error
-        if submission is None:
-            with self._lock:
-                self._closed = self._closed or "the batch has been dropped"
-            if message.kind == "stop":
-                for request in self._submissions:
-                    request.cancel()
-        elif message.kind == "cancel":
-            submission.request.cancel()
-        else:
-            with FailAlone(submission.request):
-                if submission.request.finish_reason is None:
-                    self._scheduler.add(submission.request, submission.drafter)
-                    return
-            self._end(submission)
-
-    def _step(self) -> None:
-        emitted: Emitted = []
-        try:
-            emitted = self._scheduler.step()
-        except Exception as error:  # no request is to blame for it: the thread goes on
-            self._scheduler.fail(error)
-            self._note_lost_device(error)
+    def hear(self, emitted: Emitted, finished: list[Request]) -> None:
         for request, tokens in emitted:
             with FailAlone(request):
                 self._submissions[request].push(tokens)
-        finished = self._scheduler.take_finished()
-        self._stats = self._scheduler.stats
+        self._stats = self._scheduler.batches.stats_of(self)
+        lost: Exception | None = None
         for request in finished:
-            if request.error is not None:
-                self._note_lost_device(request.error)
+            if request.error is not None and is_device_lost(request.error):
+                lost = request.error
             self._end(self._submissions[request])
-        if self._lost is not None:
-            raise self._lost
-
-    def _note_lost_device(self, error: Exception) -> None:
-        """Where it is lost the thread ends after the step, once those who wait have been told."""
-        if self._lost is None and is_device_lost(error):
-            self._lost = error
+        if lost is not None:
+            self._die(lost)
 
     def _end(self, submission: Submission) -> None:
         request, drafter = submission.request, submission.drafter
@@ -219,6 +176,7 @@ class SchedulerThread(Live):
             submission.end()
         except Exception as error:
             console.warn(f"nobody heard of the end of a request: {error}")
+        self._leave_if_done()
 
     def _explained(self, error: Exception, submission: Submission) -> Exception:
         """The error for the caller's thread, which may keep it for long."""
@@ -229,25 +187,31 @@ class SchedulerThread(Live):
         traceback.clear_frames(error.__traceback__)  # they hold tensors
         return error
 
-    def _die(self, error: BaseException) -> None:
-        """Nobody may wait for ever."""
+    def _close(self, why: str | None, cancel: bool = False) -> None:
+        """In the scheduler's thread."""
         with self._lock:
-            self._closed = f"the batch's thread has ended: {type(error).__name__}: {error}"
+            self._closed = self._closed or why
+        if cancel:
+            for request in self._submissions:
+                request.cancel()
+        self._leave_if_done()
+
+    def _leave_if_done(self) -> None:
+        if self._closed is not None and not self._submissions:
+            self.has_left = True  # its batch goes before the next step
+            self._ended.set()
+
+    def _die(self, error: BaseException) -> None:
+        """Where the device is lost, no request can be answered any more."""
+        with self._lock:
+            self._closed = f"the batch has ended: {type(error).__name__}: {error}"
             remaining, self._submissions = list(self._submissions.values()), {}
         console.warn(self._closed)
         why = ClosedError(self._closed, hint="make another batch")
         why.__cause__ = error
+        self.requests.clear()
         for submission in remaining:
             submission.request.fail(why)
             with contextlib.suppress(Exception):
                 submission.end()
-
-
-_threads: weakref.WeakSet[SchedulerThread] = weakref.WeakSet()
-
-
-@atexit.register
-def _stop_all() -> None:
-    """While the modules that steps need are there."""
-    for thread in list(_threads):
-        thread.close(drain=False, timeout=PATIENCE)
+        self._leave_if_done()

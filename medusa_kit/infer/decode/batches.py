@@ -1,0 +1,380 @@
+"""All requests of one base model: in which batch each is decoded, and what batches keep for others.
+
+A batch (batch.py) is what shares a forward and a KV cache. One thread (step_thread.py) lets in the
+requests of all callers (caller.py), and each of its steps is one of the batch that has waited
+longest. A forward has one adapter, so requests of one adapter form a batch of their own.
+
+Batches without requests keep what they have read: prefixes are read once. What is kept is bounded
+in bytes, and the batch that was used longest ago goes first. What a model read is of no use once it
+is another one (a hook, an adapter, weights written to), so a look is taken at the model before each
+answer and after it, unless nobody reads it to its end (infer/renewal.py). Where that cannot tell
+nothing is kept, and prefixes are shared within a call alone.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from medusa_kit.errors import ClosedError, Live
+from medusa_kit.infer.decode.batch import Batch
+from medusa_kit.infer.decode.caller import Caller
+from medusa_kit.infer.decode.drafter import Drafter
+from medusa_kit.infer.decode.measured import MeasuredSteps
+from medusa_kit.infer.decode.node_choice.cost import LearnedSteps
+from medusa_kit.infer.decode.request import Emitted, Request
+from medusa_kit.infer.memory import cache_bytes_per_token
+from medusa_kit.infer.renewal import changed, state_of, up_to_date
+from medusa_kit.infer.verifier import Verifier
+from medusa_kit.no_gradients import no_gradients
+
+GROWTH = 1.25  # more room than asked for, since a conversation will soon ask for more
+WORTH_KEEPING = 8  # tokens that a batch must cache of the prompts; fewer are read as fast
+WORTH_OF_COMPANY = 64  # tokens that an unused batch must cache more of, to be used alone
+MAX_PAUSE = 0.1  # seconds for which one call's prompts hold up another one's answers
+MAX_SLOTS = 2  # times the requests at once, in a batch whose slots are made longer
+
+
+@dataclass(frozen=True)
+class BatchStats:
+    """How requests stood after the last step."""
+
+    running: int = 0
+    reading: int = 0  # their prompts are being read
+    waiting: int = 0  # without a slot
+    steps: int = 0  # forwards over trees so far
+    nodes: int = 0  # in the last of them
+    held_prefixes: int = 0  # slots of no request that keep the text of an earlier one
+    cached_tokens: int = 0  # in them
+
+
+class Batches(Live):
+    """The requests of one base model, of any number of callers. One thread owns it; options as of
+    `Scheduler`."""
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        *,
+        reuse_prefixes: bool = False,
+        kept_bytes: int = 0,
+        steps: MeasuredSteps | LearnedSteps | None = None,
+    ) -> None:
+        self.verifier = verifier
+        self.reuse_prefixes, self.kept_bytes, self.steps = reuse_prefixes, kept_bytes, steps
+        self._batches: list[Batch] = []  # the one that was stepped last comes last
+        self._at_work: Batch | None = None
+        # Whether something waits for the end of the step, as between two pieces of long prompts.
+        self.is_asked: Callable[[], bool] = lambda: False
+
+    def begin(self, requests: Sequence[Request], drafter: Drafter, caller: Caller) -> None:
+        """Let in all requests of a caller, of one verifier. Raises what `up_to_date` raises, and
+        where there is no memory for so long a request."""
+        if torch.get_num_threads() != caller.num_threads:
+            torch.set_num_threads(caller.num_threads)
+        with self._under(caller.autocast):
+            verifier = self._verifier_for(requests[0], drafter)
+            number = up_to_date(verifier)
+            tree = verifier.positions_of_tree(drafter.num_nodes)
+            num_positions = max(request.num_positions for request in requests) + tree - 1
+            prompts = [request.prompt_ids for request in requests]
+            batch = self._batch_to_join(caller, verifier, prompts, num_positions)
+            batch = batch or self._new_batch(verifier, caller, num_positions)
+            self._note_model(batch, number)
+            self._let_in(batch, requests, drafter, caller)
+
+    def add(self, request: Request, drafter: Drafter, caller: Caller) -> None:
+        """Let one more request of a caller in. Raises where there is no memory for so long a
+        request."""
+        verifier = self._verifier_for(request, drafter)
+        batch = self._batch_of(caller, verifier)
+        batch = batch or self._batch_to_join(caller, verifier, [request.prompt_ids], 0)
+        if batch is None:
+            batch = self._new_batch(verifier, caller, verifier.positions_for(caller.max_rows))
+        batch.unseen = True
+        self._let_in(batch, [request], drafter, caller)
+
+    def prepare(self, caller: Caller, watched: Sequence[int] = ()) -> None:
+        """Make a batch that stays as long as the caller, and what its first requests would wait
+        for. `watched`: layers that drafters may read."""
+        verifier = self.verifier.with_watched(tuple(watched) or self.verifier.watched)
+        batch = self._new_batch(verifier, caller, verifier.positions_for(caller.max_rows))
+        batch.stays_for = caller
+        verifier.prepare(batch.cache, caller.max_rows)
+        if self.steps is not None:
+            batch.cost = self.steps.cost
+
+    @no_gradients
+    def step(self) -> bool:
+        """Make a step, of the batch that has waited longest. Returns whether there was one."""
+        self.remove_those_who_left()
+        batch = next((one for one in self._batches if one.has_work), None)
+        if batch is None:
+            return False
+        self._batches = [*(one for one in self._batches if one is not batch), batch]
+        self._at_work = batch
+        try:
+            with self._under(batch.autocast):
+                emitted, has_ended = self._stepped(batch)
+            self._tell(batch, emitted, has_ended)
+        except BaseException as error:  # no request's and no drafter's, such as SystemExit
+            self._lose(batch, _of_another(error))
+        self._at_work = None
+        return True
+
+    def leave(self, caller: Caller) -> None:
+        """End the requests of a caller that nobody waits for any more."""
+        caller.has_left = True
+        self.remove_those_who_left()
+
+    def end(self, error: Exception) -> None:
+        """End all requests."""
+        for batch in list(self._batches):
+            if batch.callers:
+                self._lose(batch, error)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a caller has a request here, or a batch."""
+        return any(batch.callers for batch in self._batches)
+
+    def make_memory(self) -> None:
+        """Free what no request uses."""
+        self._batches = [batch for batch in self._batches if batch.callers]
+        self.verifier.make_room()
+
+    def after_fork(self) -> None:
+        """In a forked child: requests that other threads waited for end, and so does a batch amid a
+        step."""
+        if self._at_work is not None:
+            self._lose(self._at_work, ClosedError("the process was forked amid a step"))
+            self._at_work = None
+        for batch in self._batches:
+            for caller in batch.callers:
+                caller.has_left |= caller.is_wanted
+
+    def stats_of(self, caller: Caller) -> BatchStats:
+        """How its requests stand, without those that wait; of a step the numbers of its batches."""
+        batches = [batch for batch in self._batches if caller in batch.callers]
+        own = [one for batch in batches for one in batch.served if one.caller is caller]
+        running = sum(1 for request in own if request.text)
+        cached = [count for batch in batches for count in batch.cached_tokens]
+        newest = batches[-1] if batches else None
+        return BatchStats(
+            running,
+            len(own) - running,
+            steps=sum(batch.num_steps for batch in batches),
+            nodes=newest.num_nodes if newest else 0,
+            held_prefixes=len(cached),
+            cached_tokens=sum(cached),
+        )
+
+    @property
+    def idle(self) -> list[Batch]:
+        """Batches without requests, with what they keep for later ones; the last was used last."""
+        self.remove_those_who_left()
+        return [batch for batch in self._batches if not batch.callers]
+
+    def _under(self, autocast: torch.dtype | None) -> AbstractContextManager[object]:
+        """With the autocast of a caller's thread, if any."""
+        if autocast is None:
+            return nullcontext()
+        return torch.autocast(self.verifier.base.device.type, autocast)
+
+    def _verifier_for(self, request: Request, drafter: Drafter) -> Verifier:
+        """The verifier that the request was made for, with the layers that its drafter reads."""
+        verifier = request.verifier or self.verifier
+        return verifier.with_watched(drafter.watches or self.verifier.watched)
+
+    def _let_in(
+        self, batch: Batch, requests: Sequence[Request], drafter: Drafter, caller: Caller
+    ) -> None:
+        try:
+            for request in requests:
+                request.caller = caller
+                batch.add(request, drafter)
+                caller.requests.add(request)
+        except BaseException:
+            self._remove_callers(batch)
+            raise
+        if batch.cost is None and self.steps is not None and drafter.has_candidates:
+            batch.cost = self.steps.cost
+
+    def _stepped(self, batch: Batch) -> tuple[Emitted, bool]:
+        """What a step emitted, and whether requests have ended."""
+        emitted, has_ended = Emitted(), True
+        try:
+            if batch.unseen:
+                self._note_model(batch, up_to_date(batch.verifier))
+            emitted = batch.step()
+            has_ended = batch.has_ended
+            if has_ended and batch.verifier.base.look() != batch.number:
+                batch.start_over(changed())
+                batch.unseen = True
+        except Exception as error:  # no request is to blame for it
+            batch.fail(error)
+        return emitted, has_ended
+
+    def _note_model(self, batch: Batch, number: int) -> None:
+        """Requests begin with the model in the state `number`. Where it has changed, those under
+        way are of neither model."""
+        batch.unseen = False
+        if number != batch.number:
+            batch.number = number
+            batch.start_over(changed())
+        if not batch.served:
+            batch.state = state_of(batch.verifier)
+
+    def _tell(self, batch: Batch, emitted: Emitted, has_ended: bool) -> None:
+        """Hand out what a step emitted, and which requests have left."""
+        finished = batch.finished if has_ended else []
+        if len(batch.callers) == 1:
+            batch.callers[0].tell(emitted, finished)
+        else:
+            for caller in batch.callers:
+                caller.tell(
+                    [(one, tokens) for one, tokens in emitted if one.caller is caller],
+                    [one for one in finished if one.caller is caller],
+                )
+        if has_ended:
+            batch.take_finished()  # once all have been told
+            self._remove_callers(batch)
+
+    def _remove_callers(self, batch: Batch) -> None:
+        """Callers without a request in it leave a batch. One that nobody uses stays as it is worth
+        keeping."""
+        if not batch.callers:
+            return
+        present = {one.caller for one in batch.requests}
+        batch.callers = [
+            one for one in batch.callers
+            if one in present or (one is batch.stays_for and not one.has_left)
+        ]  # fmt: skip
+        if not batch.callers:
+            batch.stays_for = batch.cost = None
+            if not self._is_worth_keeping(batch):
+                self._batches.remove(batch)
+            self._drop_oldest()
+
+    def _is_worth_keeping(self, batch: Batch) -> bool:
+        if not self.kept_bytes or batch.cache.num_bytes > self.kept_bytes or batch.state is None:
+            return False
+        return state_of(batch.verifier) == batch.state  # or the model's own tables have changed
+
+    def _drop_oldest(self) -> None:
+        idle = [batch for batch in self._batches if not batch.callers]
+        while idle and sum(batch.cache.num_bytes for batch in idle) > self.kept_bytes:
+            self._batches.remove(idle.pop(0))
+
+    def remove_those_who_left(self) -> None:
+        """End requests that nobody waits for, which may be known for long: what was read of a model
+        that may have been another one meanwhile is not kept."""
+        for batch in [one for one in self._batches if any(who.has_left for who in one.callers)]:
+            for request in batch.requests:
+                if request.caller.has_left:
+                    request.cancel()
+                    request.is_abandoned = True
+            self._tell(batch, [], has_ended=True)
+
+    def _batch_of(self, caller: Caller, verifier: Verifier) -> Batch | None:
+        """The batch that has requests of a caller, and may have this verifier's."""
+        return next(
+            (one for one in self._batches if caller in one.callers and one.suits(verifier)), None
+        )
+
+    def _new_batch(self, verifier: Verifier, caller: Caller, num_positions: int) -> Batch:
+        batch = Batch(
+            verifier,
+            caller.max_rows,
+            num_positions,
+            caller.max_pause,
+            reuse_prefixes=self.reuse_prefixes,
+        )
+        self._batches.append(batch)
+        batch.state, batch.autocast = state_of(verifier), caller.autocast
+        batch.is_asked = self.is_asked
+        batch.callers.append(caller)
+        return batch
+
+    def _batch_to_join(
+        self,
+        caller: Caller,
+        verifier: Verifier,
+        prompts: Sequence[Sequence[int]],
+        num_positions: int,
+    ) -> Batch | None:
+        """The batch that others use, or the one without requests that caches most of the prompts,
+        if that is worth having; and if making room in it for these requests takes little."""
+        self.remove_those_who_left()
+        state = state_of(verifier)
+        for batch in [one for one in self._batches if not one.callers]:
+            if batch.verifier is verifier and batch.state != state:
+                self._batches.remove(batch)
+        # Forwards captured over a batch's cache are worth keeping whatever it caches.
+        min_shared = 0 if verifier.captures else WORTH_KEEPING
+        found = list[tuple[int, Batch]]()
+        for batch in self._batches:
+            if not (batch.suits(verifier) and self._has_room(batch, caller, num_positions)):
+                continue
+            shared = batch.slots.num_shared(prompts)
+            if batch.callers:
+                found.append((shared + WORTH_OF_COMPANY, batch))
+            elif shared >= min_shared:
+                found.append((shared, batch))
+        if not found:
+            return None
+        _, best = max(found, key=lambda pair: pair[0])
+        self._make_room(best, caller, num_positions)
+        best.autocast = caller.autocast
+        best.callers.append(caller)
+        return best
+
+    def _has_room(self, batch: Batch, caller: Caller, num_positions: int) -> bool:
+        """Whether requests may join a batch; in one that is used, what was read of the model must
+        hold for all, and no forward captured over its cache may be lost."""
+        rows = caller.max_rows + sum(one.max_rows for one in batch.callers)
+        slots = max(rows, len(batch.cache.lengths))
+        is_long_enough = num_positions <= batch.cache.num_positions
+        if batch.callers:
+            if batch.autocast != caller.autocast or batch.state != (state_of(batch.verifier) or ()):
+                return False
+            if batch.verifier.captures:
+                return is_long_enough and rows <= len(batch.cache.lengths)
+            if batch.verifier.base.device.type == "cpu":  # room that is not written to takes none
+                return True
+        return is_long_enough or slots <= MAX_SLOTS * caller.max_rows
+
+    def _make_room(self, batch: Batch, caller: Caller, num_positions: int) -> None:
+        rows = caller.max_rows + sum(one.max_rows for one in batch.callers)
+        positions, slots = batch.cache.num_positions, max(rows, len(batch.cache.lengths))
+        if num_positions > positions:
+            per_token = cache_bytes_per_token(batch.verifier.base, batch.verifier.num_layers)
+            max_positions = self.kept_bytes // max(per_token * slots, 1)
+            positions = max(num_positions, min(int(GROWTH * num_positions), max_positions))
+        if (positions, slots) != (batch.cache.num_positions, len(batch.cache.lengths)):
+            batch.grow(positions, slots)
+        pauses = [one.max_pause for one in (caller, *batch.callers) if one.max_pause is not None]
+        if batch.callers and not pauses:  # one caller's prompts hold up the other's answers
+            pauses = [MAX_PAUSE]
+        batch.use(rows, min(pauses, default=None))
+
+    def _lose(self, batch: Batch, error: Exception) -> None:
+        """End all requests of a batch that is in no state to go on."""
+        self._batches = [one for one in self._batches if one is not batch]
+        callers, batch.callers = batch.callers, []
+        for caller in callers:
+            # Those that have ended, too: nobody has heard so.
+            own = [one for one in batch.all_requests if one in caller.requests]
+            for request in own:
+                request.finish_reason, request.error = "error", request.error or error
+            caller.tell([], own)
+
+
+def _of_another(error: BaseException) -> Exception:
+    """The error for requests that have nothing to do with what ended their step."""
+    if isinstance(error, Exception):
+        return error
+    ended = ClosedError(f"a step was ended by {type(error).__name__}: {error}", hint="ask again")
+    ended.__cause__ = error
+    return ended
