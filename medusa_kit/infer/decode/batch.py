@@ -174,7 +174,7 @@ class Batch(Live):
     @property
     def all_requests(self) -> list[Request]:
         """With those that have left and that nobody has taken yet."""
-        return [*self._finished, *self._schedule.requests]
+        return list(dict.fromkeys([*self._finished, *self._schedule.requests]))
 
     @property
     def has_ended(self) -> bool:
@@ -225,8 +225,8 @@ class Batch(Live):
         """Requests that have finished leave; their drafters hear what has become of them."""
         queues = self._schedule.served, self._schedule.waiting
         while finished := [one for queue in queues for one in queue if one.finish_reason]:
+            self._finished += finished  # first, since a drafter may raise what ends the step
             self._leave(finished)
-            self._finished += finished
 
     def take_finished(self) -> list[Request]:
         """Requests that have left since the last call."""

@@ -81,9 +81,9 @@ class StepThread(Live):
         with self._lock:
             if self._ended is not None:
                 raise ClosedError(self._ended, hint="ask before the process ends")
-            self._inbox.put(call)
             if self._thread is None or not self._thread.is_alive():
                 self._start()
+            self._inbox.put(call)  # not before there is a thread: else a later one makes it
 
     def hand_later(self, call: Call) -> None:
         """Have this called once the thread runs. Takes no lock."""
@@ -137,6 +137,10 @@ class StepThread(Live):
     def work(self, call: Call | None) -> bool:
         """In the thread: make a call, then steps until there is nothing to do. Returns whether to
         go on."""
+        with self._lock:
+            if not self.is_current:  # Ctrl-C came as it began, and another one was started
+                self._inbox.put(call)
+                return False
         while call is not None:
             call()
             while self._inbox.empty():

@@ -88,8 +88,12 @@ class RequestQueue(Caller, Live):
                 raise ConfigError(
                     "the request is in the batch already", hint="make a Request for each request"
                 )
-            self._scheduler.thread.hand(lambda: self._add(submission))
-            self._submissions[request] = submission
+            self._submissions[request] = submission  # before the thread may hear of it
+            try:
+                self._scheduler.thread.hand(lambda: self._add(submission))
+            except BaseException:  # Ctrl-C may come before it is handed over or after
+                self._scheduler.thread.hand_later(lambda: self._withdraw(submission))
+                raise
         return submission
 
     def cancel(self, submission: Submission) -> None:
@@ -150,6 +154,14 @@ class RequestQueue(Caller, Live):
                 self._scheduler.batches.add(request, submission.drafter, self)
                 return
         self._end(submission)
+
+    def _withdraw(self, submission: Submission) -> None:
+        """Forget a request whose caller has no `Submission` of it."""
+        submission.forget_caller()
+        if submission.request in self.requests:
+            submission.request.cancel()
+        else:
+            self._end(submission)
 
     def hear(self, emitted: Emitted, finished: list[Request]) -> None:
         for request, tokens in emitted:

@@ -48,8 +48,7 @@ class Submission(Live):
         with self._changed:
             self._emissions.append(emission(self.request, tokens))
             self._changed.notify_all()
-        if self.on_tokens is not None:
-            self.on_tokens(tokens)
+        self._tell(tokens)
 
     def end(self) -> None:
         """In the thread: nothing more comes."""
@@ -58,8 +57,24 @@ class Submission(Live):
         with self._changed:
             self.done = True
             self._changed.notify_all()
-        if self.on_tokens is not None:
-            self.on_tokens([])
+        self._tell([])
+
+    def _tell(self, tokens: list[int]) -> None:
+        """What `on_tokens` raises is an Exception, whatever it is: the thread serves others too."""
+        try:
+            if self.on_tokens is not None:
+                self.on_tokens(tokens)
+        except Exception:
+            raise
+        except BaseException as error:  # such as SystemExit
+            raise ClosedError(
+                f"on_tokens was ended by {type(error).__name__}: {error}",
+                hint="it should only pass tokens on",
+            ) from error
+
+    def forget_caller(self) -> None:
+        """In the thread: nobody is to hear of it."""
+        self.on_tokens = self._at_end = None
 
     @property
     def error(self) -> Exception | None:

@@ -31,7 +31,7 @@ from support.batches import (
 )
 from support.callers import all_at_once
 from support.request_queues import SOON, Gate, Raises, heard, stopped, threaded
-from support.wrapped import WrappedVerifier, raising
+from support.wrapped import Wrapped, WrappedVerifier, raising
 
 from medusa_kit.errors import ClosedError, ConfigError, DeviceMemoryError, QueueFullError
 from medusa_kit.infer.decode.scheduler import KEPT_BYTES, Scheduler
@@ -258,6 +258,28 @@ def test_a_hook_that_raises_ends_its_request_and_one_that_waits_is_told() -> Non
     assert isinstance(found[0], ConfigError)
 
 
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("error", [SystemExit(2), KeyboardInterrupt()], ids=repr)
+def test_a_hook_that_raises_what_ends_threads_ends_its_request_alone(
+    error: BaseException, at_end: bool
+) -> None:
+    engine = engine_for("llama-tied")
+    drafter = drafters(engine)["none"]
+
+    def raises(tokens: list[int]) -> None:
+        if tokens or at_end:
+            raise error
+
+    with threaded(engine, 3) as thread:
+        other = thread.submit(row_for(engine, 9, LONGEST), drafter)
+        submission = thread.submit(row_for(engine, 5, LONGEST), drafter, raises)
+        assert submission.wait(SOON)
+        with pytest.raises(ClosedError, match=f"on_tokens was ended by {type(error).__name__}"):
+            submission.result()
+        assert other.wait(SOON)
+        assert other.result().token_ids == exact("llama-tied", other.request)
+
+
 def test_a_first_token_is_not_told_with_what_its_request_did_next() -> None:
     """Beside requests that run, a first token and a first step come from one step of the batch, so
     the request is in the state after both when they are told."""
@@ -358,3 +380,83 @@ def test_a_thread_that_cannot_be_made_leaves_nothing_behind() -> None:
     with pytest.raises(OSError, match="no room"):
         RequestQueue(scheduler, 2)
     assert len(scheduler.idle) == len(scheduler.batches._batches)
+
+
+@pytest.mark.parametrize("handed", [False, True])
+def test_a_request_that_could_not_be_handed_over_leaves_nothing_behind(
+    handed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread can be started, or Ctrl-C comes before or after."""
+    engine = engine_for("gpt2")
+    drafter, told, ended = drafters(engine)["none"], list[list[int]](), list[bool]()
+    with threaded(engine, 2, most_waiting=0) as thread:
+        steps = thread._scheduler.thread
+        hand = steps.hand
+
+        def cut_off(call: Any) -> None:
+            if handed:
+                hand(call)
+            raise KeyboardInterrupt
+
+        for _ in range(3):  # more than may be there at once
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(steps, "hand", cut_off)
+                row = row_for(engine, 5, LONGEST)
+                thread.submit(row, drafter, told.append, lambda: ended.append(True))
+            steps.hand_and_wait(lambda: None)
+        again = thread.submit(row_for(engine, 9, LONGEST), drafter)
+        assert heard(again) == exact("gpt2", again.request)
+        thread.close(timeout=SOON)
+        assert thread._ended.is_set()
+    assert [] not in told
+    assert not ended
+
+
+def test_no_call_is_left_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_for("gpt2")
+    scheduler = Scheduler(engine.verifier)
+
+    def fails(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    calls = list[int]()
+    with monkeypatch.context() as patch, pytest.raises(ClosedError, match="no thread can be"):
+        patch.setattr(threading.Thread, "start", fails)
+        scheduler.thread.hand(lambda: calls.append(1))
+    scheduler.thread.hand_and_wait(lambda: calls.append(2))
+    assert calls == [2]
+
+
+def test_two_threads_never_make_steps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Ctrl-C comes as one is started, another one is."""
+    engine = engine_for("gpt2")
+    scheduler = Scheduler(engine.verifier)
+    steps, names = scheduler.thread, list[str]()
+    steps.hand_and_wait(lambda: None)
+    first = steps._thread
+    assert first is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(first, "is_alive", lambda: False)
+        for _ in range(20):
+            steps.hand_and_wait(lambda: names.append(threading.current_thread().ident))
+    first.join(SOON)
+    assert not first.is_alive()
+    assert set(names) == {steps._thread.ident}
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit()], ids=repr)
+def test_a_drafter_that_is_ended_as_it_hears_of_the_end_leaves_nobody_waiting(
+    error: BaseException,
+) -> None:
+    engine = engine_for("gpt2")
+    drafter: Any = Wrapped(drafters(engine)["none"])
+    drafter.finish = raising(error)
+    with threaded(engine, 3) as thread:
+        other = thread.submit(row_for(engine, 9, LONGEST), drafters(engine)["none"])
+        submission = thread.submit(row_for(engine, 5, 4), drafter)
+        for one in (submission, other):
+            assert one.wait(SOON)
+            with pytest.raises(ClosedError, match="a step was ended by"):
+                one.result()
+        again = thread.submit(row_for(engine, 5, LONGEST), drafters(engine)["heads"])
+        assert heard(again) == exact("gpt2", again.request)
