@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from medusa_kit.infer.decode.request import Emitted, Request
+from medusa_kit.infer.decode.step_thread import raise_here
 
 
 class Caller:
@@ -46,7 +47,7 @@ class End:
         error, self.error = self.error, None
         try:
             if error is not None:
-                raise error
+                raise_here(error)
         finally:  # else error and frame refer to each other, and hold what the step computed
             del error
 

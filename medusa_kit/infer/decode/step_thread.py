@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import NoReturn, Protocol
 from weakref import WeakSet, finalize, ref
 
 import torch
@@ -80,7 +80,7 @@ class StepThread(Live):
         be started."""
         with self._lock:
             if self._ended is not None:
-                raise ClosedError(self._ended, hint="ask before the process ends")
+                raise_here(ClosedError(self._ended, hint="ask before the process ends"))
             if self._thread is None or not self._thread.is_alive():
                 self._start()
             self._inbox.put(call)  # not before there is a thread: else a later one makes it
@@ -177,6 +177,14 @@ class StepThread(Live):
         self._steps.after_fork()
 
 
+def raise_here(error: BaseException) -> NoReturn:
+    """Raise what ended an answer. A daemon thread that the end of the process cuts off ends without
+    a word, as any does that Python cuts off."""
+    if _ends.is_set() and isinstance(error, ClosedError) and threading.current_thread().daemon:
+        raise SystemExit from error
+    raise error
+
+
 def _run(thread: "ref[StepThread]", inbox: "SimpleQueue[Call | None]") -> None:
     """Without holding the scheduler while there is nothing to do, so that it can be freed."""
     with torch.inference_mode():
@@ -200,11 +208,13 @@ def _run(thread: "ref[StepThread]", inbox: "SimpleQueue[Call | None]") -> None:
 
 
 _threads: WeakSet[StepThread] = WeakSet()
+_ends = threading.Event()  # since the process ends
 
 
 @atexit.register
 def _stop_all() -> None:
     """While the modules that steps need are there."""
+    _ends.set()
     for thread in list(_threads):
         thread.stop(PATIENCE)
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from medusa_kit.errors import ClosedError, ConfigError, Live
 from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.request import Emission, Request, emission
+from medusa_kit.infer.decode.step_thread import raise_here
 
 OnTokens = Callable[[list[int]], None]
 
@@ -95,7 +96,7 @@ class Submission(Live):
         """The request, once it has ended. Raises what it failed of."""
         self.wait()
         if self.request.error is not None:
-            raise self.request.error
+            raise_here(self.request.error)
         return self.request
 
     def take(self) -> list[Emission]:

@@ -362,11 +362,43 @@ EXIT = """
     next(iter(kept[0]))
     print("at the end")
 """
+# Answers in threads that end with the process, each amid one: what a step waits for is there last.
+DAEMONS = """
+    import sys, threading, time
+    sys.path[:0] = {paths!r}
+    from support.small_engines import engine_with_heads, random_prompt
+    from medusa_kit.infer.decode.batch import Batch
+
+    engine = engine_with_heads()
+    batch = engine.shared_batch(2)
+    step, begun = Batch.step, threading.Event()
+
+    def waits(one):
+        while one.num_requests < 3:
+            time.sleep(0.01)
+            if engine.scheduler.thread.is_asked:
+                return []
+        begun.set()
+        time.sleep(0.1)
+        return step(one)
+
+    Batch.step = waits
+    asks = [
+        lambda: engine.generate(random_prompt(5, 1), max_new_tokens=60),
+        lambda: list(engine.stream(random_prompt(6, 1), max_new_tokens=60)),
+        lambda: batch.generate(random_prompt(7, 1), max_new_tokens=60),
+    ]
+    for ask in asks:
+        threading.Thread(target=ask, daemon=True).start()
+    begun.wait()
+    print("at the end")
+"""
 
 
-def test_a_process_may_end_while_requests_run() -> None:
+@pytest.mark.parametrize("code", [EXIT, DAEMONS], ids=["answers left", "daemons"])
+def test_a_process_may_end_while_requests_run(code: str) -> None:
     tests = Path(__file__).parents[3]
-    code = textwrap.dedent(EXIT.format(paths=[str(tests), str(tests.parent)]))
+    code = textwrap.dedent(code.format(paths=[str(tests), str(tests.parent)]))
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=SOON * 2, check=False
     )
@@ -399,10 +431,11 @@ def test_a_request_that_could_not_be_handed_over_leaves_nothing_behind(
             raise KeyboardInterrupt
 
         for _ in range(3):  # more than may be there at once
-            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            row = row_for(engine, 5, LONGEST)
+            with monkeypatch.context() as patch:
                 patch.setattr(steps, "hand", cut_off)
-                row = row_for(engine, 5, LONGEST)
-                thread.submit(row, drafter, told.append, lambda: ended.append(True))
+                with pytest.raises(KeyboardInterrupt):
+                    thread.submit(row, drafter, told.append, lambda: ended.append(True))
             steps.hand_and_wait(lambda: None)
         again = thread.submit(row_for(engine, 9, LONGEST), drafter)
         assert heard(again) == exact("gpt2", again.request)
@@ -420,9 +453,10 @@ def test_no_call_is_left_where_no_thread_can_be_started(monkeypatch: pytest.Monk
         raise RuntimeError("can't start new thread")
 
     calls = list[int]()
-    with monkeypatch.context() as patch, pytest.raises(ClosedError, match="no thread can be"):
+    with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", fails)
-        scheduler.thread.hand(lambda: calls.append(1))
+        with pytest.raises(ClosedError, match="no thread can be started"):
+            scheduler.thread.hand(lambda: calls.append(1))
     scheduler.thread.hand_and_wait(lambda: calls.append(2))
     assert calls == [2]
 
