@@ -353,20 +353,22 @@ class TreeCache(Cache):
     @no_gradients
     def grow(self, num_positions: int, num_rows: int | None = None) -> None:
         """Room for `num_positions` tokens and nodes in each of `num_rows` rows, as many as there
-        are unless given; what is in the cache stays. Nothing changes where memory is too small."""
-        new_rows = 0 if num_rows is None else num_rows - len(self.lengths)
+        are unless given. What is in the cache stays, but for that in rows behind the last one.
+        Nothing changes where memory is too small."""
+        rows = len(self.lengths) if num_rows is None else num_rows
+        new_rows = max(0, rows - len(self.lengths))
 
         def larger(old: Tensor) -> Tensor:
-            *outer, B, G, _, E = old.shape
-            new = lazy_zeros((*outer, B + new_rows, G, num_positions, E), old.dtype, old.device)
-            for row, end in enumerate(self._reached):
+            *outer, _, G, _, E = old.shape
+            new = lazy_zeros((*outer, rows, G, num_positions, E), old.dtype, old.device)
+            for row, end in enumerate(self._reached[:rows]):
                 new[..., row, :, :end, :] = old[..., row, :, :end, :]
             return new
 
         block = None if self._block is None else larger(self._block)
         irregular = {id(keys): (larger(keys), larger(values)) for keys, values in self._irregular}
-        self.lengths = [*self.lengths, *[0] * new_rows]
-        self._reached = [*self._reached, *[0] * new_rows]
+        self.lengths = [*self.lengths[:rows], *[0] * new_rows]
+        self._reached = [*self._reached[:rows], *[0] * new_rows]
         self._max_reached = list(self._reached)
         self._block, self._irregular = block, list(irregular.values())
         for layer in self._slotted:

@@ -153,10 +153,11 @@ class ChainCache(TreeCache):
 
     def grow(self, num_positions: int, num_rows: int | None = None) -> None:
         super().grow(num_positions, num_rows)
-        new_rows = len(self.lengths) - len(self.unread)
-        self.unread += [[] for _ in range(new_rows)]
-        self._states += [None] * new_rows
-        self._kept += [{} for _ in range(new_rows)]
+        rows = len(self.lengths)
+        new_rows = rows - len(self.unread)  # below 0: there are fewer
+        self.unread = [*self.unread[:rows], *([] for _ in range(new_rows))]
+        self._states = [*self._states[:rows], *[None] * new_rows]
+        self._kept = [*self._kept[:rows], *({} for _ in range(new_rows))]
         for by_row in (self._readings, self._pieces, self._marks):
             by_row.clear()
 

@@ -44,6 +44,7 @@ PromptEnd = tuple[Tensor, Tensor]  # hidden_1D and logits_V at the last token
 # More room than before, at least, where requests need more. On a CPU what nothing was written to
 # takes no memory, and growing copies what was.
 GROWTH, CPU_GROWTH = 1.25, 2.0
+MAX_SLOTS = 2  # times the slots that are needed: more are given up when that costs no more
 NOTHING_KNOWN: State = None
 
 
@@ -130,24 +131,52 @@ class Batch(Live):
     def add(self, request: Request, drafter: Drafter) -> None:
         """Let a request in as soon as a slot is free. Those with the same drafter draft together.
         Raises, with nothing changed, where there is no memory for so long a request."""
-        longest = max(self._longest, request.num_positions)
-        num_nodes = self.verifier.positions_of_tree(drafter.num_nodes)
-        max_nodes = max(self._max_nodes, num_nodes)  # requests may be padded to these
+        longest, max_nodes = self._sizes_with(request.num_positions, drafter)
         if (needed := longest + max_nodes - 1) > self.cache.num_positions:
             # Room for longer ones that follow, too: growing copies what is there.
             growth = CPU_GROWTH if self.verifier.base.device.type == "cpu" else GROWTH
             max_positions = self.verifier.base.info.context_length + max_nodes - 1
             positions = max(needed, min(int(growth * self.cache.num_positions), max_positions))
-            self._with_room(lambda: self.cache.grow(positions))
+            slots = self._num_slots_for(self._schedule.max_rows)
+            self._with_room(lambda: self.resize(positions, slots))
         self._longest, self._max_nodes = longest, max_nodes
         request.drafter = drafter
         self._schedule.add(request)
 
-    def grow(self, num_positions: int, num_slots: int) -> None:
-        """Make room for longer requests, and for more of them."""
-        new = num_slots - len(self.cache.lengths)
-        self.cache.grow(num_positions, num_slots)
-        self.slots.add(new)
+    def positions_with(self, num_tokens: int, drafter: Drafter) -> int:
+        """How many tokens and nodes a slot needs room for once a request that may come to have so
+        many tokens is here, too."""
+        longest, max_nodes = self._sizes_with(num_tokens, drafter)
+        return longest + max_nodes - 1
+
+    def _sizes_with(self, num_tokens: int, drafter: Drafter) -> tuple[int, int]:
+        """(tokens of the longest request, nodes of the largest tree, to which all may be padded)"""
+        num_nodes = self.verifier.positions_of_tree(drafter.num_nodes)
+        return max(self._longest, num_tokens), max(self._max_nodes, num_nodes)
+
+    def resize(self, num_positions: int, num_slots: int) -> None:
+        """Room for requests of this length, in so many slots: those of requests stay."""
+        count = max(num_slots, self._num_needed)
+        self.cache.grow(num_positions, count)
+        self.slots.resize(count)
+
+    def cut(self, max_rows: int) -> None:
+        """Give up slots that nobody uses, with the memory of what they cache, where there are many
+        more than `max_rows`."""
+        if (count := self._num_slots_for(max_rows)) < len(self.slots.all):
+            self.resize(self.cache.num_positions, count)
+
+    def _num_slots_for(self, max_rows: int) -> int:
+        """As many slots as there are; but where so many rows need far fewer, those alone. Forwards
+        captured over all of them are worth more."""
+        count, needed = len(self.slots.all), max(max_rows, self._num_needed)
+        return needed if count > MAX_SLOTS * needed and not self.verifier.captures else count
+
+    @property
+    def _num_needed(self) -> int:
+        """Slots up to the last one that a request is in."""
+        slots = [one.slot.number for one in self._schedule.served if one.slot is not None]
+        return max(slots, default=-1) + 1
 
     def use(self, max_rows: int, max_pause: float | None) -> None:
         """Decode at most `max_rows` requests at once from now on, which prompts hold up for
@@ -227,6 +256,8 @@ class Batch(Live):
         while finished := [one for queue in queues for one in queue if one.finish_reason]:
             self._finished += finished  # first, since a drafter may raise what ends the step
             self._leave(finished)
+        if not (self._schedule.served or self._schedule.waiting):
+            self._longest = self._max_nodes = 1
 
     def take_finished(self) -> list[Request]:
         """Requests that have left since the last call."""

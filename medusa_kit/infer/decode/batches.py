@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.errors import ClosedError, Live
 from medusa_kit.infer.decode.batch import Batch
 from medusa_kit.infer.decode.caller import Caller
@@ -76,11 +77,10 @@ class Batches(Live):
         with self._under(caller.autocast):
             verifier = self._verifier_for(requests[0], drafter)
             number = up_to_date(verifier)
-            tree = verifier.positions_of_tree(drafter.num_nodes)
-            num_positions = max(request.num_positions for request in requests) + tree - 1
-            prompts = [request.prompt_ids for request in requests]
-            batch = self._batch_to_join(caller, verifier, prompts, num_positions)
-            batch = batch or self._new_batch(verifier, caller, num_positions)
+            batch = self._batch_to_join(caller, verifier, requests, drafter)
+            if batch is None:
+                needed = _positions_of(requests, verifier, drafter)
+                batch = self._new_batch(verifier, caller, needed)
             self._note_model(batch, number)
             self._let_in(batch, requests, drafter, caller)
 
@@ -89,7 +89,7 @@ class Batches(Live):
         request."""
         verifier = self._verifier_for(request, drafter)
         batch = self._batch_of(caller, verifier)
-        batch = batch or self._batch_to_join(caller, verifier, [request.prompt_ids], 0)
+        batch = batch or self._batch_to_join(caller, verifier, [request], drafter)
         if batch is None:
             batch = self._new_batch(verifier, caller, verifier.positions_for(caller.max_rows))
         batch.unseen = True
@@ -164,7 +164,7 @@ class Batches(Live):
         return BatchStats(
             running,
             len(own) - running,
-            steps=sum(batch.num_steps for batch in batches),
+            steps=caller.num_steps,
             nodes=newest.num_nodes if newest else 0,
             held_prefixes=len(cached),
             cached_tokens=sum(cached),
@@ -203,11 +203,13 @@ class Batches(Live):
 
     def _stepped(self, batch: Batch) -> tuple[Emitted, bool]:
         """What a step emitted, and whether requests have ended."""
-        emitted, has_ended = Emitted(), True
+        emitted, has_ended, before = Emitted(), True, batch.num_steps
         try:
             if batch.unseen:
                 self._note_model(batch, up_to_date(batch.verifier))
             emitted = batch.step()
+            for caller in batch.callers:
+                caller.num_steps += batch.num_steps - before
             has_ended = batch.has_ended
             if has_ended and batch.verifier.base.look() != batch.number:
                 batch.start_over(changed())
@@ -256,6 +258,10 @@ class Batches(Live):
             if not self._is_worth_keeping(batch):
                 self._batches.remove(batch)
             self._drop_oldest()
+        else:
+            self._set_limits(batch)
+            if batch.cache.num_bytes > self.kept_bytes:
+                batch.cut(_rows_of(batch.callers))
 
     def _is_worth_keeping(self, batch: Batch) -> bool:
         if not self.kept_bytes or batch.cache.num_bytes > self.kept_bytes or batch.state is None:
@@ -301,21 +307,24 @@ class Batches(Live):
         self,
         caller: Caller,
         verifier: Verifier,
-        prompts: Sequence[Sequence[int]],
-        num_positions: int,
+        requests: Sequence[Request],
+        drafter: Drafter,
     ) -> Batch | None:
         """The batch that others use, or the one without requests that caches most of the prompts,
         if that is worth having; and if making room in it for these requests takes little."""
         self.remove_those_who_left()
-        state = state_of(verifier)
+        state, alone = state_of(verifier), _positions_of(requests, verifier, drafter)
+        longest = max(request.num_positions for request in requests)
         for batch in [one for one in self._batches if not one.callers]:
             if batch.verifier is verifier and batch.state != state:
                 self._batches.remove(batch)
         # Forwards captured over a batch's cache are worth keeping whatever it caches.
         min_shared = 0 if verifier.captures else WORTH_KEEPING
-        found = list[tuple[int, Batch]]()
+        prompts, found = [request.prompt_ids for request in requests], list[tuple[int, Batch]]()
         for batch in self._batches:
-            if not (batch.suits(verifier) and self._has_room(batch, caller, num_positions)):
+            if not batch.suits(verifier):
+                continue
+            if not self._has_room(batch, caller, batch.positions_with(longest, drafter), alone):
                 continue
             shared = batch.slots.num_shared(prompts)
             if batch.callers:
@@ -325,15 +334,18 @@ class Batches(Live):
         if not found:
             return None
         _, best = max(found, key=lambda pair: pair[0])
-        self._make_room(best, caller, num_positions)
+        if not self._make_room(best, caller, best.positions_with(longest, drafter)):
+            return None
         best.autocast = caller.autocast
         best.callers.append(caller)
+        self._set_limits(best)
         return best
 
-    def _has_room(self, batch: Batch, caller: Caller, num_positions: int) -> bool:
+    def _has_room(self, batch: Batch, caller: Caller, num_positions: int, alone: int) -> bool:
         """Whether requests may join a batch; in one that is used, what was read of the model must
-        hold for all, and no forward captured over its cache may be lost."""
-        rows = caller.max_rows + sum(one.max_rows for one in batch.callers)
+        hold for all, and no forward captured over its cache may be lost. `num_positions`: of its
+        slots then; `alone`: of those in a batch of their own."""
+        rows = _rows_of([caller, *batch.callers])
         slots = max(rows, len(batch.cache.lengths))
         is_long_enough = num_positions <= batch.cache.num_positions
         if batch.callers:
@@ -343,21 +355,35 @@ class Batches(Live):
                 return is_long_enough and rows <= len(batch.cache.lengths)
             if batch.verifier.base.device.type == "cpu":  # room that is not written to takes none
                 return True
+            room = slots * max(num_positions, batch.cache.num_positions)
+            more = room - len(batch.cache.lengths) * batch.cache.num_positions
+            return more <= MAX_SLOTS * caller.max_rows * alone
         return is_long_enough or slots <= MAX_SLOTS * caller.max_rows
 
-    def _make_room(self, batch: Batch, caller: Caller, num_positions: int) -> None:
-        rows = caller.max_rows + sum(one.max_rows for one in batch.callers)
+    def _make_room(self, batch: Batch, caller: Caller, num_positions: int) -> bool:
+        """Whether there is memory for that. A batch of their own may take far less: all slots of
+        one are as long as the longest request needs."""
+        rows = _rows_of([caller, *batch.callers])
         positions, slots = batch.cache.num_positions, max(rows, len(batch.cache.lengths))
         if num_positions > positions:
             per_token = cache_bytes_per_token(batch.verifier.base, batch.verifier.num_layers)
             max_positions = self.kept_bytes // max(per_token * slots, 1)
             positions = max(num_positions, min(int(GROWTH * num_positions), max_positions))
         if (positions, slots) != (batch.cache.num_positions, len(batch.cache.lengths)):
-            batch.grow(positions, slots)
-        pauses = [one.max_pause for one in (caller, *batch.callers) if one.max_pause is not None]
-        if batch.callers and not pauses:  # one caller's prompts hold up the other's answers
+            try:
+                batch.resize(positions, slots)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                return False
+        return True
+
+    def _set_limits(self, batch: Batch) -> None:
+        """As many rows as the callers of a batch may have together."""
+        pauses = [one.max_pause for one in batch.callers if one.max_pause is not None]
+        if len(batch.callers) > 1 and not pauses:  # one's prompts hold up the other's answers
             pauses = [MAX_PAUSE]
-        batch.use(rows, min(pauses, default=None))
+        batch.use(_rows_of(batch.callers), min(pauses, default=None))
 
     def _lose(self, batch: Batch, error: Exception) -> None:
         """End all requests of a batch that is in no state to go on."""
@@ -378,3 +404,14 @@ def _of_another(error: BaseException) -> Exception:
     ended = ClosedError(f"a step was ended by {type(error).__name__}: {error}", hint="ask again")
     ended.__cause__ = error
     return ended
+
+
+def _rows_of(callers: Sequence[Caller]) -> int:
+    """The requests that these may have in a batch at once."""
+    return sum(caller.max_rows for caller in callers)
+
+
+def _positions_of(requests: Sequence[Request], verifier: Verifier, drafter: Drafter) -> int:
+    """Tokens and nodes that the longest of them may come to have."""
+    longest = max(request.num_positions for request in requests)
+    return longest + verifier.positions_of_tree(drafter.num_nodes) - 1

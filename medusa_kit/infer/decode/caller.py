@@ -21,6 +21,7 @@ class Caller:
     def __init__(self, max_rows: int, max_pause: float | None = None) -> None:
         self.max_rows, self.max_pause = max_rows, max_pause
         self.requests: set[Request] = set()  # that have not left yet
+        self.num_steps = 0  # forwards over trees, of batches that it had requests in
         self.is_wanted = True  # whether steps are made of its requests now
         self.has_left = False  # whether nobody waits for its requests any more
         # Of its thread: the dtype of autocast, if it is on, and how many threads torch uses.

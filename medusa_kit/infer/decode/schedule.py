@@ -158,14 +158,16 @@ class Schedule(Generic[R]):
             return
         started, read = self._clock(), 0
         remaining = speed.num_tokens if self.running else max(speed.num_tokens, max_tokens)
-        while remaining > 0 and (pieces := self._pieces(min(max_tokens, remaining))):
-            size = sum(piece.end - piece.start for piece in pieces)
-            remaining, read = remaining - size, read + size
-            yield pieces
-            if self.running and self._clock() - started >= self._max_pause:
-                break
-        if read:
-            speed.record(read, self._clock() - started)
+        try:
+            while remaining > 0 and (pieces := self._pieces(min(max_tokens, remaining))):
+                size = sum(piece.end - piece.start for piece in pieces)
+                remaining, read = remaining - size, read + size
+                yield pieces
+                if self.running and self._clock() - started >= self._max_pause:
+                    break
+        finally:  # the caller may read no more for now
+            if read:
+                speed.record(read, self._clock() - started)
 
     def _pieces(self, max_tokens: int) -> list[Piece[R]]:
         pieces, remaining = list[Piece[R]](), max_tokens

@@ -55,14 +55,13 @@ class Slots:
         self.all: list[Slot] = []
         self.free: list[Slot] = []  # without a request
         self._clock = 0
-        self.add(count)
+        self.resize(count)
 
-    def add(self, count: int) -> None:
-        """`count` more slots, behind those that are there."""
-        first = len(self.all)
-        new = [Slot(number) for number in range(first, first + count)]
-        self.all += new
-        self.free += new
+    def resize(self, count: int) -> None:
+        """More slots behind those that are there, or fewer, where the last ones are free."""
+        new = [Slot(number) for number in range(len(self.all), count)]
+        self.all = [*self.all[:count], *new]
+        self.free = [*(slot for slot in self.free if slot.number < count), *new]
 
     def forget_texts(self) -> None:
         """Nothing that is cached is of any use."""

@@ -199,3 +199,20 @@ def test_slots_are_chosen_by_whom_they_are_for() -> None:
     assert d.slot is slots.all[2]
     assert slots.free == [slots.all[1]]
     assert schedule.running == []  # no prompt has been read
+
+
+def test_the_speed_of_reading_is_known_where_the_caller_reads_no_more_for_now() -> None:
+    """As between two pieces of a long prompt, where somebody waits for the end of the step."""
+    run = Run(2, 40.0, [])
+    runs, reads = Asked(0, 1, 9, text=[0]), Asked(1, 400, 1)
+    run.schedule.add(runs)
+    run.schedule.add(reads)
+    run.schedule.admit(lambda one, later: (run.slots.free[0], 0))
+    runs.num_read = 1
+    sizes = list[int]()
+    for _ in range(2):
+        for pieces in run.schedule.reading(MAX_AT_ONCE):
+            sizes.append(sum(piece.end - piece.start for piece in pieces))
+            run.now += sizes[-1] / 32
+            break
+    assert sizes == [MIN_TOKENS, MAX_AT_ONCE]
