@@ -312,9 +312,16 @@ class TreeCache(Cache):
     @property
     def num_bytes(self) -> int:
         """Bytes of memory that keys and values take."""
+        return self._bytes(self._max_reached)
+
+    def bytes_with(self, rows: Sequence[int]) -> int:
+        """Bytes that keys and values would take in new memory, if only these rows held any."""
+        return self._bytes([self._reached[row] for row in rows])
+
+    def _bytes(self, reached: Sequence[int]) -> int:
         tensors = [tensor for pair in self._irregular for tensor in pair]
         tensors += [] if self._block is None else [self._block]
-        return sum(resident_bytes(tensor, self._max_reached) for tensor in tensors)
+        return sum(resident_bytes(tensor, reached) for tensor in tensors)
 
     def _move(self, moves: Sequence[Sequence[tuple[int, int]]]) -> None:
         """Copy slots of each row, all rows at once: (from, to)."""

@@ -201,3 +201,30 @@ def test_a_batch_that_is_empty_again_is_as_one_that_has_had_no_long_request() ->
     assert [(one is batch, one.cache.num_positions) for one in engine.scheduler.idle] == [
         (True, positions)
     ]
+
+
+@pytest.mark.parametrize("family", ["llama-tied", "gpt2"])
+def test_of_more_than_may_be_kept_the_newest_is(family: str) -> None:
+    """Not nothing, since calls that took part in the same steps left it in one batch."""
+    sizes = {"n_positions": 2048} if family == "gpt2" else {"max_position_embeddings": 2048}
+    model = tiny_model(family, **sizes)
+    model.generation_config.eos_token_id = None
+    engine = build_engine(wrap_model(model, None, f"long-{family}"))
+    prompts = [random_prompt(300, seed) for seed in range(12)]
+    expected = [engine.generate(prompt, max_new_tokens=4).token_ids for prompt in prompts]
+    for share, kept in ((0.6, (4, 8)), (2.0, (12, 12))):
+        engine.scheduler = reusing(engine.verifier, 1 << 29)
+        rows = [make_request(engine.verifier, ids, SamplingParams(), 4) for ids in prompts]
+        steps = [engine.scheduler.run([one], engine.drafter_for("none")) for one in rows]
+        for one in steps:
+            next(one)
+        (batch,) = batches(engine)
+        engine.scheduler.batches.kept_bytes = most = int(share * batch.cache.num_bytes)
+        for one in steps:
+            list(one)
+        assert [one.cache.num_bytes <= most for one in engine.scheduler.idle] == [True]
+        found = [engine.generate(prompt, max_new_tokens=4) for prompt in reversed(prompts)]
+        assert [one.token_ids for one in reversed(found)] == expected
+        cached = [one.stats.cached_tokens for one in found]
+        assert cached == sorted(cached, reverse=True)
+        assert kept[0] <= cached.count(299) <= kept[1]

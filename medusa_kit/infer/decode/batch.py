@@ -166,6 +166,16 @@ class Batch(Live):
         if (count := self._num_slots_for(max_rows)) < len(self.slots.all):
             self.resize(self.cache.num_positions, count)
 
+    def keep_newest(self, max_bytes: int) -> None:
+        """Give up what was used longest ago of the slots that nobody uses, so that the others take
+        no more memory than that, where pages of it can be given back."""
+        kept = sorted(self.slots.free, key=lambda slot: -slot.last_used)
+        while kept and self.cache.bytes_with([slot.number for slot in kept]) > max_bytes:
+            oldest = kept.pop()
+            oldest.text = []
+            self.cache.keep_first(oldest.number, 0)
+        self.cache.grow(self.cache.num_positions)
+
     def _num_slots_for(self, max_rows: int) -> int:
         """As many slots as there are; but where so many rows need far fewer, those alone. Forwards
         captured over all of them are worth more."""

@@ -255,6 +255,8 @@ class Batches(Live):
         ]  # fmt: skip
         if not batch.callers:
             batch.stays_for = batch.cost = None
+            if batch.verifier.base.device.type == "cpu" and batch.cache.num_bytes > self.kept_bytes:
+                batch.keep_newest(self.kept_bytes)
             if not self._is_worth_keeping(batch):
                 self._batches.remove(batch)
             self._drop_oldest()
