@@ -51,6 +51,7 @@ def change(path: Path, changes: dict[str, Any]) -> None:
         (CONFIG, {"max_position_embeddings": 10**400}, "a number of 401 digits"),
         (CONFIG, {"num_attention_heads": "four"}, "'four', expected a number"),
         (CONFIG, {"rms_norm_eps": "x"}, "'x', expected a number"),
+        (CONFIG, {"num_attention_heads": -1}, "num_attention_heads: -1, expected a number from 0"),
         (CONFIG, {"hidden_size": [1]}, "'hidden_size'"),
         (CONFIG, {"rope_parameters": "x"}, "'rope_parameters'"),
         (CONFIG, {"model_type": 5}, "model type `5`"),

@@ -91,6 +91,8 @@ def _wrong(path: Path) -> str | None:
     for key, value in content.items():
         if path.name == CONFIG and key in SIZES and isinstance(value, str | dict):
             return f"says {key}: {_short(value)}, expected a number"
+        if path.name == CONFIG and key in SIZES and isinstance(value, int | float) and value < 0:
+            return f"says {key}: {value}, expected a number from 0 on"
     for key, value, expected in odd_values(path.name, content):
         return f"says {key}: {_short(value)}, expected {expected}"
     return None
