@@ -9,7 +9,6 @@ node is how often that node was right so far.
 import math
 from collections.abc import Sequence
 
-from medusa_kit.base.faults.finite import damage_in
 from medusa_kit.drafters.estimates import CLASSES, AcceptanceEstimate, chance_class
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.drafters.heads.medusa import HeadsDrafter
@@ -154,12 +153,11 @@ class HeadsSource(TreeDrafter):
 
 @no_gradients
 def computes_no_numbers(heads: MedusaHeads, state: State) -> bool:
-    """Whether a weight of the heads, or what the first one computes for these requests, is NaN or
-    infinite. A static tree has tokens alone, so this is looked at where none of them is right."""
-    if damage_in(heads.named_parameters()) is not None:
-        return True
+    """Whether what heads compute for these requests, the first one where each follows the one
+    before, is NaN or infinite. A static tree has tokens alone, so this is looked at where none of
+    them is right; weights are not read for it, which would take as long as some steps."""
     if heads.one_pass:
-        _, scores = scored_guesses(heads, state.hidden_BD, 1, [1.0])
+        _, scores = scored_guesses(heads, state.hidden_BD, 1, [1.0] * heads.num_heads)
     else:
         paths_B1 = to_device(state.roots_B, state.hidden_BD.device)[:, None]
         _, scores = scored_guesses_after(heads, 0, state.hidden_BD, paths_B1, 1, 1.0)
