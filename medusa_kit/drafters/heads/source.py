@@ -28,7 +28,9 @@ DRAWN = "drawn"  # guesses of tokens that will be drawn are counted apart
 # A path gets children from this many times the chance on that a draft token must have: children are
 # less likely, and naming them takes time.
 ASKED = 3.5
-SUSPECT = 4  # drafts in a row without a right token, after which heads are looked at for NaN
+# Drafts in a row without a right token, after which heads are looked at for NaN: on the host, and
+# on a device, which the host then waits for once.
+SUSPECT, SUSPECT_ON_DEVICE = 4, 16
 HIGHEST = 1 - 1 / CLASSES  # of these chances: paths of the surest class always do
 
 
@@ -51,6 +53,7 @@ class HeadsSource(TreeDrafter):
         self._nodes: list[int] | None = None  # of a static tree that are named; None: all
         self.no_numbers, self._in_vain = NoNumbers("heads"), 0  # drafts of which none was right
         self._drafted = False  # in this step
+        self._suspect = SUSPECT if self.device.type == "cpu" else SUSPECT_ON_DEVICE
 
     def set_min_chance(
         self, min_chance: float, acceptance: AcceptanceEstimate, next_chance: float = 0.0
@@ -138,9 +141,9 @@ class HeadsSource(TreeDrafter):
 
     def observe(self, step: StepResult) -> None:
         self.inner.observe(step)
-        if self._drafted and self._in_vain < SUSPECT:
+        if self._drafted and self._in_vain < self._suspect:
             self._in_vain = 0 if self._was_right(step) else self._in_vain + 1
-            if self._in_vain == SUSPECT:
+            if self._in_vain == self._suspect:
                 state = State(step.requests)
                 self.no_numbers.seen = computes_no_numbers(self.inner.heads, state)
         self._drafted = False
