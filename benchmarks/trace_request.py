@@ -77,6 +77,7 @@ def traced(engine: Any, trace: Trace, drafter: str, tokens: int) -> tuple[Run, i
     sys.setprofile(trace)
     try:
         result = engine.generate(PROMPT, max_new_tokens=tokens, drafter=drafter)
+        engine.scheduler.thread.hand_and_wait(lambda: None)  # for the end of the last step
     finally:
         sys.setprofile(None)
         trace.run = None

@@ -3,6 +3,7 @@
 import importlib
 import sys
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -58,22 +59,35 @@ def test_all_modules_of_a_request(drafter: str, monkeypatch: pytest.MonkeyPatch)
     engine = medusa_kit.load("debug-tiny", heads="untrained", device="cpu", guesses="all")
     found = dict[str, None]()
 
+    def generate() -> None:
+        engine.generate(script.PROMPT, max_new_tokens=5, drafter=drafter)
+        engine.scheduler.thread.hand_and_wait(lambda: None)
+
+    def without_thread() -> None:
+        """Until the one that made the last answer has ended."""
+        until = time.monotonic() + 60
+        while engine.scheduler.thread._thread is not None:
+            assert time.monotonic() < until
+            time.sleep(0.001)
+
     def follow(frame: FrameType, event: str, value: Any) -> None:
         name = frame.f_code.co_filename
         if name.startswith(script.PACKAGE) and not frame.f_code.co_name.startswith("<"):
             found[name[len(script.PACKAGE) + 1 :]] = None
 
-    engine.generate(script.PROMPT, max_new_tokens=5, drafter=drafter)
+    generate()
+    without_thread()
     trace = script.Trace()
     threading.setprofile(trace)
     try:
         run, steps = script.traced(engine, trace, drafter, 5)
     finally:
         threading.setprofile(None)
+    without_thread()
     sys.settrace(follow)
     threading.settrace(follow)
     try:
-        engine.generate(script.PROMPT, max_new_tokens=5, drafter=drafter)
+        generate()
     finally:
         sys.settrace(None)
         threading.settrace(None)

@@ -182,7 +182,10 @@ def raise_here(error: BaseException) -> NoReturn:
     a word, as any does that Python cuts off."""
     if _ends.is_set() and isinstance(error, ClosedError) and threading.current_thread().daemon:
         raise SystemExit from error
-    raise error
+    try:
+        raise error
+    finally:  # else error and frame refer to each other, and hold what the step computed
+        del error
 
 
 def _run(thread: "ref[StepThread]", inbox: "SimpleQueue[Call | None]") -> None:

@@ -2,6 +2,7 @@
 search for garbage, which may come much later."""
 
 import gc
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ from medusa_kit.infer.device.verifier import CapturedVerifier
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.drafters import BROUGHT_ALONG, DRAFTERS
 
+SOON = 20.0
 PROMPTS = [random_prompt(length, length) for length in (3, 11)]
 
 
@@ -70,6 +72,9 @@ def test_an_engine_that_is_dropped(cuda_stand_in: Device) -> None:
         assert forwards
         held: list[weakref.ref[Any]] = [weakref.ref(one) for one in (*caches, *forwards, model)]
         del engine, base, small, model, caches, forwards
+        until = time.monotonic() + SOON  # for the thread that made the last step
+        while any(one() is not None for one in held) and time.monotonic() < until:
+            time.sleep(0.001)
         assert [one() for one in held if one() is not None] == []
 
 
