@@ -255,15 +255,23 @@ class Batches(Live):
         ]  # fmt: skip
         if not batch.callers:
             batch.stays_for = batch.cost = None
-            if batch.verifier.base.device.type == "cpu" and batch.cache.num_bytes > self.kept_bytes:
-                batch.keep_newest(self.kept_bytes)
+            if batch.verifier.base.device.type == "cpu":
+                self._shrink(batch, lambda: batch.keep_newest(self.kept_bytes))
             if not self._is_worth_keeping(batch):
                 self._batches.remove(batch)
             self._drop_oldest()
         else:
             self._set_limits(batch)
-            if batch.cache.num_bytes > self.kept_bytes:
-                batch.cut(_rows_of(batch.callers))
+            self._shrink(batch, lambda: batch.cut(_rows_of(batch.callers)))
+
+    def _shrink(self, batch: Batch, shrink: Callable[[], None]) -> None:
+        """Give up what takes too much memory; that copies the rest, for which there may be none."""
+        if batch.cache.num_bytes > self.kept_bytes:
+            try:
+                shrink()
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
 
     def _is_worth_keeping(self, batch: Batch) -> bool:
         if not self.kept_bytes or batch.cache.num_bytes > self.kept_bytes or batch.state is None:

@@ -110,7 +110,9 @@ def test_what_fails_reaches_who_asked_and_nobody_else() -> None:
     [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: no")],
     ids=lambda error: type(error).__name__,
 )
-def test_a_request_for_which_there_is_no_memory_fails_alone(error: Exception) -> None:
+def test_a_request_for_which_there_is_no_memory_fails_alone(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
     engine = engine_for("gpt2")
 
     def new_cache(original: Any, *sizes: int) -> Any:
@@ -125,6 +127,8 @@ def test_a_request_for_which_there_is_no_memory_fails_alone(error: Exception) ->
         with pytest.raises(DeviceMemoryError, match=r"no room for 1 sequences of up to \d+ tokens"):
             long.result()
         assert heard(first) == exact("gpt2", first.request)
+    thread._scheduler.thread.hand_and_wait(lambda: None)
+    assert "has ended" not in capsys.readouterr().err  # nor has the thread that makes steps
 
 
 def test_an_error_that_is_nobody_s_ends_the_requests_and_not_the_thread() -> None:
