@@ -51,7 +51,7 @@ class ModelState:
         # Weights of a quantiser's own class are its library's to change, and nothing copies them.
         plain = [tensor for tensor in tensors if type(tensor) in PLAIN_TENSORS]
         self._facts = (
-            [(*_code(module), _settings(module, moving)) for module in modules],
+            [(*_code(module), _settings(module, moving), _held(module)) for module in modules],
             [(id(tensor), *_place(tensor)) for tensor in plain],
             hooks,
             _without(model.config.to_dict()),
@@ -160,6 +160,12 @@ def _tensors_of(
             # A hook of its own (pruning) may make the others anew for each forward.
             tensors += [] if module in hooked else _there(vars(module))
     return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _held(module: nn.Module) -> list[tuple[str, int]]:
+    """Which module and which weight it has under each name: several may share one."""
+    weights = [one for one in module._parameters.items() if type(one[1]) in PLAIN_TENSORS]
+    return [(name, id(one)) for name, one in (*module._modules.items(), *weights)]
 
 
 def _tables(modules: list[nn.Module]) -> list[Tensor]:

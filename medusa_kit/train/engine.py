@@ -27,6 +27,7 @@ from medusa_kit.train.processes.deepspeed_setup import (
     start_process_group,
 )
 from medusa_kit.train.run.identity import GO_ON_AS_BEGUN
+from medusa_kit.train.run.torch_file import read_torch_file
 from medusa_kit.train.stages import Medusa1, Medusa2, Terms
 
 Stage = Medusa1 | Medusa2
@@ -136,7 +137,7 @@ class PlainEngine:
     def load(self, folder: Path) -> None:
         path = folder / "state.pt"
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            state = read_torch_file(path)
             _check_same_dtypes(state["weights"], _trained_state(self.module), path)
             self.module.load_state_dict(state["weights"], strict=False)
             self.optimizer.load_state_dict(state["optimizer"])

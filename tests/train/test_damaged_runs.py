@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zipfile
 
 import pytest
 
@@ -95,6 +96,25 @@ def test_state_that_is_cut_off_is_one_line(crashed, counting_rows, name):
     state = next(RunFolder(recipe).path.glob(f"checkpoint/*/{name}"))
     state.write_bytes(state.read_bytes()[:200])
     with pytest.raises(CheckpointError, match="cannot be read") as error:
+        train_heads(base, counting_rows(), recipe)
+    assert "\n" not in error.value.message
+
+
+@pytest.mark.parametrize("name", ["state.pt", "random-0.pt"])
+def test_a_flipped_bit_in_state_is_told(crashed, counting_rows, name):
+    """torch reads on, and other heads would come out."""
+    base, recipe = crashed
+    state = next(RunFolder(recipe).path.glob(f"checkpoint/*/{name}"))
+    with zipfile.ZipFile(state) as archive:
+        largest = max(archive.infolist(), key=lambda part: part.file_size)
+    content = bytearray(state.read_bytes())
+    header = largest.header_offset
+    names = sum(int.from_bytes(content[header + n : header + n + 2], "little") for n in (26, 28))
+    content[header + 30 + names + largest.file_size // 2] ^= 64
+    state.write_bytes(content)
+    with zipfile.ZipFile(state) as archive:
+        assert archive.testzip() is not None
+    with pytest.raises(CheckpointError, match=r"cannot be read: .* is damaged") as error:
         train_heads(base, counting_rows(), recipe)
     assert "\n" not in error.value.message
 

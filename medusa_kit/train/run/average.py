@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from medusa_kit.errors import CheckpointError, in_one_line
 from medusa_kit.train.processes import distributed
+from medusa_kit.train.run.torch_file import read_torch_file
 
 NAME = "average.pt"  # in a checkpoint's folder
 
@@ -70,7 +71,7 @@ class MovingAverage:
             return
         path = folder / NAME
         try:
-            saved = torch.load(path, map_location="cpu", weights_only=True)
+            saved = read_torch_file(path)
             for name, kept in self._kept.items():
                 kept.copy_(saved[name])
         except Exception as error:  # zip, pickle, key, size and OS errors

@@ -10,6 +10,7 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.errors import CheckpointError, in_one_line
+from medusa_kit.train.run.torch_file import read_torch_file
 
 
 def save_random_state(path: Path) -> None:
@@ -22,7 +23,7 @@ def save_random_state(path: Path) -> None:
 def load_random_state(path: Path) -> None:
     """Raises CheckpointError for a file that cannot be read."""
     try:
-        state = torch.load(path, weights_only=True)
+        state = read_torch_file(path)
         if isinstance(state, torch.Tensor):  # as older versions wrote it
             state = {"cpu": state, "cuda": []}
         torch.set_rng_state(state["cpu"])

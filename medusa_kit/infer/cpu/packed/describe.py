@@ -102,7 +102,9 @@ def describe(model: Any, matrices_on: str = "cpu") -> ModelParts:
     if any(t in CHANGING_ROTARY for t in rotary_kinds(decoder.rotary_emb)):
         raise Unsupported("its rotary embedding changes with the length")
     epsilons: set[float] = set()
-    layers = [_layer(layer, config, epsilons) for layer in decoder.layers]
+    # As many as the config says: transformers runs no more, and the cache has room for no more.
+    used = decoder.layers[: config.num_hidden_layers]
+    layers = [_layer(layer, config, epsilons) for layer in used]
     final_norm = effective_norm(decoder.norm, epsilons)
     if len(epsilons) != 1:
         raise Unsupported(f"norms with several epsilons {sorted(epsilons)}")
