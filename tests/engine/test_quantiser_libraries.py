@@ -26,9 +26,10 @@ from medusa_kit.bench.verify import verify
 from medusa_kit.cli.chat import notes
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.infer.cpu.linear import make_native
-from medusa_kit.infer.cpu.packed.describe import Unsupported, describe
+from medusa_kit.infer.cpu.packed.describe import describe
 from medusa_kit.infer.cpu.packed.int8_weights import check_before_loading
 from medusa_kit.infer.mkl_linear import plain_linears
+from medusa_kit.infer.model_parts import Unsupported
 
 GROUP = 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

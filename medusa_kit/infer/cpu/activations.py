@@ -20,9 +20,9 @@ from medusa_kit.base.model import CHECKPOINT
 from medusa_kit.base.placement import AUTO, pick_device
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.cpu.binding import kernels
-from medusa_kit.infer.cpu.packed.describe import Unsupported
 from medusa_kit.infer.cpu.verifier import WITHOUT, NativeVerifier, needed
 from medusa_kit.infer.forest import Forest
+from medusa_kit.infer.model_parts import Unsupported
 from medusa_kit.infer.own_rounding import difference
 from medusa_kit.infer.self_check import TreeCheck, check_of, narrow_windows, score_random_trees
 from medusa_kit.infer.verifier import Verifier

@@ -24,7 +24,7 @@ from medusa_kit import console
 from medusa_kit.base.files import gguf_source
 from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.cpu.binding import kernels
-from medusa_kit.infer.cpu.packed.describe import ModelParts, Unsupported, describe
+from medusa_kit.infer.cpu.packed.describe import describe
 from medusa_kit.infer.cpu.packed.file import MemorySink
 from medusa_kit.infer.cpu.packed.gguf_blocks import GGUFBlocks, equal_blocks
 from medusa_kit.infer.cpu.packed.model import DESCRIBED, MATRICES, NORMS, PackedModel
@@ -32,6 +32,7 @@ from medusa_kit.infer.cpu.packed.packing import Blocks, PackedMatrix, Rows
 from medusa_kit.infer.cpu.packed.packing_up import Packing, model_of, row_pieces
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.mkl_linear import SHARE_OF_KERNELS, free_memory
+from medusa_kit.infer.model_parts import ModelParts, Unsupported
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.locks import lock_of
 from medusa_kit.settings.engine import FLOAT32, INT8, INT16

@@ -42,10 +42,10 @@ from medusa_kit.errors import CheckpointError
 from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
 from medusa_kit.infer.cpu.packed.cache import packed_model
-from medusa_kit.infer.cpu.packed.describe import Unsupported
 from medusa_kit.infer.cpu.packed.int8_weights import rounded, with_weights
 from medusa_kit.infer.cpu.packed.model import PackedModel
 from medusa_kit.infer.cpu.packed_texts import hidden_of_texts
+from medusa_kit.infer.model_parts import Unsupported
 from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of
 

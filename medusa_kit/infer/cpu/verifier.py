@@ -20,8 +20,8 @@ from medusa_kit.infer.attention.step import StepHolder
 from medusa_kit.infer.chains.choice import checked_verifier
 from medusa_kit.infer.cpu.binding.kernels import MAX_ROWS
 from medusa_kit.infer.cpu.decoder import NativeDecoder, Watched, native_decoder
-from medusa_kit.infer.cpu.packed.describe import Unsupported
 from medusa_kit.infer.forest import Forest
+from medusa_kit.infer.model_parts import Unsupported
 from medusa_kit.infer.outputs import NodeScores, TextStates
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier

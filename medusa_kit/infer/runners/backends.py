@@ -19,7 +19,6 @@ from medusa_kit.infer.cpu.binding.kernels import OFF_SWITCH
 from medusa_kit.infer.cpu.cache_dtype import store_cache_as
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.linear import install_native_linears
-from medusa_kit.infer.cpu.packed.describe import Unsupported
 from medusa_kit.infer.cpu.packed_base import PackedBase
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.device.shapes import use_fixed_shapes
@@ -28,6 +27,7 @@ from medusa_kit.infer.mkl_linear import (
     fits_in_memory,
     install_packed_linears,
 )
+from medusa_kit.infer.model_parts import Unsupported
 from medusa_kit.infer.self_check import TreeCheck, check_trees, coarsest
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.engine import FLOAT32

@@ -25,7 +25,7 @@ from medusa_kit.base.gguf_files import architectures
 from medusa_kit.base.gguf_files.config import FREQUENCIES, LLAMA3, LONG, SHORT
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.errors import CheckpointError
-from medusa_kit.infer.cpu.packed.describe import FAMILIES
+from medusa_kit.infer.model_parts import FAMILIES
 
 pytest.importorskip("gguf")
 

@@ -7,8 +7,9 @@ from torch import nn
 from medusa_kit.base.model import wrap_model
 from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.linear import NativeLinear
-from medusa_kit.infer.cpu.packed.describe import Unsupported, describe
+from medusa_kit.infer.cpu.packed.describe import describe
 from medusa_kit.infer.cpu.verifier import NativeVerifier
+from medusa_kit.infer.model_parts import Unsupported
 from medusa_kit.infer.runners.backends import prepare_backends
 
 pytestmark = pytest.mark.skipif(

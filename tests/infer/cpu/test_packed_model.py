@@ -23,12 +23,12 @@ from medusa_kit.infer.cpu.heads import NativeHeads
 from medusa_kit.infer.cpu.packed import cache as packed_cache
 from medusa_kit.infer.cpu.packed import packing_up
 from medusa_kit.infer.cpu.packed.cache import packed_model
-from medusa_kit.infer.cpu.packed.describe import Unsupported
 from medusa_kit.infer.cpu.packed.file import FileSink
 from medusa_kit.infer.cpu.packed.int8_weights import with_weights
 from medusa_kit.infer.cpu.packed.model import PackedModel, chosen_rows, expanded_rows
 from medusa_kit.infer.cpu.packed.packing import pack
 from medusa_kit.infer.forest import Forest
+from medusa_kit.infer.model_parts import Unsupported
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.tree.shape import Numbers

@@ -34,7 +34,7 @@ from medusa_kit.base.stored_tensors import (
 from medusa_kit.errors import CheckpointError
 from medusa_kit.files import file_digest
 from medusa_kit.infer.cpu.binding import kernels
-from medusa_kit.infer.cpu.packed.describe import ModelParts, Unsupported, check_family, describe
+from medusa_kit.infer.cpu.packed.describe import describe
 from medusa_kit.infer.cpu.packed.file import (
     DIGEST,
     FILE,
@@ -50,6 +50,7 @@ from medusa_kit.infer.cpu.packed.model import PackedModel, opened
 from medusa_kit.infer.cpu.packed.packing import Blocks, Rows
 from medusa_kit.infer.cpu.packed.packing_up import Packing, model_of, row_pieces
 from medusa_kit.infer.mkl_linear import plain_linears
+from medusa_kit.infer.model_parts import ModelParts, Unsupported, check_family
 from medusa_kit.store.builds import NotUsable, Origin, announce_work, make_file_once
 from medusa_kit.store.records import cache_folder, content_digest
 

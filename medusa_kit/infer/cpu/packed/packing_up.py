@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from medusa_kit.infer.cpu.packed.describe import LayerParts, ModelParts, Unsupported
 from medusa_kit.infer.cpu.packed.file import Sink
 from medusa_kit.infer.cpu.packed.model import (
     EMBEDDING,
@@ -35,6 +34,7 @@ from medusa_kit.infer.cpu.packed.packing import (
     packed_rows,
     packed_shape,
 )
+from medusa_kit.infer.model_parts import LayerParts, ModelParts, Unsupported
 from medusa_kit.store.builds import NotUsable
 
 PIECE = 1 << 24  # numbers of a large matrix in memory at a time
