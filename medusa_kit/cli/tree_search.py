@@ -17,6 +17,7 @@ OF_ENGINE = ("config", "model", "revision", "dtype", "device", "heads", "force")
 # What an engine file may say too. Its drafter and its tree are of no use here.
 OF_FILE = ("weights", "activations", "cache", "attention", "fixed_shapes", "compiled")
 MIN_ROWS = 2
+PROMPTS_INSTEAD = "give prompts with --prompts, and the model answers them"
 STATISTICS_NAME = "statistics.npz"  # that of tuning/results.py, which loads torch
 
 
@@ -205,6 +206,7 @@ def _calibration_data(
             hint="answers come from `medusa-kit data generate`; give prompts as --prompts; "
             f"{EXAMPLES}",
         )
+    _check_rows(answers)
     return rows
 
 
@@ -268,13 +270,22 @@ def _gathered(engine: Any, folder: Path, max_new_tokens: int) -> Path:
     return folder / GATHERED / settings / ANSWERS_NAME
 
 
+def _check_rows(answers: Path) -> None:
+    """Raises ConfigError for rows that were not made as the settings beside them say."""
+    from medusa_kit.data.answer_settings import compared_rows, read_settings, tell_doubtful
+
+    settings = read_settings(answers)
+    if settings is not None:
+        hint = f"remove these rows, or {PROMPTS_INSTEAD}"
+        tell_doubtful(answers, compared_rows(answers, settings, hint))
+
+
 def _check_answers(answers: Path, base: Any) -> None:
     """Raises ConfigError for answers of another base, or to prompts that were encoded otherwise."""
     from medusa_kit.base.origin import check_origin
     from medusa_kit.data.answer_settings import read_settings
 
-    hint = "give prompts with --prompts, and the model answers them"
-    check_origin(answers, read_settings(answers) or {}, base.origin, hint)
+    check_origin(answers, read_settings(answers) or {}, base.origin, PROMPTS_INSTEAD)
 
 
 def _statistics(

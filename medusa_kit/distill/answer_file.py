@@ -24,9 +24,13 @@ from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
 from medusa_kit.base.origin import BASE, BASE_DTYPE, CONFIG, tell_unknown
 from medusa_kit.base.origin import compare as compare_origins
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING
+from medusa_kit.data.answer_digests import FORM, check_rows, parts_of, with_origin
 from medusa_kit.data.answer_settings import (
+    compared_rows,
     read_settings,
     settings_path,
+    tell_doubtful,
+    with_form,
     write_settings,
 )
 from medusa_kit.data.readers import Message
@@ -45,6 +49,9 @@ from medusa_kit.process_lock import process_lock
 
 ASKED = "asked"  # a row's digest of what was asked
 SAID_LATER = (CONFIG, BASE_DTYPE)  # which earlier versions did not write
+OTHER_ROWS = (
+    "remove these rows, and their prompts are answered again, or choose another output file"
+)
 
 
 def digest_of(messages: Sequence[Message], chat_template: Any, tools: Any = None) -> str:
@@ -65,6 +72,8 @@ def check_answer_file(path: Path) -> None:
             f"{settings_path(path)} does not say how answers were made, and would be replaced",
             hint="choose another output file",
         )
+    if described is not None and path.is_file():
+        compared_rows(path, described, OTHER_ROWS)
 
 
 def _not_described(path: Path) -> ConfigError:
@@ -112,7 +121,7 @@ class AnswerFile:
         """Raises ConfigError when the file was made with other settings, DataError when broken."""
         self.path = Path(path)
         self._meta = settings_path(self.path)
-        self._settings = settings
+        self._settings = with_form(settings)
         self._ids: set[str] = set()
         self._claimed: set[str] = set()  # ids of answers that belong to a prompt of this run
         self._kept: set[int] = set()  # their rows, counted from 0
@@ -124,6 +133,8 @@ class AnswerFile:
         self._earlier = EarlierAnswers()
         if self.path.is_file() and self.path.stat().st_size:
             stored = self._check_settings(settings)
+            whole_lines(self.path)
+            tell_doubtful(self.path, compared_rows(self.path, stored, OTHER_ROWS))
             if stored.get(ENCODING) == settings.get(ENCODING):
                 self._stored = stored
                 self._read(self.path, self._remember)
@@ -131,8 +142,11 @@ class AnswerFile:
                 self._outdated = stored
                 self._read(self.path, self._earlier.add)
         for path in [*earlier_files(link_target(self.path)), *earlier]:
-            if not _differing(settings, read_settings(path) or {}):
-                self._read(path, self._earlier.add)
+            described = read_settings(path) or {}
+            if not _differing(settings, described):
+                rows = check_rows(path, described)
+                tell_doubtful(path, rows)
+                self._read(path, self._earlier.add, {*rows.doubtful})
 
     def claim(
         self, identity: str, digest: str, prompt_ids: list[int], any_id: bool = False
@@ -208,9 +222,11 @@ class AnswerFile:
     def append(self, records: Sequence[dict[str, Any]]) -> None:
         """Write rows through to the disk. Raises MedusaKitError when it is full."""
         before = self.path.stat().st_size if self.path.is_file() else 0
-        text = "".join(json.dumps(record) + "\n" for record in records)
+        parts = parts_of((self._stored if before else None) or self._settings)
+        text = "".join(json.dumps(with_origin(record, parts)) + "\n" for record in records)
         try:
             if not before:
+                self._stored = self._settings
                 write_settings(self.path, self._settings)
             with self.path.open("a", encoding="utf-8") as stream:
                 stream.write(text)
@@ -250,9 +266,16 @@ class AnswerFile:
         tell_unknown(self._meta, [key for key in SAID_LATER if key in settings.keys() - stored])
         return stored
 
-    def _read(self, path: Path, remember: Callable[[dict[str, Any]], None]) -> None:
-        """Calls `remember` with each row. Raises DataError."""
+    def _read(
+        self,
+        path: Path,
+        remember: Callable[[dict[str, Any]], None],
+        without: Collection[int] = (),
+    ) -> None:
+        """Calls `remember` with each row but those `without`, numbered from 1. Raises DataError."""
         for number, line in enumerate(whole_lines(path).splitlines(), start=1):
+            if number in without:
+                continue
             try:
                 remember(parse_json(line))
             except (ValueError, KeyError, TypeError) as error:
@@ -265,7 +288,7 @@ def _differing(now: dict[str, Any], then: dict[str, Any]) -> list[str]:
     said = compare_origins(then, {key: now.get(key) for key in SAID_LATER})
     return [f"{key}: {here!r} ≠ {there!r}" for key, (there, here) in said.other.items()] + [
         f"{key}: {now.get(key)!r} ≠ {then.get(key)!r}"
-        for key in sorted({*now, *then} - {ENCODING, *SAID_LATER})
+        for key in sorted({*now, *then} - {ENCODING, FORM, *SAID_LATER})
         if now.get(key) != then.get(key) and not (key == BASE and _is_older(now, then))
     ]
 

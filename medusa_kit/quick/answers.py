@@ -8,7 +8,12 @@ from pathlib import Path
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING
-from medusa_kit.data.answer_settings import read_settings, write_settings
+from medusa_kit.data.answer_settings import (
+    compared_rows,
+    read_settings,
+    tell_doubtful,
+    write_settings,
+)
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
 from medusa_kit.distill.answer_file import whole_lines
@@ -16,6 +21,8 @@ from medusa_kit.distill.generate import asked_messages, generate_answers
 from medusa_kit.errors import ConfigError, DataError, DeviceMemoryError
 from medusa_kit.quick import settings
 from medusa_kit.quick.state import Clock
+
+OTHER_ROWS = "remove these rows, name another folder with --output, or add --fresh to start over"
 
 
 @dataclass
@@ -127,11 +134,15 @@ def _written_in(path: Path, so_far: Written | None = None) -> Written:
     return Written(len(rows), len(rows), tokens, so_far.new_tokens, so_far.seconds)
 
 
-def check_encoding(base: BaseModel, prompts: Sequence[Conversation], path: Path) -> None:
-    """Raises ConfigError where the file holds answers to prompts that were encoded otherwise. One
-    that does not say how, as older versions left it, says so from here on if all are the same."""
+def check_answers(base: BaseModel, prompts: Sequence[Conversation], path: Path) -> None:
+    """Raises ConfigError where the file holds answers that were not made as its settings say, or to
+    prompts that were encoded otherwise. One that does not say how, as older versions left it, says
+    so from here on if all are the same."""
     settings = read_settings(path) if path.is_file() else None
-    if settings is None or settings.get(ENCODING) == base.encoding:
+    if settings is None:
+        return
+    tell_doubtful(path, compared_rows(path, settings, OTHER_ROWS))
+    if settings.get(ENCODING) == base.encoding:
         return
     if ENCODING in settings or not _answers_are_to(base, prompts, path):
         raise ConfigError(

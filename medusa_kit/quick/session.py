@@ -18,7 +18,7 @@ from medusa_kit.errors import CheckpointError, ConfigError, DataError
 from medusa_kit.infer.cpu.packed_base import base_for_decoding
 from medusa_kit.paths import beside
 from medusa_kit.quick import plan, settings
-from medusa_kit.quick.answers import check_encoding
+from medusa_kit.quick.answers import check_answers
 from medusa_kit.quick.prompts import Prompts
 from medusa_kit.quick.state import HELD_OUT, RECIPE, RUN, Clock, State
 from medusa_kit.settings.engine import EngineConfig
@@ -119,8 +119,8 @@ class Session:
                 f"fingerprint {base.info.fingerprint}, then {known}",
                 hint=AGAIN,
             )
-        check_encoding(base, self.prompts.calibration, self.held_out)
-        check_encoding(base, self.prompts.training, self.answers)
+        check_answers(base, self.prompts.calibration, self.held_out)
+        check_answers(base, self.prompts.training, self.answers)
         if known is None:
             self.state.note("base", base.info.fingerprint)
             self.state.note(CONFIG, base.computation)

@@ -18,7 +18,12 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import pick_device, stored_dtype
 from medusa_kit.base.tokenizer.encoding_digest import DIFFERS, Encodings
-from medusa_kit.data.answer_settings import base_that_answered, how_encoded
+from medusa_kit.data.answer_settings import (
+    base_that_answered,
+    how_encoded,
+    rows_of,
+    tell_of_rows,
+)
 from medusa_kit.data.chat import EncodedExample, check_ids, encode_rows
 from medusa_kit.data.mix import check_sources, recipe_rows
 from medusa_kit.data.template import rendered_on
@@ -173,14 +178,15 @@ def _warn_of_other_answers(base: BaseModel, recipe: TrainRecipe) -> None:
     """Warn of answers that another model wrote, or to prompts that were encoded otherwise: heads
     guess best on text of their own base."""
     for source in dict.fromkeys(entry.source for entry in recipe.data.entries()):
-        answered_by = base_that_answered(source)
+        tell_of_rows(source)
+        answered_by, encoding = base_that_answered(source), how_encoded(source, base.encoding)
         if answered_by is not None and compare(answered_by, base.info.fingerprint) is Match.OTHER:
             console.warn(
                 f"{source} holds the answers of another base (fingerprint {answered_by}; "
                 f"{base.info.name!r} has {base.info.fingerprint}): drafts will be accepted less "
                 "often. `medusa-kit data generate` makes answers of this base"
             )
-        elif (encoding := how_encoded(source, base.encoding)) in DIFFERS:
+        elif encoding in DIFFERS and not rows_of(source).doubtful:
             holds = "holds" if encoding is Encodings.OTHER else "does not say whether it holds"
             console.warn(
                 f"{source} {holds} answers to prompts that were encoded otherwise than "

@@ -144,3 +144,28 @@ def test_answers_of_another_base_or_encoding_are_refused(
     beside.unlink()
     code, _, err = run(*search)
     assert (code, err.count("answers.jsonl does not say with which base model")) == (0, 1)
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_rows_that_were_not_made_as_their_settings_say(
+    run: Run, heads: Path, tmp_path: Path, edited: bool
+) -> None:
+    """Those of another model are refused before a base is loaded; a person's have one line."""
+    source = heads / "calibration_answers.jsonl"
+    beside = heads / "calibration_answers.jsonl.meta.json"
+    if edited:
+        rows = [json.loads(line) for line in source.read_text().splitlines()]
+        rows[2]["response_ids"][0] ^= 1
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        settings = json.loads(beside.read_text())
+        beside.write_text(json.dumps({**settings, "base_fingerprint": "2:another:one"}))
+    before = files(heads)
+    model = MODEL if edited else ("-m", "no/such-model")
+    options = (*model, *OPTIONS[len(MODEL) :], "--output", tmp_path / "out")
+    code, _, err = run("tree-search", *options, "--heads", heads, "--answers", source)
+    assert code == (0 if edited else 2)
+    assert ("row 3 (edited since)" if edited else "made with another base model") in " ".join(
+        err.split()
+    )
+    assert files(heads) == before
