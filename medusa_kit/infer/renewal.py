@@ -6,8 +6,6 @@ begins. Where the model changes while an answer is under way, that answer ends i
 
 from typing import Any
 
-import torch
-
 from medusa_kit.base.model_state import watch_of
 from medusa_kit.errors import IncompatibleBaseError, ModelChangedError
 from medusa_kit.infer.self_check import TreeCheck, check_trees
@@ -50,14 +48,14 @@ def _checked(verifier: Verifier) -> TreeCheck:
 
 def state_of(verifier: Verifier) -> State:
     """What is equal as long as keys and values hold that a verifier has computed, as of the last
-    look at its model."""
+    look at its model, whatever autocast it was under."""
     number, base = verifier.number, verifier.base
     if verifier.reads_packed_weights:
         return (number,)
     state = watch_of(base.own_model).state
     if state is None or not state.is_plain:
         return None
-    return number, state.moving, torch.is_autocast_enabled(base.device.type)
+    return number, state.moving
 
 
 def may_change_unseen(verifier: Verifier, state: State) -> bool:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -210,6 +210,30 @@ def test_an_answer_goes_on_as_it_began_whatever_autocast_is_on(first: bool) -> N
     with torch.autocast("cpu", torch.bfloat16, enabled=not first):
         list(steps)
     assert row.token_ids == expected
+
+
+def test_what_was_read_under_autocast_is_gone_on_from_under_autocast_alone() -> None:
+    engine, prompt = engine_for("gpt2"), random_prompt(30, 1)
+    read = list[int]()
+    for under in (False, False, True, False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=under):
+            answer = engine.generate(prompt, max_new_tokens=14)
+            assert answer.token_ids == plain(engine, prompt, 14)
+        read.append(answer.stats.cached_tokens)
+    assert read == [0, 29, 0, 29, 29]
+
+
+def test_what_a_shared_batch_prepares_it_prepares_under_the_autocast_of_its_thread() -> None:
+    engine, seen = engine_for("gpt2"), list[bool]()
+
+    def prepare(*_: Any) -> None:
+        seen.append(torch.is_autocast_enabled("cpu"))
+
+    engine.scheduler = Scheduler(cast("Any", WrappedVerifier(engine.verifier, prepare=prepare)))
+    for under in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=under), engine.shared_batch():
+            pass
+    assert seen == [True, False]
 
 
 def test_one_that_fails_ends_alone_beside_other_callers() -> None:

@@ -101,7 +101,8 @@ class Batches(Live):
         verifier = self.verifier.with_watched(tuple(watched) or self.verifier.watched)
         batch = self._new_batch(verifier, caller, verifier.positions_for(caller.max_rows))
         batch.stays_for = caller
-        verifier.prepare(batch.cache, caller.max_rows)
+        with self._under(caller.autocast):
+            verifier.prepare(batch.cache, caller.max_rows)
         if self.steps is not None:
             batch.cost = self.steps.cost
 
@@ -332,7 +333,7 @@ class Batches(Live):
         min_shared = 0 if verifier.captures else WORTH_KEEPING
         prompts, found = [request.prompt_ids for request in requests], list[tuple[int, Batch]]()
         for batch in self._batches:
-            if not batch.suits(verifier):
+            if batch.autocast != caller.autocast or not batch.suits(verifier):
                 continue
             if not self._has_room(batch, caller, batch.positions_with(longest, drafter), alone):
                 continue
@@ -346,7 +347,6 @@ class Batches(Live):
         _, best = max(found, key=lambda pair: pair[0])
         if not self._make_room(best, caller, best.positions_with(longest, drafter)):
             return None
-        best.autocast = caller.autocast
         best.callers.append(caller)
         self._set_limits(best)
         return best
@@ -359,7 +359,7 @@ class Batches(Live):
         slots = max(rows, len(batch.cache.lengths))
         is_long_enough = num_positions <= batch.cache.num_positions
         if batch.callers:
-            if batch.autocast != caller.autocast or batch.state != (state_of(batch.verifier) or ()):
+            if batch.state != (state_of(batch.verifier) or ()):
                 return False
             if batch.verifier.captures:
                 return is_long_enough and rows <= len(batch.cache.lengths)
