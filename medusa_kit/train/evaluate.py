@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
+from medusa_kit.base.faults.finite import not_finite
 from medusa_kit.errors import TreeError
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.ranks import token_ranks
@@ -36,6 +37,7 @@ class HeadScores:
     # With the best tree of 16 nodes, searched on each half of the held-out rows and replayed on the
     # other; None where there are too few rows.
     acceptance_length: float | None = None
+    hidden_finite: bool = True  # whether all hidden states of the held-out rows are numbers
 
     @property
     def without_loss(self) -> list[str]:
@@ -44,8 +46,9 @@ class HeadScores:
         return heads_among([0.0 if math.isnan(top1) else loss for loss, top1 in pairs])
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON, which has no NaN."""
+        """The scores, for JSON, which has no NaN."""
         found = asdict(self)
+        del found["hidden_finite"]
         for name in ("loss", "top1", "top5"):
             found[name] = [None if math.isnan(value) else value for value in found[name]]
         return found
@@ -77,7 +80,8 @@ def evaluate(
     length = None
     if starts is not None:
         length = simulated_acceptance(ranks_PK.numpy(), starts, num_ranks, contents_A2)
-    return HeadScores(losses.tolist(), top1_K.tolist(), top5_K.tolist(), length)
+    sound = not not_finite(hidden_PD)
+    return HeadScores(losses.tolist(), top1_K.tolist(), top5_K.tolist(), length, sound)
 
 
 def simulated_acceptance(

@@ -7,10 +7,10 @@ Shapes: K heads.
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from medusa_kit.base.faults.finite import not_finite
 from medusa_kit.train.loss.loss import HeadsLoss
@@ -27,6 +27,13 @@ def damaged(tensors: Iterable[tuple[str, Tensor]], device: torch.device) -> list
     if not distributed.any_of(bool(own), device):
         return []
     return list(dict.fromkeys(name for names in distributed.gathered(own) for name in names))
+
+
+def frozen(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The weights that are not trained, of ZeRO-3 this process's parts."""
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            yield name, getattr(parameter, "ds_tensor", parameter).detach()
 
 
 def in_words(names: Sequence[str]) -> str:

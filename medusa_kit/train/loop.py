@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from medusa_kit import console
+from medusa_kit.base.faults.finite import not_finite
 from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.errors import CheckpointError, MedusaKitError, NotFiniteError, in_one_line
 from medusa_kit.heads.checkpoint import read_whole
@@ -260,7 +261,7 @@ class TrainingLoop:
         if names := finite.damaged(self.engine.trained(), device):
             when = f"after update {self.step} of {self.num_updates}"
             what = "weights are NaN or infinite"
-            raise self._stopped(f"{what} {when}: {finite.in_words(names)}")
+            raise self._stopped(f"{what} {when}: {finite.in_words(names)}", self._of_weights())
         self._checked = self.step
 
     def _not_finite(self, update: Update, total: HeadsLoss) -> None:
@@ -271,18 +272,31 @@ class TrainingLoop:
                             "input_ids_BT": None if b.rows is None else b.rows.input_ids_BT}
                            for b in update.batches]  # fmt: skip
                 torch.save({"step": self.step + 1, "batches": batches}, path)
-        why, hint = "", None
-        device = self.engine.module.heads.base.device
-        if names := finite.damaged(self.engine.trained(), device):
-            why = f"; weights are NaN or infinite: {finite.in_words(names)}"
-        elif finite.damaged(_hidden_of(update), device):
-            why, hint = ", since hidden states of the base are NaN or infinite", OF_BASE
+        why, hint = self._reason(any(not_finite(states) for states in _hidden_of(update)))
         whose = finite.whose(total, self.recipe.stage == "medusa2")
         raise self._stopped(
             f"the loss is {float(total.loss)} {self._at(self.step + 1)} ({whose}){why}",
             hint,
             f" Its batches are in {path}.",
         )
+
+    def _reason(self, in_hidden: bool) -> tuple[str, str | None]:
+        """(why a loss is no number, what to do about it), as far as weights and hidden states tell;
+        all processes call this. `in_hidden`: whether hidden states that it was computed from are
+        NaN or infinite."""
+        device = self.engine.module.heads.base.device
+        if names := finite.damaged(self.engine.trained(), device):
+            return f"; weights are NaN or infinite: {finite.in_words(names)}", self._of_weights()
+        if names := finite.damaged(finite.frozen(self.engine.module), device):
+            return f"; weights of the base are NaN or infinite: {finite.in_words(names)}", OF_BASE
+        if distributed.any_of(in_hidden, device):
+            return ", since hidden states of the base are NaN or infinite", OF_BASE
+        return "", None
+
+    def _of_weights(self) -> str:
+        """What to do about weights that are no numbers: before the first update they are the
+        base's own."""
+        return LOWER if self.step else OF_BASE
 
     def _after_update(self) -> str | None:
         """Log, evaluate and save when due. Returns the progress bar's note after a log."""
@@ -325,7 +339,8 @@ class TrainingLoop:
         scores = self._score()
         if names := scores.without_loss:
             what = f"the held-out loss of {', '.join(names)} is no finite number"
-            raise self._stopped(f"{what} after update {self.step} of {self.num_updates}")
+            why, hint = self._reason(not scores.hidden_finite)
+            raise self._stopped(f"{what} after update {self.step} of {self.num_updates}{why}", hint)
         top1 = " ".join(console.number(share, ".3f") for share in scores.top1)
         length = scores.acceptance_length
         length_note = "" if length is None else f", acceptance length {length:.3f} with 16 nodes"
@@ -372,10 +387,10 @@ class TrainingLoop:
         raise KeyboardInterrupt
 
 
-def _hidden_of(update: Update) -> Iterator[tuple[str, torch.Tensor]]:
+def _hidden_of(update: Update) -> Iterator[torch.Tensor]:
     for batch in update.batches:
         if batch.hidden_PD is not None:
-            yield "hidden states", batch.hidden_PD
+            yield batch.hidden_PD
 
 
 def _random_name() -> str:

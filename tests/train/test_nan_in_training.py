@@ -151,15 +151,43 @@ def test_a_checkpoint_without_numbers_is_refused(
         train_heads(base, counting_rows(), recipe)
 
 
+@pytest.mark.parametrize("features", ["memory", "disk", "live"])
+@pytest.mark.parametrize("rows", ["held out", "trained"])
 def test_hidden_states_that_are_no_numbers_are_the_bases_fault(
-    tiny_base, counting_rows, make_recipe
+    tiny_base, counting_rows, make_recipe, monkeypatch, rows, features
 ):
     base = tiny_base()
+    if rows == "trained":
+        monkeypatch.setattr(loop.TrainingLoop, "judge", lambda self, keep=True: None)
     base.model.get_input_embeddings().weight.data[7] = NAN
-    with pytest.raises(
-        NotFiniteError, match=r"hidden states of the base|held-out loss of heads\[0\]"
-    ):
-        train_heads(base, counting_rows(), make_recipe())
+    with pytest.raises(NotFiniteError, match=r"since hidden states of the base(.|\n)*hint: .*base"):
+        train_heads(base, counting_rows(), make_recipe(train={"features": features}))
+
+
+@pytest.mark.parametrize("moves", ["lora", "full"])
+def test_weights_of_the_base_that_were_no_numbers_before(make_recipe, moves):
+    """Lower learning rates would not mend them."""
+    base = load_base_model("debug-tiny")
+    base.model.get_input_embeddings().weight.data[40] = NAN
+    recipe = make_recipe(
+        stage="medusa2", base={"model": "debug-tiny"}, heads={"num_heads": 2},
+        train={"epochs": 1, "micro_batch_positions": 30}, joint={"moves": moves},
+    )  # fmt: skip
+    ids = base.tokenizer("to be or not").input_ids
+    rows = [EncodedExample([*ids, 40, row, *ids], [True] * 26, row) for row in range(12)]
+    with pytest.raises(NotFiniteError, match=r"embed_tokens(.|\n)*hint: weights of the base"):
+        train_heads(base, rows, recipe)
+
+
+def test_hidden_states_too_large_for_the_disk(tiny_base, counting_rows, make_recipe):
+    """They would be infinite there, and the base is not to blame."""
+    base = tiny_base()
+    base.model.model.norm.weight.data.fill_(1e6)
+    train = {"features": "disk", "cache_dtype": "float16"}
+    with pytest.raises(NotFiniteError, match=r"float16 reaches(.|\n)*hint: set train.cache_dtype"):
+        train_heads(base, counting_rows(), make_recipe(train=train))
+    wider = make_recipe(train={**train, "epochs": 1, "cache_dtype": "bfloat16"})
+    train_heads(base, counting_rows(), wider)
 
 
 @pytest.mark.parametrize("moves", ["lora", "full"])

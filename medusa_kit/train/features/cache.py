@@ -27,13 +27,19 @@ import torch
 from torch import Tensor
 
 from medusa_kit import console
+from medusa_kit.base.faults.finite import overflown
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.origin import BASE, BASE_DTYPE, CONFIG, tell_unknown
 from medusa_kit.base.origin import compare as compare_origins
 from medusa_kit.base.placement import DTYPES
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING
-from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.errors import (
+    ConfigError,
+    IncompatibleBaseError,
+    MedusaKitError,
+    NotFiniteError,
+)
 from medusa_kit.files import parse_json, write_json
 from medusa_kit.outputs import check_folder, json_object
 from medusa_kit.paths import expanded
@@ -191,7 +197,7 @@ def _identity(base: BaseModel, recipe: TrainRecipe, options: FeatureOptions) -> 
 def _open(folder: Path, identity: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / INDEX
-    if not path.is_file():
+    if not path.is_file() or not shard_files(folder):  # of a run that has kept nothing
         _write_index(folder, identity)
         return
     try:
@@ -286,6 +292,7 @@ def _fill(
     size = 0
     with console.progress("hidden states", total, unit="tok") as bar:
         for item, positions in _rows(base, own_rows, options):
+            _check_fit(positions, dtype)
             hidden_PD, others_PD = positions.hidden_PD.to(dtype), positions.others_PD.to(dtype)
             pending.append((item, positions._replace(hidden_PD=hidden_PD, others_PD=others_PD)))
             size += hidden_PD.nbytes + others_PD.nbytes
@@ -295,6 +302,16 @@ def _fill(
                 pending, size = [], 0
         if pending:
             _write(folder, pending)
+
+
+def _check_fit(positions: Positions, dtype: torch.dtype) -> None:
+    """Raises NotFiniteError where finite numbers would be infinite on disk."""
+    named = (("a hidden state", positions.hidden_PD), ("a runner-up", positions.others_PD))
+    if (found := overflown(named, dtype)) is not None:
+        raise NotFiniteError(
+            f"hidden states cannot be kept on disk: {found}",
+            hint="set train.cache_dtype to a wider one, such as bfloat16",
+        )
 
 
 def _rows(
