@@ -22,6 +22,7 @@ from medusa_kit.errors import MedusaKitError
 # Each module has `check(quick) -> Report`; a new part is a line here.
 PARTS = {
     "kernels": "benchmarks.gpu_check.kernels",
+    "fused": "benchmarks.gpu_check.fused",
     "step": "benchmarks.gpu_check.step",
 }
 

@@ -11,6 +11,8 @@ the kit has seen is not written to.
 """
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -100,6 +102,16 @@ class ModelWatch:
             self.look(model)
             self.is_handed_out = True
             self.state = ModelState(model, True)
+
+    @contextmanager
+    def moving(self, model: Any) -> Iterator[None]:
+        """What is inside moves weights to other memory and changes none: no change of the model."""
+        with lock_of(model):
+            self.look(model)
+            try:
+                yield
+            finally:
+                self.state = ModelState(model, self.is_handed_out)
 
     def __reduce__(self) -> tuple[Any, ...]:  # a copy of the model is another model
         return ModelWatch, ()

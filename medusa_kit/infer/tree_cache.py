@@ -166,10 +166,12 @@ class TreeCache(Cache):
         """Keys and values [layers, 2, B, G, S, E]; None before a prompt or where layers differ."""
         return None if self._irregular else self._block
 
-    def block_of(self, num_heads: int, head_size: int) -> Tensor | None:
-        """The block, allocated now if the cache is empty, where all layers have one shape."""
+    def block_of(self, num_heads: int, head_size: int, like: Tensor | None = None) -> Tensor | None:
+        """The block, allocated now if the cache is empty, where all layers have one shape. `like`:
+        a tensor of the dtype and on the device of its numbers, float32 on a CPU unless given."""
         if self._block is None and not self._irregular:
-            empty = torch.empty(len(self.lengths), num_heads, 0, head_size, dtype=torch.float32)
+            like = torch.empty(0, dtype=torch.float32, device="cpu") if like is None else like
+            empty = like.new_empty(len(self.lengths), num_heads, 0, head_size)
             for layer in self._slotted:
                 layer.lazy_initialization(empty, empty)
         return self.block

@@ -50,6 +50,27 @@ def test_the_quick_part_compiles_what_has_failed_before(tmp_path: Path) -> None:
 
 
 @needs_triton
+def test_the_fused_kernels_compile_for_four_generations(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu_check", "fused", "--quick", "--json"],
+        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = json.loads(done.stdout)["fused"]["rows"]
+    assert {row["target"] for row in rows if row["kernel"] == "tail"} == {80, 89, 90, 100}
+    assert {row["kernel"] for row in rows} == {
+        "places", "add_norm", "product", "rope", "prefix", "tail", "activation"
+    }  # fmt: skip
+    for row in rows:
+        if row["kernel"] in ("product", "prefix", "tail") and row["dtype"] == "bfloat16":
+            assert row["resources"]["products"] in ("mma", "wgmma", "tcgen05")
+            assert row["resources"]["stack"] == 0
+
+
+@needs_triton
 def test_sizes_of_trees_and_caches_compile_nothing_of_their_own() -> None:
     """From one tile of rows on: several words of ancestors, ragged tiles, any number of nodes."""
     case = kernels.Case("bfloat16", 128, 128, 16)

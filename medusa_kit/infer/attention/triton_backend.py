@@ -85,7 +85,7 @@ def tree_triton(call: AttentionCall, num_splits: int | None = None) -> Tensor:
     `num_splits`: over how many programs the slots of a row are spread; chosen for the machine
     unless given. Raises BackendFailure where Triton cannot compile a kernel or launch it.
     """
-    return tree_sdpa(call) if call.is_causal else launched(_run, call, num_splits)
+    return tree_sdpa(call) if call.is_causal else launched(launch, call, num_splits)
 
 
 def launched(
@@ -128,7 +128,7 @@ def launched(
     return out_BNHV
 
 
-def _run(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """Launch a kernel. At the first launch Triton compiles it, finds the driver and builds a small
     library in C. Each of these fails in its own way where the machine lacks something."""
     from triton.errors import TritonError

@@ -14,7 +14,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _absorb(
+def absorb(
     query, keys, values, slots, in_sight, seen, out, top, total,
     stride_kl, stride_ke, stride_vl, stride_ve, scale, softcap,
     E: tl.constexpr, EV: tl.constexpr, HAS_CAP: tl.constexpr,
@@ -140,7 +140,7 @@ def split_kernel(
         seen = in_rows[:, None] & in_sight[None, :]
         if HAS_WINDOW:
             seen = seen & ((length + depth)[:, None] - slots[None, :] < window)
-        out, top, total = _absorb(
+        out, top, total = absorb(
             query, keys, values, slots, in_sight, seen, out, top, total, stride_kl, stride_ke,
             stride_vl, stride_ve, scale, softcap, E, EV, HAS_CAP, BLOCK_E, BLOCK_V,
         )  # fmt: skip
@@ -149,7 +149,7 @@ def split_kernel(
         in_sight = slots < last
         seen = _seen_in_tree(words, depths, node, depth, slots, length, in_rows, in_sight, window,
                              num_words, HAS_WINDOW)  # fmt: skip
-        out, top, total = _absorb(
+        out, top, total = absorb(
             query, keys, values, slots, in_sight, seen, out, top, total, stride_kl, stride_ke,
             stride_vl, stride_ve, scale, softcap, E, EV, HAS_CAP, BLOCK_E, BLOCK_V,
         )  # fmt: skip

@@ -77,9 +77,12 @@ def fills_rows(model: Model, cache: TreeCache) -> bool:
 
 
 class CapturedForward:
-    """The forward of one shape over one cache. `forward`: the model's, or a compiled one."""
+    """The forward of one shape over one cache. `forward`: the model's, or a compiled one.
+    `num_more`: how many numbers a subclass sends besides."""
 
-    def __init__(self, model: Model, cache: FixedCache, shape: Shape, forward: Forward) -> None:
+    def __init__(
+        self, model: Model, cache: FixedCache, shape: Shape, forward: Forward, num_more: int = 0
+    ) -> None:
         self._model, self.shape, self._forward = model, shape, forward
         self._of = weakref.ref(cache)  # which owns this forward
         self._pads = fills_rows(model, cache)
@@ -87,8 +90,9 @@ class CapturedForward:
         device = model.base.device
         self._tokens_T = torch.zeros(T, dtype=torch.int64, device=device)
         B, W = len(cache.lengths), -(-N // WORD)
-        self._sent_X = torch.zeros(B + T * (2 + W), dtype=torch.int64, device=device)
-        self._lengths_B, positions, depths, words = self._sent_X.split([B, T, T, T * W])
+        sizes = [B, T, T, T * W, num_more]
+        self._sent_X = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
+        self._lengths_B, positions, depths, words, self._more_X = self._sent_X.split(sizes)
         self._padded_T, self._depths_T, self._words_TW = positions, depths, words.view(T, W)
         self._nodes_N = torch.arange(N, device=device)
         self.graph: torch.cuda.CUDAGraph | None = None

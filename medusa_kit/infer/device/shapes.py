@@ -3,6 +3,7 @@
 from functools import partial
 
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
+from medusa_kit.infer.device import fused_model
 from medusa_kit.infer.device.compiled import compiled_forward
 from medusa_kit.infer.device.verifier import CapturedVerifier
 from medusa_kit.infer.self_check import TreeCheck, check_backends, coarsest
@@ -45,6 +46,7 @@ def use_fixed_shapes(
             captured = CapturedVerifier(base, attention, forward)
             checks = [check, guarded, check_backends(captured)]
             if (reason := captured.refused) is None:
+                captured.fuse(fused_model.MODE)
                 return captured, coarsest(checks), None
         except IncompatibleBaseError as error:
             reason = error.message

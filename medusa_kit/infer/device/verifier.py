@@ -33,6 +33,8 @@ from medusa_kit.infer.device.captured import (
     power_of_two,
 )
 from medusa_kit.infer.device.compiled import check_compiled
+from medusa_kit.infer.device.fused_forward import FusedForward
+from medusa_kit.infer.device.fused_step import FusedStep, ancestors_in_place, checked_fused
 from medusa_kit.infer.device.guard import NoHostReads
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.memory import cache_bytes_per_token
@@ -80,6 +82,8 @@ class CapturedVerifier(Verifier):
         self.num_captured = self.num_loose = 0  # forwards over trees: captured, and not
         self._wait, self._patience = 0, AGAIN_AFTER
         self._warned = False  # of steps with too many nodes
+        self.fused: FusedForward | None = None  # where forwards run by the fused kernels
+        self._mode: str | None = None  # in which they were asked for
 
     def new_cache(self, batch_size: int, num_positions: int) -> TreeCache:
         context = self.base.info.context_length
@@ -98,7 +102,20 @@ class CapturedVerifier(Verifier):
         if verifier._compiled is not None:
             verifier._compiled = None
             verifier._how = verifier.steps_run_by = self._how.replace("torch.compile", "torch")
+        verifier.fused = verifier._mode = None  # which run no hooks either
         return verifier
+
+    def fuse(self, mode: str | None) -> None:
+        """Run forwards by the fused kernels (FAST, EXACT) where the model has a description and
+        they pass a check; else, and for None, as torch runs the model."""
+        self._mode, self.fused = mode, None
+        if mode is not None and self._compiled is None:
+            self.fused, rounding = checked_fused(self, mode)
+            self.rounding_tolerance = max(self.rounding_tolerance, rounding)
+
+    def renew(self) -> None:
+        super().renew()
+        self.fuse(self._mode)
 
     def positions_of_tree(self, num_nodes: int) -> int:
         """The size that a tree is padded to; larger trees are not captured, so not padded."""
@@ -177,12 +194,17 @@ class CapturedVerifier(Verifier):
         if reached > cache.num_positions:
             return None
         in_sight = cache.num_positions
+        if self.fused is not None:  # its grids are as large as the cache
+            in_place = ancestors_in_place(nodes.shapes)
+            return Shape(num_nodes, row_nodes, in_sight) if in_place else None
         if self.own_attention is not None or self.attention.masks:  # it reads all that are in sight
             in_sight = min(max(MIN_IN_SIGHT, power_of_two(reached)), in_sight)
         return Shape(num_nodes, row_nodes, in_sight)
 
     def _why_loose(self, nodes: Forest) -> str:
         """Why no forward is captured for these nodes; a warning the first time that it matters."""
+        if self.fused is not None and not ancestors_in_place(nodes.shapes):
+            return "a tree too deep for the fused kernels"
         if sum(nodes.counts) <= MAX_NODES:
             return "no room for padded trees behind the text"
         reason = f"more than {MAX_NODES} nodes in a step"
@@ -223,7 +245,11 @@ class CapturedVerifier(Verifier):
         self, cache: FixedCache, shape: Shape, nodes: Forest, rows: Sequence[int]
     ) -> CapturedForward:
         forward = self._compiled() if self._compiled else self.base.hidden_and_logits
-        captured = CapturedForward(self, cache, shape, forward)
+        captured = (
+            CapturedForward(self, cache, shape, forward)
+            if self.fused is None
+            else FusedStep(self, cache, shape, self.fused)
+        )
         captured.send(nodes, rows)
         if self._compiled:
             rounding = check_compiled(captured, forward, self.base)
@@ -246,6 +272,8 @@ class CapturedVerifier(Verifier):
 
     def _name_steps(self, refused: str | None) -> None:
         by = f"{self._how} ({self.attention.name})"
+        if self.fused is not None:
+            by = self._how.replace("torch", "fused kernels", 1)
         self.steps_run_by = by if refused is None else f"torch (not captured: {refused})"
 
 

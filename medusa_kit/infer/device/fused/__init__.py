@@ -1,0 +1,1 @@
+"""Triton kernels of the fused forward. They are imported where it first runs."""
