@@ -93,6 +93,7 @@ def generate_answers(
         )
     refuse_int8_weights(base, "data holds the model's own answers")
     check_bias_ids(sampling, base.info.vocab_size)
+    base.changes()  # the file says of which weights the answers are
     settings = {
         **base.origin,
         BASE_DTYPE: base.info.dtype,
@@ -123,8 +124,8 @@ def _answer(
     missing = [task for task in tasks if not task.answered]
     with console.progress("answering", len(tasks), "prompts", done=report.already_there) as bar:
         for task, request in _answered(backends, missing, max_new_tokens, batch_size, sampling):
-            reason = request.finish_reason or "length"
-            records = [_record(task, request.token_ids, reason, sampling)]
+            assert request.finish_reason is not None
+            records = [_record(task, request.token_ids, request.finish_reason, sampling)]
             out.append(records)
             _count(report, records)
             bar.advance(1, f"{report.tokens:,} tokens")
@@ -351,7 +352,7 @@ def _answered(
         waiting = deque(zip(tasks_together, requests, strict=True))
         drafter = PlainDrafter(verifier.base.device)
         for _ in Scheduler(verifier).run(requests, drafter, batch_size):
-            while waiting and waiting[0][1].finish_reason is not None:
+            while waiting and waiting[0][1].is_complete:  # others are cut where one has failed
                 yield waiting.popleft()
 
 

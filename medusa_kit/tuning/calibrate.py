@@ -47,6 +47,7 @@ def calibrate(
     With `dynamic`, the tree that it grows at every position is recorded too; where heads read the
     path this takes most of the time. Raises DataError when no answer remains.
     """
+    base.changes()  # the statistics say of which weights they are
     usable = usable_answers(base, answers)
     drafter = None if dynamic is None else DynamicDrafter(heads, dynamic)
     ranks: list[np.ndarray] = [np.empty(0)] * len(usable)

@@ -19,7 +19,13 @@ from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.data.answer_settings import settings_path
 from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
 from medusa_kit.distill.generate import generate_answers
-from medusa_kit.errors import ConfigError, DataError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.errors import (
+    ConfigError,
+    DataError,
+    IncompatibleBaseError,
+    MedusaKitError,
+    NotFiniteError,
+)
 from medusa_kit.infer import self_check
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.tree_cache import TreeCache
@@ -206,6 +212,29 @@ def test_a_stopped_run_goes_on_to_the_same_file(
     assert (report.already_there, report.written) == (answers, 11 - answers)
 
 
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("place", [0, 5, 11])
+def test_of_a_run_that_fails_whole_answers_are_kept_alone(
+    base: BaseModel, tmp_path: Path, place: int, batch_size: int
+) -> None:
+    """Those beside the answer that fails are cut short: they are made by the next run."""
+    assert base.tokenizer is not None
+    (bad,) = base.tokenizer("9").input_ids  # which the self-check does not read
+    options, out = {"max_new_tokens": TOKENS, "batch_size": batch_size}, tmp_path / "answers.jsonl"
+    generate_answers(base, prompts(), tmp_path / "whole.jsonl", **options)
+    base.model.get_input_embeddings().weight.data[bad] = float("nan")
+    rows = prompts()
+    rows.insert(place, prompt("9", 12))
+    with pytest.raises(NotFiniteError):
+        generate_answers(base, rows, out, **options)
+    whole = {tuple(row.prompt_ids): row.response_ids for row in rows_of(tmp_path / "whole.jsonl")}
+    kept = rows_of(out) if out.is_file() else []
+    assert [whole[tuple(row.prompt_ids)] for row in kept] == [row.response_ids for row in kept]
+    assert len(kept) == (place if batch_size == 1 else min(place, len(kept)))
+    report = generate_answers(base, prompts(), out, **options)
+    assert (report.already_there, report.written) == (len(kept), 11 - len(kept))
+
+
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED])
 def test_a_half_written_line_is_made_again(
     base: BaseModel, tmp_path: Path, sampling: SamplingParams,
@@ -292,6 +321,15 @@ def test_another_base_is_refused(base: BaseModel, tmp_path: Path) -> None:
     other = load_base_model("debug-tiny", device="cpu")
     with pytest.raises(ConfigError, match="base_fingerprint: "):
         generate_answers(other, prompts(1), out, max_new_tokens=TOKENS)
+
+
+def test_a_base_whose_weights_were_changed_is_another(base: BaseModel, tmp_path: Path) -> None:
+    out, before = tmp_path / "answers.jsonl", base.info.fingerprint
+    generate_answers(base, prompts(2), out, max_new_tokens=TOKENS)
+    base.model.get_input_embeddings().weight.data.mul_(1.5)
+    with pytest.raises(ConfigError, match="base_fingerprint"):
+        generate_answers(base, prompts(2), out, max_new_tokens=TOKENS)
+    assert base.info.fingerprint != before
 
 
 def test_a_base_with_another_config_is_refused(

@@ -94,3 +94,11 @@ def test_the_statistics_say_where_they_come_from(llama: BaseModel) -> None:
     meta = calibrate(llama, random_heads(llama), some_answers()).meta
     assert meta["base_fingerprint"] == llama.info.fingerprint
     assert meta["num_answers"] == 5
+
+
+def test_the_statistics_are_of_the_weights_as_they_are_now() -> None:
+    base = tiny_base("llama")
+    before = calibrate(base, random_heads(base), some_answers()).meta
+    base.model.get_input_embeddings().weight.data.mul_(1.5)
+    after = calibrate(base, random_heads(base), some_answers()).meta
+    assert before["base_fingerprint"] != after["base_fingerprint"] == base.info.fingerprint
