@@ -19,7 +19,7 @@ from medusa_kit.drafters.native.layer_drafts import draft_config, layers_read
 from medusa_kit.engine.conversation import Conversation
 from medusa_kit.engine.given import Prompt, check_prompt, prompt_list, stop_strings
 from medusa_kit.engine.result import GenerationResult, GenerationStats
-from medusa_kit.engine.shared_batch import MAX_PAUSE, SharedBatch, check_options
+from medusa_kit.engine.shared_batch import SharedBatch, check_options
 from medusa_kit.engine.streaming import Streaming
 from medusa_kit.errors import ConfigError, Live, check_count
 from medusa_kit.heads import MedusaHeads
@@ -29,6 +29,7 @@ from medusa_kit.infer.cpu.cache_dtype import FLOAT32, cache_of
 from medusa_kit.infer.decode.detokenize import StopStrings, TextStream, text_before
 from medusa_kit.infer.decode.drafter import NODES, Drafter
 from medusa_kit.infer.decode.request import Emission, Emitted, Request, emission, make_request
+from medusa_kit.infer.decode.schedule import MAX_PAUSE
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.decode.threaded.request_queue import MAX_WAITING
 from medusa_kit.infer.self_check import TreeCheck

@@ -48,14 +48,15 @@ def _checked(verifier: Verifier) -> TreeCheck:
 
 def state_of(verifier: Verifier) -> State:
     """What is equal as long as keys and values hold that a verifier has computed, as of the last
-    look at its model, whatever autocast it was under."""
-    number, base = verifier.number, verifier.base
+    look at its model, whatever autocast it was under. One that is not up to date has the state of
+    one that is: what it computed before does not hold."""
+    base = verifier.base
     if verifier.reads_packed_weights:
-        return (number,)
+        return (base.number,)
     state = watch_of(base.own_model).state
     if state is None or not state.is_plain:
         return None
-    return number, state.moving
+    return base.number, state.moving
 
 
 def may_change_unseen(verifier: Verifier, state: State) -> bool:

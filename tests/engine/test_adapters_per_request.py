@@ -125,7 +125,7 @@ def test_adapters_take_turns(root: Path, engine: Engine) -> None:
         assert len(groups) <= 1
     assert served == ["base", "first", "second"] * 6
     assert sorted(group_of[row] for row in left) == sorted(group_of.values())
-    assert [batch.verifier for batch in scheduler.batches._batches] == [engine.verifier]
+    assert [batch.verifier for batch in scheduler.batches.used] == [engine.verifier]
 
 
 def test_adapters_that_cannot_be_served_are_refused(

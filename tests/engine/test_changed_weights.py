@@ -28,6 +28,7 @@ from support.models.changes import (
     plain,
 )
 from support.small_engines import build_engine
+from support.wrapped import Wrapped
 
 import medusa_kit
 from medusa_kit.base import model_state
@@ -37,6 +38,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ModelChangedError
 from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.decode.request import make_request
+from medusa_kit.infer.decode.threaded.request_queue import RequestQueue
 from medusa_kit.infer.device.verifier import CapturedVerifier
 from medusa_kit.infer.runners import backends
 from medusa_kit.locks import lock_of
@@ -155,6 +157,24 @@ def test_in_a_shared_batch(runner: Runner, engine: Engine) -> None:
         after = waiting.result()
         assert after.token_ids == expected(runner.family, ("by data",))
         assert after.stats.cached_tokens == 0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_in_a_batch_whose_forwards_hand_over_layers(
+    runner: Runner, engine: Engine, shared: bool
+) -> None:
+    """It takes requests whose drafter reads none, too."""
+    reads: Any = Wrapped(engine.drafter_for("none"))
+    reads.watches = (0,)
+    with contextlib.ExitStack() as stack:
+        if shared:
+            stack.enter_context(RequestQueue(engine.scheduler, 2, watched=(0,)))
+        request = make_request(engine.verifier, PROMPT, SamplingParams(), 4)
+        engine.scheduler.decode([request], reads)
+        change(engine.base.model, "by data")
+        for _ in range(2):
+            result = engine.generate(PROMPT, max_new_tokens=TOKENS, drafter="none")
+            assert result.token_ids == expected(runner.family, ("by data",))
 
 
 def test_what_nobody_has_asked_for_is_not_read(

@@ -69,7 +69,8 @@ def test_a_stream_beside_it_and_the_next_answers_are_right() -> None:
         assert not thread.is_alive()
         assert heard.pop() == text
         assert ask() == expected
-        assert len(engine.scheduler.idle) == len(engine.scheduler.batches._batches)
+        assert engine.scheduler.idle
+        assert not engine.scheduler.batches.used
 
     def go_on(stream: Any, pieces: list[str]) -> None:
         heard.append("".join([*pieces, *stream]))

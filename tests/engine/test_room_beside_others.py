@@ -46,7 +46,7 @@ def row(engine: Engine, prompt: int, tokens: int) -> Request:
 
 
 def batches(engine: Engine) -> list[Batch]:
-    return engine.scheduler.batches._batches
+    return [*engine.scheduler.idle, *engine.scheduler.batches.used]
 
 
 def test_a_larger_tree_takes_no_captured_forward_from_the_others() -> None:
@@ -144,7 +144,7 @@ def test_slots_in_use_stay_whatever_is_given_up() -> None:
     for one in rows:
         one.stop_ids = frozenset()
         serving.add(one, drafters(engine)["none"])
-    (batch,) = serving.batches._batches
+    (batch,) = serving.batches.used
     while len(batch.served) != 1:
         serving.step()
     (last,) = batch.served

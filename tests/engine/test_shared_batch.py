@@ -164,7 +164,8 @@ def test_what_nobody_holds_any_more_ends() -> None:
     assert answer.result().token_ids == alone.token_ids
     assert "".join(streamed) == alone.text
     assert queue._ended.wait(SOON)
-    assert engine.scheduler.idle == engine.scheduler.batches._batches
+    assert engine.scheduler.idle
+    assert not engine.scheduler.batches.used
 
 
 @pytest.mark.parametrize("prefix_cache", ["on", "off"])

@@ -110,7 +110,7 @@ def test_a_shared_batch_and_calls_beside_it_share_steps(
 
         assert all_at_once(ask, 3) == expected
         assert max(sizes) == 3
-        (batch,) = engine.scheduler.batches._batches
+        (batch,) = engine.scheduler.batches.used
         assert len(batch.cache.lengths) == 3  # a slot for each that there may be at once
 
 
@@ -250,7 +250,7 @@ def test_one_that_fails_ends_alone_beside_other_callers() -> None:
         list(engine.scheduler.run([row_for(engine, n, 14) for n in (5, 9)], drafter))
     list(healthy)
     assert row.token_ids == plain(engine, row.prompt_ids, 14)
-    assert not engine.scheduler.batches._batches[0].callers
+    assert not engine.scheduler.batches.used
 
 
 def test_what_cuts_a_step_off_ends_all_of_its_batch_in_an_error() -> None:

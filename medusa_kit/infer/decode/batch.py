@@ -41,10 +41,11 @@ from medusa_kit.no_gradients import no_gradients
 
 T = TypeVar("T")
 PromptEnd = tuple[Tensor, Tensor]  # hidden_1D and logits_V at the last token
-# More room than before, at least, where requests need more. On a CPU what nothing was written to
-# takes no memory, and growing copies what was.
+# More room than before, where requests need more: those that follow, as a conversation's next turn,
+# may need more still. On a CPU what nothing was written to takes no memory, and growing copies what
+# was.
 GROWTH, CPU_GROWTH = 1.25, 2.0
-MAX_SLOTS = 2  # times the slots that are needed: more are given up when that costs no more
+MAX_SLOTS = 2  # times the slots that requests need: more are given up, and not made longer
 NOTHING_KNOWN: State = None
 
 
@@ -118,11 +119,6 @@ class Batch(Live):
     def cached_tokens(self) -> list[int]:
         """How many tokens each slot without a request still caches of an earlier one, if any."""
         return [count for slot in self.slots.free if (count := len(slot.text))]
-
-    @property
-    def num_reading(self) -> int:
-        """Requests whose prompts are being read."""
-        return len(self._schedule.served) - self.num_running
 
     @property
     def num_running(self) -> int:

@@ -5,10 +5,11 @@ requests of all callers (caller.py), and each of its steps is one of the batch t
 longest. A forward has one adapter, so requests of one adapter form a batch of their own.
 
 Batches without requests keep what they have read: prefixes are read once. What is kept is bounded
-in bytes, and the batch that was used longest ago goes first. What a model read is of no use once it
-is another one (a hook, an adapter, weights written to), so a look is taken at the model before each
-answer and after it, unless nobody reads it to its end (infer/renewal.py). Where that cannot tell
-nothing is kept, and prefixes are shared within a call alone.
+in bytes, and the batch that was used longest ago goes first. There may be hundreds, so steps look
+at batches in use alone. What a model read is of no use once it is another one (a hook, an adapter,
+weights written to), so a look is taken at the model before each answer and after it, unless nobody
+reads it to its end (infer/renewal.py). Where that cannot tell nothing is kept, and prefixes are
+shared within a call alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,6 @@ from dataclasses import dataclass
 
 import torch
 
-from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.errors import ClosedError, Live
 from medusa_kit.infer.decode.batch import Batch
 from medusa_kit.infer.decode.caller import Caller
@@ -25,16 +25,14 @@ from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.measured import MeasuredSteps
 from medusa_kit.infer.decode.node_choice.cost import LearnedSteps
 from medusa_kit.infer.decode.request import Emitted, Request
-from medusa_kit.infer.memory import cache_bytes_per_token
+from medusa_kit.infer.decode.room import give_up_room, has_room, make_room, positions_of, rows_of
+from medusa_kit.infer.decode.schedule import MAX_PAUSE
 from medusa_kit.infer.renewal import changed, state_of, up_to_date
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 
-GROWTH = 1.25  # more room than asked for, since a conversation will soon ask for more
 WORTH_KEEPING = 8  # tokens that a batch must cache of the prompts; fewer are read as fast
 WORTH_OF_COMPANY = 64  # tokens that an unused batch must cache more of, to be used alone
-MAX_PAUSE = 0.1  # seconds for which one call's prompts hold up another one's answers
-MAX_SLOTS = 2  # times the requests at once, in a batch whose slots are made longer
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,9 @@ class Batches(Live):
     ) -> None:
         self.verifier = verifier
         self.reuse_prefixes, self.kept_bytes, self.steps = reuse_prefixes, kept_bytes, steps
-        self._batches: list[Batch] = []  # the one that was stepped last comes last
+        self.used: list[Batch] = []  # by callers; the one that was stepped last comes last
+        # Those without requests, with the bytes that they take; the one that was used last is last.
+        self._idle: dict[Batch, int] = {}
         self._at_work: Batch | None = None
         # Whether something waits for the end of the step, as between two pieces of long prompts.
         self.is_asked: Callable[[], bool] = lambda: False
@@ -79,7 +79,7 @@ class Batches(Live):
             number = up_to_date(verifier)
             batch = self._batch_to_join(caller, verifier, requests, drafter)
             if batch is None:
-                needed = _positions_of(requests, verifier, drafter)
+                needed = positions_of(requests, verifier, drafter)
                 batch = self._new_batch(verifier, caller, needed)
             self._note_model(batch, number)
             self._let_in(batch, requests, drafter, caller)
@@ -110,10 +110,11 @@ class Batches(Live):
     def step(self) -> bool:
         """Make a step, of the batch that has waited longest. Returns whether there was one."""
         self.remove_those_who_left()
-        batch = next((one for one in self._batches if one.has_work), None)
+        batch = next((one for one in self.used if one.has_work), None)
         if batch is None:
             return False
-        self._batches = [*(one for one in self._batches if one is not batch), batch]
+        self.used.remove(batch)
+        self.used.append(batch)
         self._at_work = batch
         try:
             with self._under(batch.autocast):
@@ -131,18 +132,17 @@ class Batches(Live):
 
     def end(self, error: Exception) -> None:
         """End all requests."""
-        for batch in list(self._batches):
-            if batch.callers:
-                self._lose(batch, error)
+        for batch in list(self.used):
+            self._lose(batch, error)
 
     @property
     def in_use(self) -> bool:
         """Whether a caller has a request here, or a batch."""
-        return any(batch.callers for batch in self._batches)
+        return bool(self.used)
 
     def make_memory(self) -> None:
         """Free what no request uses."""
-        self._batches = [batch for batch in self._batches if batch.callers]
+        self._idle.clear()
         self.verifier.make_room()
 
     def after_fork(self) -> None:
@@ -151,13 +151,13 @@ class Batches(Live):
         if self._at_work is not None:
             self._lose(self._at_work, ClosedError("the process was forked amid a step"))
             self._at_work = None
-        for batch in self._batches:
+        for batch in self.used:
             for caller in batch.callers:
                 caller.has_left |= caller.is_wanted
 
     def stats_of(self, caller: Caller) -> BatchStats:
         """How its requests stand, without those that wait; of a step the numbers of its batches."""
-        batches = [batch for batch in self._batches if caller in batch.callers]
+        batches = [batch for batch in self.used if caller in batch.callers]
         own = [one for batch in batches for one in batch.served if one.caller is caller]
         running = sum(1 for request in own if request.text)
         cached = [count for batch in batches for count in batch.cached_tokens]
@@ -175,7 +175,7 @@ class Batches(Live):
     def idle(self) -> list[Batch]:
         """Batches without requests, with what they keep for later ones; the last was used last."""
         self.remove_those_who_left()
-        return [batch for batch in self._batches if not batch.callers]
+        return list(self._idle)
 
     def _under(self, autocast: torch.dtype | None) -> AbstractContextManager[object]:
         """With the autocast of a caller's thread, if any."""
@@ -223,11 +223,14 @@ class Batches(Live):
         """Requests begin with the model in the state `number`. Where it has changed, those under
         way are of neither model."""
         batch.unseen = False
+        if batch.verifier.number != number:  # another one than that of the requests
+            up_to_date(batch.verifier)
         if number != batch.number:
             batch.number = number
             batch.start_over(changed())
-        if not batch.served:
-            batch.state = state_of(batch.verifier)
+        if not batch.served and batch.state != (state := state_of(batch.verifier)):
+            batch.slots.forget_texts()
+            batch.state = state
 
     def _tell(self, batch: Batch, emitted: Emitted, has_ended: bool) -> None:
         """Hand out what a step emitted, and which requests have left."""
@@ -254,25 +257,16 @@ class Batches(Live):
             one for one in batch.callers
             if one in present or (one is batch.stays_for and not one.has_left)
         ]  # fmt: skip
-        if not batch.callers:
-            batch.stays_for = batch.cost = None
-            if batch.verifier.base.device.type == "cpu":
-                self._shrink(batch, lambda: batch.keep_newest(self.kept_bytes))
-            if not self._is_worth_keeping(batch):
-                self._batches.remove(batch)
-            self._drop_oldest()
-        else:
+        if batch.callers:
             self._set_limits(batch)
-            self._shrink(batch, lambda: batch.cut(_rows_of(batch.callers)))
-
-    def _shrink(self, batch: Batch, shrink: Callable[[], None]) -> None:
-        """Give up what takes too much memory; that copies the rest, for which there may be none."""
-        if batch.cache.num_bytes > self.kept_bytes:
-            try:
-                shrink()
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
+            give_up_room(batch, self.kept_bytes)
+            return
+        batch.stays_for = batch.cost = None
+        self.used.remove(batch)
+        give_up_room(batch, self.kept_bytes)
+        if self._is_worth_keeping(batch):
+            self._idle[batch] = batch.cache.num_bytes
+        self._drop_oldest()
 
     def _is_worth_keeping(self, batch: Batch) -> bool:
         if not self.kept_bytes or batch.cache.num_bytes > self.kept_bytes or batch.state is None:
@@ -280,14 +274,17 @@ class Batches(Live):
         return state_of(batch.verifier) == batch.state  # or the model's own tables have changed
 
     def _drop_oldest(self) -> None:
-        idle = [batch for batch in self._batches if not batch.callers]
-        while idle and sum(batch.cache.num_bytes for batch in idle) > self.kept_bytes:
-            self._batches.remove(idle.pop(0))
+        taken = sum(self._idle.values())
+        for batch, num_bytes in list(self._idle.items()):
+            if taken <= self.kept_bytes:
+                break
+            del self._idle[batch]
+            taken -= num_bytes
 
     def remove_those_who_left(self) -> None:
         """End requests that nobody waits for, which may be known for long: what was read of a model
         that may have been another one meanwhile is not kept."""
-        for batch in [one for one in self._batches if any(who.has_left for who in one.callers)]:
+        for batch in [one for one in self.used if any(who.has_left for who in one.callers)]:
             for request in batch.requests:
                 if request.caller.has_left:
                     request.cancel()
@@ -297,7 +294,7 @@ class Batches(Live):
     def _batch_of(self, caller: Caller, verifier: Verifier) -> Batch | None:
         """The batch that has requests of a caller, and may have this verifier's."""
         return next(
-            (one for one in self._batches if caller in one.callers and one.suits(verifier)), None
+            (one for one in self.used if caller in one.callers and one.suits(verifier)), None
         )
 
     def _new_batch(self, verifier: Verifier, caller: Caller, num_positions: int) -> Batch:
@@ -308,7 +305,7 @@ class Batches(Live):
             caller.max_pause,
             reuse_prefixes=self.reuse_prefixes,
         )
-        self._batches.append(batch)
+        self.used.append(batch)
         batch.state, batch.autocast = state_of(verifier), caller.autocast
         batch.is_asked = self.is_asked
         batch.callers.append(caller)
@@ -324,80 +321,57 @@ class Batches(Live):
         """The batch that others use, or the one without requests that caches most of the prompts,
         if that is worth having; and if making room in it for these requests takes little."""
         self.remove_those_who_left()
-        state, alone = state_of(verifier), _positions_of(requests, verifier, drafter)
-        longest = max(request.num_positions for request in requests)
-        for batch in [one for one in self._batches if not one.callers]:
-            if batch.verifier is verifier and batch.state != state:
-                self._batches.remove(batch)
+        self._drop_outdated()
         # Forwards captured over a batch's cache are worth keeping whatever it caches.
         min_shared = 0 if verifier.captures else WORTH_KEEPING
+        alone = positions_of(requests, verifier, drafter)
+        longest = max(request.num_positions for request in requests)
         prompts, found = [request.prompt_ids for request in requests], list[tuple[int, Batch]]()
-        for batch in self._batches:
-            if batch.autocast != caller.autocast or not batch.suits(verifier):
-                continue
-            if not self._has_room(batch, caller, batch.positions_with(longest, drafter), alone):
+        for batch in (*self._idle, *self.used):
+            if not self._computes_for(batch, caller, verifier):
                 continue
             shared = batch.slots.num_shared(prompts)
             if batch.callers:
-                found.append((shared + WORTH_OF_COMPANY, batch))
-            elif shared >= min_shared:
+                shared += WORTH_OF_COMPANY
+            elif shared < min_shared:
+                continue
+            if has_room(batch, caller, batch.positions_with(longest, drafter), alone):
                 found.append((shared, batch))
         if not found:
             return None
         _, best = max(found, key=lambda pair: pair[0])
-        if not self._make_room(best, caller, best.positions_with(longest, drafter)):
+        if not make_room(best, caller, best.positions_with(longest, drafter), self.kept_bytes):
             return None
+        if self._idle.pop(best, None) is not None:
+            self.used.append(best)
         best.callers.append(caller)
         self._set_limits(best)
         return best
 
-    def _has_room(self, batch: Batch, caller: Caller, num_positions: int, alone: int) -> bool:
-        """Whether requests may join a batch; in one that is used, what was read of the model must
-        hold for all, and no forward captured over its cache may be lost. `num_positions`: of its
-        slots then; `alone`: of those in a batch of their own."""
-        rows = _rows_of([caller, *batch.callers])
-        slots = max(rows, len(batch.cache.lengths))
-        is_long_enough = num_positions <= batch.cache.num_positions
-        if batch.callers:
-            if batch.state != (state_of(batch.verifier) or ()):
-                return False
-            if batch.verifier.captures:
-                return is_long_enough and rows <= len(batch.cache.lengths)
-            if batch.verifier.base.device.type == "cpu":  # room that is not written to takes none
-                return True
-            room = slots * max(num_positions, batch.cache.num_positions)
-            more = room - len(batch.cache.lengths) * batch.cache.num_positions
-            return more <= MAX_SLOTS * caller.max_rows * alone
-        return is_long_enough or slots <= MAX_SLOTS * caller.max_rows
+    def _drop_outdated(self) -> None:
+        """Batches that keep what an earlier state of the model has computed."""
+        for batch in list(self._idle):
+            if batch.state != state_of(batch.verifier):
+                del self._idle[batch]
 
-    def _make_room(self, batch: Batch, caller: Caller, num_positions: int) -> bool:
-        """Whether there is memory for that. A batch of their own may take far less: all slots of
-        one are as long as the longest request needs."""
-        rows = _rows_of([caller, *batch.callers])
-        positions, slots = batch.cache.num_positions, max(rows, len(batch.cache.lengths))
-        if num_positions > positions:
-            per_token = cache_bytes_per_token(batch.verifier.base, batch.verifier.num_layers)
-            max_positions = self.kept_bytes // max(per_token * slots, 1)
-            positions = max(num_positions, min(int(GROWTH * num_positions), max_positions))
-        if (positions, slots) != (batch.cache.num_positions, len(batch.cache.lengths)):
-            try:
-                batch.resize(positions, slots)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                return False
-        return True
+    def _computes_for(self, batch: Batch, caller: Caller, verifier: Verifier) -> bool:
+        """Whether a batch computes what this caller's requests ask for. In one that is used, what
+        was read of the model must hold for all."""
+        if batch.autocast != caller.autocast or not batch.suits(verifier):
+            return False
+        return not batch.callers or batch.state == (state_of(batch.verifier) or ())
 
     def _set_limits(self, batch: Batch) -> None:
         """As many rows as the callers of a batch may have together."""
         pauses = [one.max_pause for one in batch.callers if one.max_pause is not None]
         if len(batch.callers) > 1 and not pauses:  # one's prompts hold up the other's answers
             pauses = [MAX_PAUSE]
-        batch.use(_rows_of(batch.callers), min(pauses, default=None))
+        batch.use(rows_of(batch.callers), min(pauses, default=None))
 
     def _lose(self, batch: Batch, error: Exception) -> None:
         """End all requests of a batch that is in no state to go on."""
-        self._batches = [one for one in self._batches if one is not batch]
+        self.used = [one for one in self.used if one is not batch]
+        self._idle.pop(batch, None)
         callers, batch.callers = batch.callers, []
         for caller in callers:
             # Those that have ended, too: nobody has heard so.
@@ -414,14 +388,3 @@ def _of_another(error: BaseException) -> Exception:
     ended = ClosedError(f"a step was ended by {type(error).__name__}: {error}", hint="ask again")
     ended.__cause__ = error
     return ended
-
-
-def _rows_of(callers: Sequence[Caller]) -> int:
-    """The requests that these may have in a batch at once."""
-    return sum(caller.max_rows for caller in callers)
-
-
-def _positions_of(requests: Sequence[Request], verifier: Verifier, drafter: Drafter) -> int:
-    """Tokens and nodes that the longest of them may come to have."""
-    longest = max(request.num_positions for request in requests)
-    return longest + verifier.positions_of_tree(drafter.num_nodes) - 1

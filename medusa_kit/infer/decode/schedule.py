@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from medusa_kit.infer.decode.slots import Slot, Slots
 
+MAX_PAUSE = 0.1  # seconds for which prompts hold up answers of others, unless these ask for another
 MIN_TOKENS = 16  # tokens of prompts that are read between two steps in any case: each gets on
 NEWEST = 0.5  # weight of the newest measurement
 

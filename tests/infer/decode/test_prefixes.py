@@ -1,6 +1,7 @@
 """What an earlier request has read is not read again, and changes no token."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,17 +14,20 @@ from support.small_engines import (
     random_prompt,
     reusing,
 )
-from support.tiny_models import tiny_base
+from support.tiny_models import tiny_base, tiny_model
 from transformers.pytorch_utils import Conv1D
 
 import medusa_kit
+from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.cpu.binding import kernels
+from medusa_kit.infer.decode.batch import Batch
 from medusa_kit.infer.decode.scheduler import Scheduler
 
 in_cpp = pytest.mark.skipif(
     kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
 )
+GROWING = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 FAMILIES = ["llama-tied", "gemma3", "gpt2", "gemma2"]  # the first two in C++, where it can be built
 
 
@@ -192,6 +196,37 @@ def test_a_stream_that_is_dropped_leaves_what_it_has_read() -> None:
     next(stream)
     stream.close()
     assert engine.generate(prompt, max_new_tokens=4).stats.cached_tokens == len(prompt) - 1
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_a_model_read_by_an_earlier_rotary_table_is_read_anew(shared: bool) -> None:
+    """A model that writes to that table itself is the same one after it."""
+    model = tiny_model("llama", rope_parameters=GROWING)
+    engine = build_engine(wrap_model(model, None, "growing"))
+    engine.scheduler, prompt, read = reusing(engine.verifier), random_prompt(30, 1), list[int]()
+    with engine.shared_batch(max_rows=1) if shared else nullcontext(engine) as answering:
+        for writes in (False, False, True, False):
+            if writes:
+                model.model.rotary_emb.inv_freq.mul_(1.7)
+            answer = answering.generate(prompt, max_new_tokens=6, drafter="none")
+            assert answer.token_ids == plain(engine, prompt, 6)
+            read.append(answer.stats.cached_tokens)
+    assert read == [0, 29, 0, 29]
+
+
+@in_cpp
+def test_steps_do_not_look_at_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, looked, stepped = engine_for("llama-tied"), list[Batch](), list[Batch]()
+    has_work, step = Batch.has_work.fget, Batch.step
+    assert has_work is not None
+    for seed in range(4):
+        engine.generate(random_prompt(12, seed), max_new_tokens=4)
+    assert len(engine.scheduler.idle) == 4
+    looks = property(lambda batch: (looked.append(batch), has_work(batch))[1])
+    monkeypatch.setattr(Batch, "has_work", looks)
+    monkeypatch.setattr(Batch, "step", lambda batch: (stepped.append(batch), step(batch))[1])
+    engine.generate(random_prompt(12, 9), max_new_tokens=9, drafter="none")
+    assert set(looked) == set(stepped)
 
 
 def test_threads_take_batches_of_their_own() -> None:
