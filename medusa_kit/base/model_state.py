@@ -53,11 +53,11 @@ class ModelState:
         # Weights of a quantiser's own class are its library's to change, and nothing copies them.
         plain = [tensor for tensor in tensors if type(tensor) in PLAIN_TENSORS]
         self._facts = (
-            [(*_code(module), _settings(module, moving), _held(module)) for module in modules],
+            [(*_code(module), _settings(module, moving), _children(module)) for module in modules],
             [(id(tensor), *_place(tensor)) for tensor in plain],
             hooks,
             _without(model.config.to_dict()),
-            contents_digest(plain) if contents else None,
+            contents_digest(_each_once(plain)) if contents else None,
         )
         self.moving = (
             [_plain_values(module) for module in moving],
@@ -163,7 +163,7 @@ def _tensors_of(
     modules: list[nn.Module], moving: list[nn.Module], hooked: set[nn.Module]
 ) -> list[Tensor]:
     """Parameters, and where a module does not write to them itself its buffers and other tensors,
-    each once."""
+    module by module: several may share one."""
     tensors = list[Tensor]()
     for module in modules:
         tensors += _there(module._parameters)
@@ -171,13 +171,16 @@ def _tensors_of(
             tensors += _there(module._buffers)
             # A hook of its own (pruning) may make the others anew for each forward.
             tensors += [] if module in hooked else _there(vars(module))
+    return tensors
+
+
+def _children(module: nn.Module) -> list[tuple[str, int]]:
+    """Which module it has under each name: several may share one."""
+    return [(name, id(child)) for name, child in module._modules.items()]
+
+
+def _each_once(tensors: list[Tensor]) -> list[Tensor]:
     return list({id(tensor): tensor for tensor in tensors}.values())
-
-
-def _held(module: nn.Module) -> list[tuple[str, int]]:
-    """Which module and which weight it has under each name: several may share one."""
-    weights = [one for one in module._parameters.items() if type(one[1]) in PLAIN_TENSORS]
-    return [(name, id(one)) for name, one in (*module._modules.items(), *weights)]
 
 
 def _tables(modules: list[nn.Module]) -> list[Tensor]:

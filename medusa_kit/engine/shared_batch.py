@@ -6,7 +6,6 @@ is built for a full batch and for rows of any sampling, and lives as long as one
 
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary, finalize
 
@@ -19,7 +18,7 @@ from medusa_kit.infer.decode.detokenize import TextStream
 from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.request import Emission, Request
 from medusa_kit.infer.decode.scheduler import Scheduler
-from medusa_kit.infer.decode.threaded.request_queue import RequestQueue
+from medusa_kit.infer.decode.threaded.request_queue import Draining, RequestQueue
 from medusa_kit.infer.decode.threaded.submission import OnTokens, Submission
 from medusa_kit.infer.details import NOTHING, OutputOptions
 from medusa_kit.infer.runners.adapted_verifier import AdaptedVerifier
@@ -32,7 +31,6 @@ from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-MAX_PAUSE = 0.1
 ANY_SAMPLING = SamplingParams(temperature=1.0)  # which asks most of a drafter
 
 
@@ -134,7 +132,7 @@ class Answer(Live):
             self.cancel()
 
 
-class SharedBatch(Live):
+class SharedBatch(Draining):
     """Made by `Engine.shared_batch`. Every method may be called in any thread. One that is dropped
     ends when its answers have."""
 
@@ -225,17 +223,6 @@ class SharedBatch(Live):
         """Take no more prompts, and wait until the answers under way have ended (`drain`) or have
         been cancelled, for so many seconds at most."""
         self._queue.close(drain, timeout)
-
-    def __enter__(self) -> "SharedBatch":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close(drain=error is None)
 
     def _engine_of(self, heads: Heads) -> Requests:
         if not hasattr(heads, "engine"):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from medusa_kit.infer.decode.request import Emitted, Request
-from medusa_kit.infer.decode.step_thread import raise_here
+from medusa_kit.infer.decode.step_thread import End
 
 
 class Caller:
@@ -36,21 +36,6 @@ class Caller:
 
     def hear(self, emitted: Emitted, finished: list[Request]) -> None:
         """What `tell` tells, in the thread that makes the steps, which goes on after this."""
-
-
-class End:
-    """That nothing more comes. `error`: what ended it, if anything did."""
-
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.error = error
-
-    def raise_error(self) -> None:
-        error, self.error = self.error, None
-        try:
-            if error is not None:
-                raise_here(error)
-        finally:  # else error and frame refer to each other, and hold what the step computed
-            del error
 
 
 class Waiting(Caller):

@@ -15,12 +15,12 @@ from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.errors import Live
 from medusa_kit.infer.decode.batch import Batch
 from medusa_kit.infer.decode.batches import Batches
-from medusa_kit.infer.decode.caller import Caller, End, Waiting
+from medusa_kit.infer.decode.caller import Caller, Waiting
 from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.measured import MeasuredSteps
 from medusa_kit.infer.decode.node_choice.cost import LearnedSteps
 from medusa_kit.infer.decode.request import Emitted, Request
-from medusa_kit.infer.decode.step_thread import StepThread
+from medusa_kit.infer.decode.step_thread import End, StepThread
 from medusa_kit.infer.memory import explain_oom
 from medusa_kit.infer.verifier import Verifier
 

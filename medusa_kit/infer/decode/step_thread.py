@@ -21,6 +21,7 @@ from medusa_kit.locks import SharedLock
 
 LINGER = 1.0  # seconds without work after which a thread ends; to start one takes 0.1 ms
 PATIENCE = 30.0  # seconds that the end of the process waits for the step under way
+ENDING = "the process is ending"
 Call = Callable[[], None]
 
 
@@ -45,17 +46,34 @@ class Steps(Protocol):
         ...
 
 
+class End:
+    """That nothing more comes. `error`: what ended it, if anything did."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+
+    def raise_error(self) -> None:
+        error, self.error = self.error, None
+        try:
+            if error is not None:
+                raise_here(error)
+        finally:  # else error and frame refer to each other, and hold what the step computed
+            del error
+
+
 class StepThread(Live):
     """Makes the steps of `steps`, and the calls that are handed to it, one after another."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        self._inbox: SimpleQueue[Call | None] = SimpleQueue()
         self._lock = SharedLock()  # for the thread, and whether one is needed
-        self._thread: threading.Thread | None = None
-        self._ended: str | None = None
-        finalize(self, self._inbox.put, None).atexit = False
+        self._begin()
         _threads.add(self)
+
+    def _begin(self) -> None:
+        self._inbox: SimpleQueue[Call | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        finalize(self, self._inbox.put, None).atexit = False
 
     @property
     def is_current(self) -> bool:
@@ -79,8 +97,8 @@ class StepThread(Live):
         """Have this called in the thread. It must not raise. Raises ClosedError where no thread can
         be started."""
         with self._lock:
-            if self._ended is not None:
-                raise_here(ClosedError(self._ended, hint="ask before the process ends"))
+            if _ends.is_set():
+                raise_here(ClosedError(ENDING, hint="ask before the process ends"))
             if self._thread is None or not self._thread.is_alive():
                 self._start()
             self._inbox.put(call)  # not before there is a thread: else a later one makes it
@@ -93,23 +111,18 @@ class StepThread(Live):
         """Raises what the call raises. Ctrl-C ends the wait alone."""
         if self.is_current:
             return call()
-        done = SimpleQueue[BaseException | None]()
+        done = SimpleQueue[End]()
 
         def answer() -> None:
-            error: BaseException | None = None
+            end = End()
             try:
                 call()
-            except BaseException as raised:
-                error = raised
-            done.put(error)
+            except BaseException as error:
+                end.error = error
+            done.put(end)
 
         self.hand(answer)
-        if (error := done.get()) is not None:
-            try:
-                raise error
-            finally:
-                del error
-        return None
+        return done.get().raise_error()
 
     def _start(self) -> None:
         # A daemon: other threads are waited for before the process ends, this one is ended then.
@@ -158,22 +171,20 @@ class StepThread(Live):
             self._thread = None
         self._steps.end(why)
         with self._lock:
-            if not self._inbox.empty() and self._ended is None:
+            if not (self._inbox.empty() or _ends.is_set()):
                 self._start()
 
     def stop(self, timeout: float) -> None:
         """At the end of the process: end all answers, after the step under way."""
         with self._lock:
-            self._ended, thread = "the process is ending", self._thread
-            self._inbox.put(lambda: self._steps.end(ClosedError("the process is ending")))
+            thread = self._thread
+            self._inbox.put(lambda: self._steps.end(ClosedError(ENDING)))
             self._inbox.put(None)
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
 
     def after_fork(self) -> None:
-        # Another thread may have been about to read it.
-        self._inbox, self._thread = SimpleQueue(), None
-        finalize(self, self._inbox.put, None).atexit = False
+        self._begin()  # another thread may have been about to read the inbox
         self._steps.after_fork()
 
 

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
+from typing import Self
 
 from medusa_kit import console
 from medusa_kit.base.faults.out_of_memory import is_out_of_memory
@@ -27,7 +28,26 @@ from medusa_kit.locks import SharedLock
 MAX_WAITING = 256
 
 
-class RequestQueue(Caller, Live):
+class Draining(Live):
+    """Used in `with`, it is closed at the end: what is under way ends first, or is cancelled where
+    something was raised."""
+
+    def close(self, drain: bool = True, timeout: float | None = None) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(drain=error is None)
+
+
+class RequestQueue(Caller, Draining):
     """Has requests decoded by `scheduler`, at most `max_rows` in a batch at once; `most_waiting`
     others may wait. `max_pause`: as in `Caller`. `watched`: layers that drafters may read.
 
@@ -135,17 +155,6 @@ class RequestQueue(Caller, Live):
             self._scheduler.thread.hand(lambda: self._close(self._closed, cancel=not drain))
             if not self.is_current:
                 self._ended.wait(timeout)
-
-    def __enter__(self) -> "RequestQueue":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close(drain=error is None)
 
     def _add(self, submission: Submission) -> None:
         request = submission.request
