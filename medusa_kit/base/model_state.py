@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from medusa_kit.base.fingerprint import contents_digest, version_of
 from medusa_kit.base.hooks import EVERY_MODULE, foreign_hooks
+from medusa_kit.base.own_code import PLAIN_CODE, functions_of
 from medusa_kit.locks import lock_of
 
 ATTRIBUTE = "medusa_kit_watch"
-PLAIN_CODE = ("torch", "transformers", "medusa_kit")  # what these modules do follows from the below
 PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
 SETTING = (int, float, str, type(None))
 STANDS_FOR = "stands_for"  # of a class of ours: the class whose place its modules have taken
@@ -56,6 +56,7 @@ class ModelState:
             [(*_code(module), _settings(module, moving), _children(module)) for module in modules],
             [(id(tensor), *_place(tensor)) for tensor in plain],
             hooks,
+            functions_of({type(module) for module in modules}),
             _without(model.config.to_dict()),
             contents_digest(_each_once(plain)) if contents else None,
         )
@@ -129,6 +130,7 @@ def _writes_to_itself(module: nn.Module) -> bool:
 
 
 def is_of_plain_code(module: nn.Module) -> bool:
+    """Whether what it does follows from what is looked at here."""
     return type(module).__module__.split(".")[0] in PLAIN_CODE
 
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from medusa_kit.base.hooks import foreign_hooks
 from medusa_kit.base.model_state import CHANGING_ROTARY, is_of_plain_code
+from medusa_kit.base.own_code import replaced_function
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "gemma3",
             "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")  # fmt: skip
@@ -75,9 +76,12 @@ class ModelParts:
 
 
 def check_family(config: Any) -> None:
-    """Raises Unsupported for a family that has no description."""
+    """Raises Unsupported for a family that has no description, or whose functions of transformers
+    others have taken the place of."""
     if config.model_type not in FAMILIES:
         raise Unsupported(f"no description of {config.model_type!r}")
+    if (name := replaced_function(config)) is not None:
+        raise Unsupported(f"{name} of transformers was replaced by other code")
 
 
 def describe(model: Any, check_weights: Callable[[Any], None]) -> ModelParts:
@@ -118,6 +122,8 @@ def _check_code(model: Any) -> None:
         raise Unsupported(f"{name or 'the model'} carries a hook, which C++ would not run")
     if other := next((m for m in model.modules() if not is_of_plain_code(m)), None):
         raise Unsupported(f"a module of other code, {type(other).__name__}")
+    if other := next((m for m in model.modules() if "forward" in vars(m)), None):
+        raise Unsupported(f"a module with a forward of its own, {type(other).__name__}")
 
 
 def rotary_kinds(rotary: Any) -> list[str]:

@@ -8,16 +8,26 @@ keep their own attention and are passed the tree's mask instead.
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from medusa_kit.base.families import masks_itself
+from medusa_kit.base.own_code import attention_of
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.attention.sdpa import explicit, tree_sdpa
-from medusa_kit.infer.attention.step import Chunk, StepHolder, Window, attach_holder, current_step
+from medusa_kit.infer.attention.step import (
+    HOLDER_ATTRIBUTE,
+    Chunk,
+    StepHolder,
+    Window,
+    attach_holder,
+    current_step,
+)
 from medusa_kit.infer.attention.temperature import scaled_by_position
 
 ATTENTION_NAME = "medusa_tree"
@@ -91,6 +101,7 @@ def install_tree_attention(model: Any) -> StepHolder:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
+    before = model.config._attn_implementation
     AttentionInterface.register(ATTENTION_NAME, medusa_tree)
     # Without a mask function of the same name transformers would drop padding silently.
     AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
@@ -101,11 +112,28 @@ def install_tree_attention(model: Any) -> StepHolder:
     if masks_itself(model.config):
         model.set_attn_implementation(STOCK)
     holder = attach_holder(model)
+    if before != ATTENTION_NAME:
+        holder.own_attention = before
     if model.config._attn_implementation != ATTENTION_NAME:
         if model.config._attn_implementation not in MASKED:
             raise _not_switchable(model)
         holder.mask_form = model.config._attn_implementation
     return holder
+
+
+@contextmanager
+def with_replaced_attention(model: Any) -> Iterator[None]:
+    """A context in which the model computes with its own attention, where other code has taken the
+    place of transformers' function for it."""
+    holder, now = getattr(model, HOLDER_ATTRIBUTE, None), model.config._attn_implementation
+    if holder is None or now != ATTENTION_NAME or attention_of(holder.own_attention) is None:
+        yield
+        return
+    model.set_attn_implementation(holder.own_attention)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(now)
 
 
 def _not_switchable(model: Any) -> IncompatibleBaseError:
