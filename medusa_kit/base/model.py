@@ -24,9 +24,11 @@ from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.model_state import watch_of
 from medusa_kit.base.origin import BASE, CONFIG
+from medusa_kit.base.own_code import replaced_function
 from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
 from medusa_kit.base.remembered_checks import SOURCES, record_of_check
 from medusa_kit.base.remembered_configs import computed_by, settings_of
+from medusa_kit.base.still import while_still
 from medusa_kit.base.tokenizer.check import look_at_tokenizer
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING, encoding_digest
 from medusa_kit.errors import IncompatibleBaseError, Live
@@ -108,16 +110,20 @@ class BaseModel(Live):
         self._model = model
         setattr(self, LOCK, lock_of(model))  # so that lock_of(base) is the model's
         self.tokenizer = tokenizer
-        self.config = text
-        self.scale_logits = LogitScale.of(self.config)
-        self._check_output()
-        self.info = self._describe(name, source, revision, known)
-        look_at_tokenizer(self)
-        self.checks_are_remembered = self._known_code(source)
         self.check = check
-        self.decoder_is_exact = self._checked_views()
         self.scales: dict[Any, Tensor] = {}  # linear layer rounded to int8 -> scales_OQ
-        self.number = watch_of(model).look(model)
+
+        def describe() -> None:
+            self.number = watch_of(model).number
+            self.config = text
+            self.scale_logits = LogitScale.of(text)
+            self._check_output()
+            self.info = self._describe(name, source, revision, known)
+            self.checks_are_remembered = self._known_code(source)
+            self.decoder_is_exact = self._checked_views()
+
+        while_still(lambda: watch_of(model).look(model), describe)
+        look_at_tokenizer(self)
 
     @property
     def model(self) -> Any:
@@ -133,11 +139,11 @@ class BaseModel(Live):
 
     @property
     def device(self) -> torch.device:
-        return self.own_output.weight.device
+        return self._output_weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.own_output.weight.dtype
+        return self._output_weight.dtype
 
     @property
     def output_embedding(self) -> Any:
@@ -182,24 +188,24 @@ class BaseModel(Live):
         """
         number = self.look()
         if number != self.number:
-            model = self.own_model
-            with lock_of(model), torch.no_grad():
-                self._look_again()
-                self.number = number
-        return number
+            with lock_of(self.own_model), torch.no_grad():
+                # Not `self.look`: a light base changes its class meanwhile.
+                while_still(lambda: self.look(), self._look_again, number)
+        return self.number
 
     def adopt(self) -> None:
         """What the kit itself has just changed is no change."""
         self.number = self.look()
 
     def _look_again(self) -> None:
-        model, info = self.own_model, self.info
+        model, info, number = self.own_model, self.info, watch_of(self.own_model).number
         self.config = model.config.get_text_config()
         self.scale_logits, self.checks_are_remembered = LogitScale.of(self.config), False
         self._check_output()
         known = self._describe(info.name, info.source, info.revision, None)
         self.info = replace(known, weights=info.weights)
         self.decoder_is_exact = self._check_views()
+        self.number = number
 
     @property
     def num_logits(self) -> int:
@@ -346,7 +352,8 @@ class BaseModel(Live):
 
     def _known_code(self, source: str) -> bool:
         """Whether weights and versions say all of what the model computes."""
-        return source in SOURCES and self.device.type == "cpu" and not self.info.quantized
+        plain = source in SOURCES and self.device.type == "cpu" and not self.info.quantized
+        return plain and replaced_function(self.config) is None
 
     def check_record(self, **depends_on: Any) -> Record | None:
         """Of a check of this model; None where checks are not remembered."""
@@ -371,6 +378,13 @@ class BaseModel(Live):
         if record is not None:
             record.write(decoder_is_exact=found)
         return found
+
+    @property
+    def _output_weight(self) -> Any:
+        weight = getattr(self.own_output, "weight", None)
+        if not isinstance(weight, Tensor) or weight.is_meta:
+            self._check_output()
+        return weight
 
     def _check_output(self) -> None:
         """Raises IncompatibleBaseError for a model without an output embedding."""
@@ -485,6 +499,6 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 @on_usual_device
 def wrap_model(model: Any, tokenizer: Any = None, name: str = "in-memory") -> BaseModel:
     """Around a transformers model that the caller built; of a multimodal one its text part."""
-    base = BaseModel(text_part.in_memory(model), tokenizer, name, "memory")
-    _ = base.model  # the caller has it
-    return base
+    part = text_part.in_memory(model)
+    watch_of(part).hand_out(part)  # the caller has it
+    return BaseModel(part, tokenizer, name, "memory")

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from medusa_kit import console
+from medusa_kit.base.families import refuse_impossible
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import CHECKPOINT, BaseModel
+from medusa_kit.base.still import while_still
 from medusa_kit.engine.before_loading import (
     UNTRAINED_HEADS,
     AnyTree,
@@ -37,7 +39,7 @@ from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.decode.accept.logits_processing import check_own_values
 from medusa_kit.infer.decode.measured import MeasuredSteps
 from medusa_kit.infer.decode.scheduler import Scheduler, max_kept_bytes
-from medusa_kit.infer.runners.backends import prepare_backends
+from medusa_kit.infer.runners.backends import Backends, prepare_backends
 from medusa_kit.settings.engine import (
     Activations,
     Attention,
@@ -173,16 +175,22 @@ def build_engine(
             f"weights {options.weights!r} change the model, which was to keep its layers"
         )
     check_options(options)
-    base.changes()
-    backends = prepare_backends(
-        with_weights(base, options.weights),
-        options.attention,
-        options.fixed_shapes,
-        options.compiled,
-        keep_layers,
-        options.cache,
-        options.activations,
-    )
+    refuse_impossible(base.config, base.info.name)
+    base = with_weights(base, options.weights)
+
+    def prepare() -> Backends:
+        base.changes()
+        return prepare_backends(
+            base,
+            options.attention,
+            options.fixed_shapes,
+            options.compiled,
+            keep_layers,
+            options.cache,
+            options.activations,
+        )
+
+    backends = while_still(lambda: base.look(), prepare)
     verifier, reuse = backends.verifier, options.prefix_cache == "on"
     scheduler = Scheduler(
         verifier,

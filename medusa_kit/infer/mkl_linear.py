@@ -56,9 +56,14 @@ class Pack(NamedTuple):
     packed: Tensor
     version: int
     address: int
+    inputs: int
 
     def is_of(self, weight: Tensor) -> bool:
         return self.version == version_of(weight) and self.address == weight.data_ptr()
+
+    def takes(self, x_XD: Tensor) -> bool:
+        """Whether this pack multiplies `x_XD`: MKL checks nothing."""
+        return x_XD.shape[-1] == self.inputs and x_XD.dtype == torch.float32
 
 
 class Packing(nn.Linear):
@@ -73,6 +78,15 @@ class Packing(nn.Linear):
     def forget_packs(self) -> None:
         """Pack anew at the next forward."""
         raise NotImplementedError
+
+
+def can_be_packed(layer: nn.Linear) -> bool:
+    """Whether kernels for float32 on a CPU take the weight and bias of this layer."""
+    weight, bias = layer.weight, layer.bias
+    if weight.dim() != 2 or (bias is not None and bias.shape != weight.shape[:1]):
+        return False
+    parts = [weight] if bias is None else [weight, bias]
+    return all(one.dtype == torch.float32 and one.device.type == "cpu" for one in parts)
 
 
 def has_its_own(layer: nn.Linear) -> bool:
@@ -95,10 +109,10 @@ class PackedLinear(Packing):
 
     def forward(self, x_XD: Tensor) -> Tensor:
         # A step calls this hundreds of times, so the usual case comes first and does little.
-        rows = x_XD.numel() // self.in_features
+        rows = x_XD.shape[:-1].numel()
         pack = self.packs.get(rows)
         usable = _use.depth > 0 and torch.is_inference_mode_enabled() and has_its_own(self)
-        if pack is not None and usable and pack.is_of(self.weight):
+        if pack is not None and usable and pack.is_of(self.weight) and pack.takes(x_XD):
             return self._multiply(x_XD, pack.packed, self.weight, self.bias, rows)
         return self._slow_path(x_XD, rows)
 
@@ -106,7 +120,7 @@ class PackedLinear(Packing):
         """Packs first, uses the pack of a larger row count, or multiplies without one."""
         packs = self.packs
         packable = rows > 1 and torch.is_inference_mode_enabled() and _use.depth > 0
-        packable = packable and has_its_own(self)
+        packable = packable and has_its_own(self) and can_be_packed(self)
         size = _packed_rows(packs, rows) if packable else None
         if size is None:
             return F.linear(x_XD, self.weight, self.bias)
@@ -114,12 +128,13 @@ class PackedLinear(Packing):
         if pack is None or not pack.is_of(self.weight):
             version, address = version_of(self.weight), self.weight.data_ptr()
             packed = torch.ops.mkl._mkl_reorder_linear_weight(self.weight.detach(), size)
-            pack = Pack(packed, version, address)
+            pack = Pack(packed, version, address, self.weight.shape[1])
             self.packs = {**packs, size: pack}
-        packed = pack.packed
-        flat = F.pad(x_XD.reshape(rows, self.in_features), (0, 0, 0, size - rows))
-        out = self._multiply(flat, packed, self.weight, self.bias, size)
-        return out[:rows].view(*x_XD.shape[:-1], self.out_features)
+        if not pack.takes(x_XD):
+            return F.linear(x_XD, self.weight, self.bias)
+        flat = F.pad(x_XD.reshape(rows, pack.inputs), (0, 0, 0, size - rows))
+        out = self._multiply(flat, pack.packed, self.weight, self.bias, size)
+        return out[:rows].view(*x_XD.shape[:-1], out.shape[-1])
 
     def forget_packs(self) -> None:
         self.packs = dict.fromkeys(self.packs)
@@ -145,7 +160,7 @@ def install_packed_linears(model: Any) -> bool:
     if not layers or not _supported(layers[0].weight):
         return False
     for layer in layers:
-        if layer.weight.dtype == torch.float32 and layer.weight.device.type == "cpu":
+        if can_be_packed(layer):
             layer.__class__ = PackedLinear
             packing = cast(PackedLinear, layer)
             packing.packs = {}

@@ -21,7 +21,8 @@ OWN_ROUNDING_TOKENS = 12
 OWN_LENGTHS = (8, 12, 16, 20)
 MAX_ROUNDED = 0.5
 # What a model's code raises where it is asked for something that it cannot do.
-FAILURES = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)
+FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
+            AssertionError)  # fmt: skip
 
 
 def difference(actual_XV: Tensor, expected_XV: Tensor) -> tuple[float, float]:
@@ -95,20 +96,21 @@ def _last_bit_off(embedding: torch.nn.Module) -> Iterator[None]:
         handle.remove()
 
 
-def own_cached_error(base: BaseModel) -> str:
-    """A note on how much a quantised base differs from itself, read at once and with its cache."""
+def cached_error(base: BaseModel) -> float | None:
+    """How far the model's logits with its own KV cache are from those without, as a share of their
+    spread; None where it has no such cache."""
     ids = random_ids(base, OWN_ROUNDING_TOKENS, torch.Generator().manual_seed(0))
     ids_1T = torch.tensor([ids], device=base.device)
+    name = cache_argument(base.own_model)
     try:
         whole_1V = base.own_model(ids_1T, use_cache=False).logits[:, -1]
         before = base.own_model(ids_1T[:, :-1], use_cache=True)
-        cached_1V = base.own_model(ids_1T[:, -1:], past_key_values=before.past_key_values).logits[
-            :, -1
-        ]
+        if (cache := getattr(before, name, None)) is None:
+            return None
+        cached_1V = base.own_model(ids_1T[:, -1:], **{name: cache}).logits[:, -1]
     except FAILURES:
-        return ""
-    error = relative_error(cached_1V, whole_1V)
-    return f"; without any tree, its logits with and without a cache differ by {error:.1e}"
+        return None
+    return relative_error(cached_1V, whole_1V)
 
 
 def random_ids(base: BaseModel, count: int, generator: torch.Generator) -> list[int]:

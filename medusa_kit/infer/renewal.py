@@ -7,6 +7,7 @@ begins. Where the model changes while an answer is under way, that answer ends i
 from typing import Any
 
 from medusa_kit.base.model_state import watch_of
+from medusa_kit.base.still import while_still
 from medusa_kit.errors import IncompatibleBaseError, ModelChangedError
 from medusa_kit.infer.self_check import TreeCheck, check_trees
 from medusa_kit.infer.verifier import Verifier
@@ -19,21 +20,27 @@ def up_to_date(verifier: Verifier, check: bool = True) -> int:
     captured forwards, the self-check. Returns how often it has changed (`BaseModel.changes`).
     `check`: whether trees must be verified rightly on it; drafts may be wrong.
 
-    Raises IncompatibleBaseError where trees cannot be verified on it any more, ConfigError where
-    its options cannot be kept.
+    Raises IncompatibleBaseError where it does not run any more or trees cannot be verified on it,
+    ConfigError where its options cannot be kept, ModelChangedError where it goes on changing.
     """
-    number = verifier.base.changes()
-    if number != verifier.number:
-        with verifier.lock():
-            if verifier.plain is not verifier:
-                up_to_date(verifier.plain)
-            verifier.renew()
-            if check and verifier.plain is verifier:
-                tolerance = _checked(verifier).rounding_tolerance
-                verifier.rounding_tolerance = max(verifier.rounding_tolerance, tolerance)
-            verifier.number = number
+    base = verifier.base
+    number = base.look()
+    if not number == base.number == verifier.number:
+        while_still(lambda: base.look(), lambda: _renew(verifier, check), number)
     verifier.keep_attention()
-    return number
+    return verifier.number
+
+
+def _renew(verifier: Verifier, check: bool) -> None:
+    number = verifier.base.changes()
+    with verifier.lock():
+        if verifier.plain is not verifier:
+            up_to_date(verifier.plain)
+        verifier.renew()
+        if check and verifier.plain is verifier:
+            tolerance = _checked(verifier).rounding_tolerance
+            verifier.rounding_tolerance = max(verifier.rounding_tolerance, tolerance)
+        verifier.number = number
 
 
 def _checked(verifier: Verifier) -> TreeCheck:

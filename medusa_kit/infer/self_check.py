@@ -23,12 +23,13 @@ from medusa_kit.base.families import needs_chains
 from medusa_kit.base.faults import finite
 from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.infer.attention import with_replaced_attention
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.own_rounding import (
     FAILURES,
     allowed_error,
+    cached_error,
     difference,
-    own_cached_error,
     random_ids,
 )
 from medusa_kit.infer.verifier import Verifier, window_owners
@@ -158,6 +159,8 @@ def _run(verifier: Verifier, reference: Reference) -> TreeCheck:
         with verifier.lock(), lock_of(reference.model), exact:
             with narrow_windows(windowed) as any_window:
                 measured = [_measure(verifier, reference)]
+                own = isinstance(reference, OwnModel) and not verifier.chains_only
+                cached = cached_error(base) if own else None
             if any_window:  # of its real size, with other masks and another kernel
                 measured.append(_measure(verifier, reference, 1))
     except FAILURES as error:
@@ -170,9 +173,29 @@ def _run(verifier: Verifier, reference: Reference) -> TreeCheck:
     if not relative <= allowed:
         raise _refusal(
             base, f"its logits on a {shape} are off by {relative:.1e} of their spread "
-            f"(allowed {allowed:.0e}){own_cached_error(base) if base.info.quantized else ''}"
+            f"(allowed {allowed:.0e}){_beside(cached) if base.info.quantized else ''}"
         )  # fmt: skip
+    _check_own_cache(base, cached)
     return TreeCheck(relative, tolerance)
+
+
+def _beside(cached: float | None) -> str:
+    if cached is None:
+        return ""
+    return f"; without any tree, its logits with and without a cache differ by {cached:.1e}"
+
+
+def _check_own_cache(base: BaseModel, cached: float | None) -> None:
+    """Raises IncompatibleBaseError where transformers' own KV cache keeps other positions than the
+    model's attention sees: answers then depend on how text was read, which trees do not follow."""
+    if cached is None or base.info.quantized or cached <= allowed_error(base, cached):
+        return
+    raise IncompatibleBaseError(
+        f"the answers of {base.info.name!r} ({base.info.model_type}) depend on transformers' KV "
+        f"cache: with it the model's own logits are off by {cached:.1e} of their spread",
+        hint="a sliding_window, attention_chunk_size or layer_types in its config that the family "
+        "does not attend by, or a layer that the model has twice, does that; leave it out",
+    )
 
 
 class OwnModel:
@@ -188,6 +211,10 @@ class OwnModel:
         before it."""
         if self._separately:
             return self.separately(texts)
+        with with_replaced_attention(self.model):
+            return self._together(texts)
+
+    def _together(self, texts: Paths) -> Tensor:
         ids_BT = nn.utils.rnn.pad_sequence(
             [torch.tensor(text, device=self._device) for text in texts], batch_first=True
         )
@@ -200,7 +227,8 @@ class OwnModel:
 
     def separately(self, texts: Paths) -> Tensor:
         rows = [torch.tensor([text], device=self._device) for text in texts]
-        return torch.cat([self.model(ids_1T, use_cache=False).logits[:, -1] for ids_1T in rows])
+        with with_replaced_attention(self.model):
+            return torch.cat([self.model(ids_1T, use_cache=False).logits[:, -1] for ids_1T in rows])
 
 
 def _measure(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from medusa_kit.base.families import cache_argument, refuse_impossible
 from medusa_kit.base.model import BaseModel
+from medusa_kit.base.tokenizer.ids import check_token_ids
 from medusa_kit.errors import Live
 from medusa_kit.infer.attention import ATTENTION_NAME, install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
@@ -263,7 +264,10 @@ class Verifier(Live):
     ) -> tuple[Tensor, Tensor]:
         """Commit a piece of each row's prompt; (hidden_BD, logits_BV) at the last token of each.
         `seen`: gets the states at all tokens of each row's piece, as far as what runs the step
-        gives them. Longer pieces than `prompt_chunk` take several forwards."""
+        gives them. Longer pieces than `prompt_chunk` take several forwards. Raises ConfigError for
+        an id without a row: a model that has changed may have fewer."""
+        for piece in pieces:
+            check_token_ids(piece, self.base.info.vocab_size)
         size = self.prompt_chunk(len(rows))
         if max(map(len, pieces)) <= size:
             return self._read_pieces(cache, rows, pieces, seen)

@@ -33,6 +33,7 @@ from medusa_kit.infer.cpu.packed.packing_up import Packing, model_of, row_pieces
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.mkl_linear import SHARE_OF_KERNELS, free_memory
 from medusa_kit.infer.model_parts import ModelParts, Unsupported
+from medusa_kit.infer.own_rounding import FAILURES
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.locks import lock_of
 from medusa_kit.settings.engine import FLOAT32, INT8, INT16
@@ -319,6 +320,9 @@ def _packed_decoder(base: BaseModel) -> NativeDecoder:
     if kernels.load_library() is None:
         raise Unsupported(NO_KERNELS)
     console.stage("packing the weights for the C++ kernels")
-    parts = describe(base.own_model)
-    packed = packed_in_memory(base, parts, gguf_source(base.info.name))
+    try:
+        parts = describe(base.own_model)
+        packed = packed_in_memory(base, parts, gguf_source(base.info.name))
+    except FAILURES as error:  # its modules are not what those of its family are
+        raise Unsupported(f"its modules cannot be read: {error}") from error
     return NativeDecoder(packed, base.scale_logits, lambda: [p.window for p in parts.layers])

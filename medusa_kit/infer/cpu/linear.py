@@ -16,7 +16,7 @@ from medusa_kit.base.quantization import is_plain_linear
 from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.packed.gguf_blocks import equal_blocks
 from medusa_kit.infer.cpu.packed.packing import Blocks, PackedMatrix, pack
-from medusa_kit.infer.mkl_linear import Packing, has_its_own, plain_linears
+from medusa_kit.infer.mkl_linear import Packing, can_be_packed, has_its_own, plain_linears
 
 
 class NativeLinear(Packing):
@@ -30,16 +30,20 @@ class NativeLinear(Packing):
     loaded: ctypes.CDLL
 
     def forward(self, x_XD: Tensor) -> Tensor:
-        rows = x_XD.numel() // self.in_features
+        rows = x_XD.shape[:-1].numel()
         grad = torch.is_grad_enabled() and (x_XD.requires_grad or self.weight.requires_grad)
         few = rows <= kernels.MAX_ROWS and self.may_use_packs() and has_its_own(self)
         if not few or grad or x_XD.dtype != torch.float32:
             return F.linear(x_XD, self.weight, self.bias)
         if self.packed_from != _marks(self):
+            if not can_be_packed(self):
+                return F.linear(x_XD, self.weight, self.bias)
             _pack(self)
         packed = self.packed  # another thread may pack anew meanwhile
+        if x_XD.shape[-1] != packed.struct.inputs:  # the kernels check nothing
+            return F.linear(x_XD, self.weight, self.bias)
         x_XD = x_XD.contiguous()
-        out_XO = x_XD.new_empty(*x_XD.shape[:-1], self.out_features)
+        out_XO = x_XD.new_empty(*x_XD.shape[:-1], packed.struct.outputs)
         self.loaded.mk_linear(
             ctypes.byref(packed.struct), x_XD.data_ptr(), rows, out_XO.data_ptr(),
             kernels.threads_for(rows * self.weight.numel(), packed.num_bytes),
@@ -71,9 +75,7 @@ def _marks(layer: nn.Linear) -> tuple[int, ...]:
 def make_native(layer: nn.Linear, blocks: Blocks | None = None) -> bool:
     """Turn a plain float32 layer on a CPU into a NativeLinear; returns whether it did."""
     loaded = kernels.load_library()
-    weight = layer.weight
-    plain = is_plain_linear(layer) and weight.device.type == "cpu"
-    if loaded is None or not plain or weight.dtype != torch.float32:
+    if loaded is None or not is_plain_linear(layer) or not can_be_packed(layer):
         return False
     layer.__class__ = NativeLinear
     _pack(cast(NativeLinear, layer), blocks)

@@ -12,6 +12,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from math import inf
 from typing import Any
 
 import torch
@@ -297,6 +298,9 @@ def light_base(
     if getattr(config, "quantization_config", None) is not None:
         raise Unsupported("its checkpoint is quantised")
     packed = packed_model(gguf_source(name) or folder, config, weights, check)
+    pairs = zip(families.cached_windows(config), packed.windows, strict=False)
+    if any(cached and cached < (seen or inf) for cached, seen in pairs):
+        raise Unsupported("transformers' KV cache keeps less than its layers attend to")
     info = BaseModelInfo(
         name=whole_name(name, source), revision=revision, source=source, quantized=False,
         dtype="float32", device="cpu", **packed.info,

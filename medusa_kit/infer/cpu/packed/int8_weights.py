@@ -72,6 +72,7 @@ def with_weights(base: BaseModel, weights: str) -> BaseModel:
             "weights cannot be rounded while an engine decodes with them",
             hint="load the base again",
         )
+    base.changes()
     _round_linears(base)
     base.adopt()
     return base
