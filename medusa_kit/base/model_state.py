@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from medusa_kit.base.exchanged import Exchanges
 from medusa_kit.base.fingerprint import contents_digest, version_of
 from medusa_kit.base.hooks import EVERY_MODULE, foreign_hooks
 from medusa_kit.base.own_code import PLAIN_CODE, functions_of
@@ -85,15 +86,24 @@ class ModelWatch:
         self.number = 0
         self.is_handed_out = False  # whether code that is not the kit's may write to it
         self.state: ModelState | None = None
+        self._exchanges, self._num_exchanges = Exchanges(), 0
 
     def look(self, model: Any) -> int:
         """The count now."""
         with lock_of(model):  # during a forward its hooks and windows are other ones
+            num_exchanges = self._exchanges.number
             state = ModelState(model, self.is_handed_out)
-            if self.state is not None and self.state != state:
+            if self.state is not None and (
+                self.state != state or self._num_exchanges != num_exchanges
+            ):
                 self.number += 1
-            self.state = state
+                self._note_modules(model)
+            self.state, self._num_exchanges = state, num_exchanges
             return self.number
+
+    def _note_modules(self, model: Any) -> None:
+        if self.is_handed_out:
+            self._exchanges.watch(model.modules())
 
     def hand_out(self, model: Any) -> None:
         """Note its numbers before anybody can change them."""
@@ -102,6 +112,7 @@ class ModelWatch:
         with lock_of(model):
             self.look(model)
             self.is_handed_out = True
+            self._note_modules(model)
             self.state = ModelState(model, True)
 
     @contextmanager
@@ -147,14 +158,19 @@ def _settings(module: nn.Module, moving: list[nn.Module]) -> dict[str, Any]:
     return _plain_values(module)
 
 
-def _plain_values(module: nn.Module) -> dict[str, Any]:
+def _plain_values(module: nn.Module) -> dict[str, tuple[type, Any]]:
     """Plain values among its attributes, such as `training` or an epsilon; in those named `_…`
     transformers notes what calls have set up."""
     return {
-        name: value
+        name: _with_type(value)
         for name, value in vars(module).items()
         if isinstance(value, SETTING) and not name.startswith("_")
     }
+
+
+def _with_type(value: Any) -> tuple[type, Any]:
+    """8, 8.0 and True compare equal, and torch takes one of them where it refuses another."""
+    return type(value), value
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
@@ -205,7 +221,7 @@ def _is_plain(model: Any, modules: list[nn.Module], tensors: list[Tensor]) -> bo
 def _without(config: dict[str, Any]) -> dict[str, Any]:
     """The settings of a model's config that say what it computes."""
     return {
-        key: _without(value) if isinstance(value, dict) else value
+        key: _without(value) if isinstance(value, dict) else _with_type(value)
         for key, value in config.items()
         if not any(name in str(key) for name in CALLS_SET)
     }

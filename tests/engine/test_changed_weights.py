@@ -270,3 +270,20 @@ def test_threads_that_answer_while_weights_change_never_mix() -> None:
         thread.join()
     assert all(tokens in right for tokens in seen)
     assert answer(engine) == right[-1]
+
+
+@pytest.mark.parametrize("family", ["llama-tied", "phi3"])
+def test_layers_exchanged_and_put_back_within_an_answer(family: str) -> None:
+    """Nothing of it is left to see after the answer, nor in what is kept of the prompt."""
+    engine = build_engine(wrap_model(made(family), None, family))
+    before = answer(engine)
+    request = make_request(engine.verifier, PROMPT, SamplingParams(), 20)
+    steps = engine.scheduler.run([request], engine.drafter_for("none"))
+    next(steps)
+    held = engine.base.model.model.layers
+    held[0], held[1] = held[1], held[0]
+    next(steps)
+    held[0], held[1] = held[1], held[0]
+    with pytest.raises(ModelChangedError):
+        list(steps)
+    assert answer(engine) == before
