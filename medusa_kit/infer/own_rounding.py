@@ -12,6 +12,7 @@ from torch import Tensor
 
 from medusa_kit.base.families import cache_argument, needs_chains
 from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel, relative_error
+from medusa_kit.base.model_state import is_of_plain_code
 from medusa_kit.locks import lock_of
 from medusa_kit.no_gradients import no_gradients
 
@@ -98,7 +99,7 @@ def _last_bit_off(embedding: torch.nn.Module) -> Iterator[None]:
 
 def cached_error(base: BaseModel) -> float | None:
     """How far the model's logits with its own KV cache are from those without, as a share of their
-    spread; None where it has no such cache."""
+    spread; None where it has no such cache, or code of others that cannot be asked so."""
     ids = random_ids(base, OWN_ROUNDING_TOKENS, torch.Generator().manual_seed(0))
     ids_1T = torch.tensor([ids], device=base.device)
     name = cache_argument(base.own_model)
@@ -107,8 +108,10 @@ def cached_error(base: BaseModel) -> float | None:
         before = base.own_model(ids_1T[:, :-1], use_cache=True)
         if (cache := getattr(before, name, None)) is None:
             return None
-        cached_1V = base.own_model(ids_1T[:, -1:], **{name: cache}).logits[:, -1]
+        cached_1V = base.own_model(ids_1T[:, -1:], use_cache=True, **{name: cache}).logits[:, -1]
     except FAILURES:
+        if is_of_plain_code(base.own_model):
+            raise
         return None
     return relative_error(cached_1V, whole_1V)
 

@@ -164,7 +164,7 @@ def _run(verifier: Verifier, reference: Reference) -> TreeCheck:
             if any_window:  # of its real size, with other masks and another kernel
                 measured.append(_measure(verifier, reference, 1))
     except FAILURES as error:
-        raise _refusal(base, f"a tree forward failed: {error}") from error
+        raise _refusal(base, f"a forward failed: {error}") from error
     tolerance, relative = map(max, zip(*measured, strict=True))
     if not all(math.isfinite(error) for _, error in measured):  # max may pass NaN over
         raise _no_numbers(base, reference)

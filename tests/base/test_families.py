@@ -98,7 +98,7 @@ def test_the_self_check_refuses_what_no_name_shows(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(verifier, "refuse_impossible", lambda *_: None)
     bloom = model_of("bloom", vocab_size=96, hidden_size=32, n_layer=2, n_head=4)
-    with pytest.raises(IncompatibleBaseError, match="a tree forward failed"):
+    with pytest.raises(IncompatibleBaseError, match="a forward failed"):
         self_check(wrap_model(bloom))
     lfm2 = model_of("lfm2", **COMMON, layer_types=["conv", "full_attention", "conv"])
     monkeypatch.setattr(choice, "needs_chains", lambda config: None)  # as trees

@@ -57,6 +57,10 @@ FAILS = {  # of which transformers' generate fails too
     "columns too few": parameter(f"{MLP}.up_proj.weight", lambda weight: weight[:, :16].clone()),
     "rows too few": parameter(f"{MLP}.up_proj.weight", lambda weight: weight[:24].clone()),
     "fewer tokens": lambda model: model.resize_token_embeddings(30),
+    "a whole number that is a float": setting(ATTENTION, "head_dim", 16.0),
+    "layers of a kind that its config has no size of": config(
+        layer_types=["chunked_attention"] * 3
+    ),
     "no output": lambda model: setattr(model, "lm_head", None),
     "no MLP": lambda model: delattr(model.model.layers[1], "mlp"),
     "a layer of another kind": lambda m: m.model.layers.__setitem__(1, nn.Identity()),
@@ -67,6 +71,7 @@ REFUSED = {  # though transformers' generate runs
     "a cache that slides": config(layer_types=SLIDES, sliding_window=4),
     "a cache in chunks": config(attention_chunk_size=4),
     "the same layer twice": same_layer_twice,
+    "layers that share a place in the cache": setting(ATTENTION, "layer_idx", 2),
 }
 RUNS = {
     "what a layer says of its inputs": setting(f"{MLP}.down_proj", "in_features", 1),

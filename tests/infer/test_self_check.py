@@ -127,7 +127,7 @@ def test_plain_texts_are_read_together() -> None:
         with_kwargs=True,
     )
     self_check(base)
-    assert len(plain) == 2, "narrowed windows, and real ones"
+    assert len(plain) == 3, "narrowed windows, one text beside the model's own cache, real windows"
 
 
 @pytest.mark.parametrize("refuses", [False, True], ids=["computes-otherwise", "refuses"])

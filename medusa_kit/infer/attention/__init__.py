@@ -101,7 +101,7 @@ def install_tree_attention(model: Any) -> StepHolder:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    before = model.config._attn_implementation
+    before = getattr(getattr(model, "config", None), "_attn_implementation", None)
     AttentionInterface.register(ATTENTION_NAME, medusa_tree)
     # Without a mask function of the same name transformers would drop padding silently.
     AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
