@@ -152,8 +152,7 @@ def _layer(layer: Any, config: Any, epsilons: set[float]) -> LayerParts:
         attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj,
         mlp.gate_proj, mlp.up_proj, mlp.down_proj,
     ]  # fmt: skip
-    if not all(isinstance(linear, nn.Linear) and "forward" not in vars(linear)
-               for linear in linears):  # fmt: skip
+    if not all(isinstance(linear, nn.Linear) for linear in linears):
         raise Unsupported("linear layers of another kind")
     after, before = "post_attention_layernorm", "pre_feedforward_layernorm"
     before_mlp = norm(layer, before if sandwich else after)
