@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from medusa_kit.base.model import BaseModel
+from medusa_kit.infer import model_parts
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.device import fused_forward
 from medusa_kit.infer.device import fused_model as fused
@@ -180,6 +181,7 @@ def test_heads_that_are_rotated_in_part_are_refused(monkeypatch: pytest.MonkeyPa
         return tuple(part[..., ::2] for part in whole(self, *arguments))
 
     monkeypatch.setattr(rotary, "forward", half)
+    monkeypatch.setattr(model_parts, "replaced_function", lambda config: None)
     with pytest.raises(Unsupported, match="rotates a part"):
         FusedModel.of(base)
 
