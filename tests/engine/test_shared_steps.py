@@ -236,6 +236,22 @@ def test_what_a_shared_batch_prepares_it_prepares_under_the_autocast_of_its_thre
     assert seen == [True, False]
 
 
+def test_steps_use_as_many_threads_as_whoever_asked_last() -> None:
+    engine, used, before = engine_for("gpt2"), list[int](), torch.get_num_threads()
+    note: Any = lambda *_: used.append(torch.get_num_threads())  # noqa: E731
+    prompt = random_prompt(9, 1)
+    try:
+        torch.set_num_threads(2)
+        with engine.shared_batch() as shared:
+            torch.set_num_threads(1)
+            for _ in range(2):
+                engine.generate(prompt, max_new_tokens=2)
+                shared.submit(prompt, max_new_tokens=1, on_tokens=note).result()
+    finally:
+        torch.set_num_threads(before)
+    assert set(used) == {2}
+
+
 def test_one_that_fails_ends_alone_beside_other_callers() -> None:
     engine = engine_for("llama-tied")
     drafter: Any = drafters(engine)["prompt-lookup"]

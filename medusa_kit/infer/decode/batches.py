@@ -72,8 +72,7 @@ class Batches(Live):
     def begin(self, requests: Sequence[Request], drafter: Drafter, caller: Caller) -> None:
         """Let in all requests of a caller, of one verifier. Raises what `up_to_date` raises, and
         where there is no memory for so long a request."""
-        if torch.get_num_threads() != caller.num_threads:
-            torch.set_num_threads(caller.num_threads)
+        _use_threads_of(caller)
         with self._under(caller.autocast):
             verifier = self._verifier_for(requests[0], drafter)
             number = up_to_date(verifier)
@@ -87,6 +86,7 @@ class Batches(Live):
     def add(self, request: Request, drafter: Drafter, caller: Caller) -> None:
         """Let one more request of a caller in. Raises where there is no memory for so long a
         request."""
+        _use_threads_of(caller)
         verifier = self._verifier_for(request, drafter)
         batch = self._batch_of(caller, verifier)
         batch = batch or self._batch_to_join(caller, verifier, [request], drafter)
@@ -379,6 +379,12 @@ class Batches(Live):
             for request in own:
                 request.finish_reason, request.error = "error", request.error or error
             caller.tell([], own)
+
+
+def _use_threads_of(caller: Caller) -> None:
+    """Steps that follow are made with as many as its own thread uses."""
+    if torch.get_num_threads() != caller.num_threads:
+        torch.set_num_threads(caller.num_threads)
 
 
 def _of_another(error: BaseException) -> Exception:
