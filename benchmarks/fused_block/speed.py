@@ -10,7 +10,13 @@ from typing import Any
 import torch
 
 from benchmarks.fused_block.__main__ import Findings
-from benchmarks.fused_block.models import random_family, random_trees, verifier_of, with_prompts
+from benchmarks.fused_block.models import (
+    random_family,
+    random_tokens,
+    random_trees,
+    verifier_of,
+    with_prompts,
+)
 from benchmarks.gpu.clock import Clock
 from medusa_kit.bench.gpu.shapes import LLAMA_8B, random_base
 from medusa_kit.infer.attention.triton_backend import launch
@@ -27,6 +33,7 @@ BATCHES = ((8, 1), (8, 8), (32, 1), (32, 8))  # rows, nodes of each
 TILES = ((32, 128, 4, 4), (16, 128, 4, 4), (32, 256, 4, 3), (64, 128, 4, 3), (64, 64, 4, 4),
          (64, 128, 8, 3), (128, 64, 8, 3), (32, 64, 4, 6))  # fmt: skip
 TOP = 10
+PROMPT = 2048  # tokens
 
 
 def run(findings: Findings, options: Namespace) -> None:
@@ -55,6 +62,10 @@ def run(findings: Findings, options: Namespace) -> None:
                 f"{mode or 'torch'}: {rows} rows of {nodes} nodes after 512",
                 lambda v=verifier, r=rows, n=nodes: step(v, clock, [512] * r, [n] * r, floor),
             )
+        findings.measure(
+            f"{mode or 'torch'}: prompt",
+            lambda v=verifier: prompt(v, clock, 20 if tiny else PROMPT),
+        )
         for nodes in () if tiny or mode is None else (1, 64):
             findings.measure(
                 f"{mode}: kernels of {nodes} nodes", lambda v=verifier, n=nodes: kernels(v, n)
@@ -95,6 +106,19 @@ def step(
 def replay_of(cache: FixedCache) -> Callable[[], Any]:
     (captured,) = cache.forwards.values()
     return captured.run if captured.graph is None else captured.graph.replay
+
+
+@no_gradients
+def prompt(verifier: CapturedVerifier, clock: Clock, length: int) -> dict[str, Any]:
+    """Tokens a second of a prompt, once its forwards are captured."""
+    tokens, cache = random_tokens(verifier.base, length, 3), verifier.new_cache(1, length + 80)
+
+    def read() -> None:
+        cache.forget(0)
+        verifier.read_prompts(cache, [0], [tokens])
+
+    seconds = clock.each(read, 5 if clock.on_cuda else 1, 1).median
+    return {"ms": 1e3 * seconds, "tokens_per_second": length / seconds}
 
 
 @no_gradients

@@ -12,6 +12,7 @@ from medusa_kit.infer.device.fused_model import EXACT
 from medusa_kit.infer.device.verifier import CapturedVerifier
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.tree_cache import TreeCache
+from medusa_kit.infer.verifier import Verifier
 from medusa_kit.tree.shape import path_to
 from support.attention_inputs import DEVICE
 from support.tiny_models import model_of
@@ -63,6 +64,13 @@ def plain_logits(
             ids = torch.tensor([text], device=DEVICE)
             found.append(model(ids, use_cache=False).logits[0, -1])
     return torch.stack(found)
+
+
+def read_by_torch(
+    verifier: CapturedVerifier, cache: TreeCache, rows: Sequence[int], prompts: list[list[int]]
+) -> None:
+    """Long prompts take the interpreter too long."""
+    Verifier.read_prompts(verifier, cache, rows, prompts)
 
 
 def one_by_one(verifier: CapturedVerifier, cache: TreeCache, row: int, tokens: list[int]) -> Tensor:

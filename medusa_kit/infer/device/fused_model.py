@@ -68,7 +68,8 @@ class FusedModel:
         parts = describe(model, _check_weights)
         _check_sizes(parts)
         _check_biases(parts)
-        with watch_of(model).moving(model), torch.no_grad():
+        # A weight that is a view of an inference tensor could not be written to or trained.
+        with watch_of(model).moving(model), torch.inference_mode(False), torch.no_grad():
             layers = [_fused(layer) for layer in parts.layers]
         norm = model.get_decoder().norm.weight
         rounds_first = torch.equal(parts.final_norm, norm.float())  # those that store w - 1 do not

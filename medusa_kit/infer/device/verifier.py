@@ -33,12 +33,13 @@ from medusa_kit.infer.device.captured import (
     power_of_two,
 )
 from medusa_kit.infer.device.compiled import check_compiled
+from medusa_kit.infer.device.exact_prompts import read_as_nodes
 from medusa_kit.infer.device.fused_forward import FusedForward
 from medusa_kit.infer.device.fused_step import FusedStep, ancestors_in_place, checked_fused
 from medusa_kit.infer.device.guard import NoHostReads
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.memory import cache_bytes_per_token
-from medusa_kit.infer.outputs import NodeScores, Outputs
+from medusa_kit.infer.outputs import NodeScores, Outputs, TextStates
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Forward, Verifier
 from medusa_kit.no_gradients import no_gradients
@@ -142,6 +143,18 @@ class CapturedVerifier(Verifier):
         self.num_loose += 1
         return super().score(cache, nodes, rows)
 
+    @no_gradients
+    def read_prompts(
+        self,
+        cache: TreeCache,
+        rows: Sequence[int],
+        pieces: Sequence[Sequence[int]],
+        seen: dict[int, TextStates] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        if self.fused is not None and self.fused.exact:
+            return read_as_nodes(self, cache, rows, pieces, seen)
+        return super().read_prompts(cache, rows, pieces, seen)
+
     def run_step(
         self, forward: Forward, cache: TreeCache, step: TreeStep, tokens_BN: Tensor
     ) -> Outputs:
@@ -188,15 +201,17 @@ class CapturedVerifier(Verifier):
         if not isinstance(cache, FixedCache) or sum(nodes.counts) > MAX_NODES:
             return None
         num_nodes, row_nodes = fitting(nodes.counts, len(cache.lengths))
+        if self.fused is not None:  # which pads no row and rounds as the model's weights say
+            ends = [cache.lengths[row] + n for row, n in zip(rows, nodes.counts, strict=True)]
+            fits = max(ends) <= cache.num_positions and ancestors_in_place(nodes.shapes)
+            rounds = torch.is_autocast_enabled(self.base.device.type)
+            return Shape(num_nodes, row_nodes, cache.num_positions) if fits and not rounds else None
         filled = fills_rows(self, cache)
         writing = cache.lengths if filled else [cache.lengths[row] for row in rows]
         reached = max(writing) + row_nodes
         if reached > cache.num_positions:
             return None
         in_sight = cache.num_positions
-        if self.fused is not None:  # its grids are as large as the cache
-            in_place = ancestors_in_place(nodes.shapes)
-            return Shape(num_nodes, row_nodes, in_sight) if in_place else None
         if self.own_attention is not None or self.attention.masks:  # it reads all that are in sight
             in_sight = min(max(MIN_IN_SIGHT, power_of_two(reached)), in_sight)
         return Shape(num_nodes, row_nodes, in_sight)
@@ -205,6 +220,8 @@ class CapturedVerifier(Verifier):
         """Why no forward is captured for these nodes; a warning the first time that it matters."""
         if self.fused is not None and not ancestors_in_place(nodes.shapes):
             return "a tree too deep for the fused kernels"
+        if self.fused is not None and torch.is_autocast_enabled(self.base.device.type):
+            return "under autocast"
         if sum(nodes.counts) <= MAX_NODES:
             return "no room for padded trees behind the text"
         reason = f"more than {MAX_NODES} nodes in a step"

@@ -16,6 +16,7 @@ from support.fused import (
     one_by_one,
     plain_logits,
     random_tokens,
+    read_by_torch,
     trees_of,
 )
 from torch.nn import functional as F
@@ -25,6 +26,7 @@ from medusa_kit.infer.device.fused_model import EXACT, FAST, FusedModel
 from medusa_kit.infer.device.fused_step import ancestors_in_place
 from medusa_kit.infer.device.guard import NoHostReads
 from medusa_kit.infer.device.verifier import CapturedVerifier
+from medusa_kit.infer.outputs import TextStates
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.tree.shape import chain, path_to, shape_of
@@ -45,13 +47,13 @@ def test_logits_are_those_of_plain_transformers(name: str, mode: str) -> None:
     verifier = fused_verifier(base, mode)
     cache = verifier.new_cache(3, 200)
     prompts = [random_tokens(150, 7), random_tokens(6, 8)]
-    verifier.read_prompts(cache, [2], prompts[:1])
+    read_by_torch(verifier, cache, [2], prompts[:1])
     read = verifier.score(cache, trees_of([chain(6).parents], base.device), [0])
     cache.forget(0)
     text = trees_of([chain(6).parents], base.device).token_lists()[0]
     expected = reference(torch.tensor([text], device=base.device)).logits[0]
     close(read.logits_NV, expected)
-    verifier.read_prompts(cache, [0], prompts[1:])
+    read_by_torch(verifier, cache, [0], prompts[1:])
     trees = trees_of(PARENTS, base.device)
     scores = verifier.score(cache, trees, [2, 0])
     close(scores.logits_NV, plain_logits(reference, prompts, trees, PARENTS))
@@ -70,8 +72,8 @@ def bits_differ(verifier: CapturedVerifier, length: int) -> bool:
     another slot of a cache of another size, without the other request."""
     cache, alone = verifier.new_cache(2, 250), verifier.new_cache(3, 300)
     prompts = [random_tokens(length, 7), random_tokens(9, 8)]
-    verifier.read_prompts(cache, [0, 1], prompts)
-    verifier.read_prompts(alone, [0], prompts[1:])
+    read_by_torch(verifier, cache, [0, 1], prompts)
+    read_by_torch(verifier, alone, [0], prompts[1:])
     alone.take_row(2, cache, 0, length)
     trees = trees_of(PARENTS, verifier.base.device)
     in_tree_NV = verifier.score(cache, trees, [0, 1]).logits_NV
@@ -85,6 +87,45 @@ def bits_differ(verifier: CapturedVerifier, length: int) -> bool:
 def test_a_draft_token_gets_the_bits_that_it_gets_as_text(name: str, length: int) -> None:
     """Where a tail begins further on below the root, and where splits are merged."""
     assert not bits_differ(fused_verifier(fused_base(name)), length)
+
+
+def test_a_prompt_has_the_same_bits_however_it_is_read() -> None:
+    """At once, in pieces, token by token, alone or beside another; what a draft token leaves in the
+    KV cache included."""
+    verifier = fused_verifier(fused_base("qwen3"))
+    prompt, other = random_tokens(11, 7), random_tokens(5, 8)
+    cache, pieces = verifier.new_cache(2, 64), verifier.new_cache(1, 300)
+    seen: dict[int, TextStates] = {}
+    hidden_BD, logits_BV = verifier.read_prompts(cache, [1, 0], [prompt, other], seen)
+    verifier.read_prompts(pieces, [0], [prompt[:4]])
+    last_V = one_by_one(verifier, pieces, 0, prompt[4:])[-1]
+    assert torch.equal(logits_BV[0], last_V)
+    assert cache.lengths == [5, 11]
+    assert cache.block is not None
+    assert pieces.block is not None
+    assert torch.equal(cache.block[:, :, 1, :, :11], pieces.block[:, :, 0, :, :11])
+    assert seen[1].hidden is not None
+    assert seen[0].hidden is not None
+    assert torch.equal(seen[1].hidden[-1], hidden_BD[0])
+    assert len(seen[0].hidden) == 5
+
+
+def test_a_prompt_whose_reading_failed_can_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier = fused_verifier(fused_base("llama"))
+    cache, score, calls = verifier.new_cache(2, 64), CapturedVerifier.score, list[int]()
+
+    def fails(self: CapturedVerifier, *arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return score(self, *arguments)
+
+    monkeypatch.setattr(CapturedVerifier, "score", fails)
+    with pytest.raises(torch.OutOfMemoryError):
+        verifier.read_prompts(cache, [0, 1], [[3, 4], [5, 6]])
+    assert cache.lengths == [0, 0]
+    verifier.read_prompts(cache, [0, 1], [[3, 4], [5, 6]])
+    assert cache.lengths == [2, 2]
 
 
 @pytest.mark.parametrize("fault", ["product", "attention"])

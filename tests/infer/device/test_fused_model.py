@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 import torch
 from support.attention_inputs import needs_triton
-from support.fused import fused_base, fused_model, fused_verifier, random_tokens, trees_of
+from support.fused import (
+    fused_base,
+    fused_model,
+    fused_verifier,
+    random_tokens,
+    read_by_torch,
+    trees_of,
+)
 from support.small_engines import BUSHY, build_engine, random_heads, random_prompt
 from support.tiny_models import tiny_base
 from torch import Tensor, nn
@@ -22,6 +29,7 @@ from medusa_kit.infer.device.fused_model import EXACT, FAST, FusedModel, joined
 from medusa_kit.infer.device.verifier import CapturedVerifier
 from medusa_kit.infer.model_parts import Unsupported
 from medusa_kit.infer.renewal import up_to_date
+from medusa_kit.infer.verifier import Verifier
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.shape import chain
 
@@ -81,6 +89,45 @@ def test_what_is_written_through_modules_is_read() -> None:
         first_attention(base).q_proj.weight.data.add_(0.1)
         base.model.model.layers[1].mlp.up_proj.weight.mul_(1.5)
     torch.testing.assert_close(logits_of(verifier), plain_of(base.model), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_weights_can_be_trained_on(inference: bool) -> None:
+    base = fused_base("llama")
+    with torch.inference_mode(inference):
+        FusedModel.of(base)
+    query = first_attention(base).q_proj.weight
+    assert not query.is_inference()
+    assert query.is_leaf
+    query.requires_grad_(True)
+    first_attention(base).q_proj(torch.ones(1, 32, device=base.device)).sum().backward()
+    assert query.grad is not None
+
+
+def test_under_autocast_torch_runs_the_model() -> None:
+    base = fused_base("llama")
+    verifier = fused_verifier(base)
+    cache, nodes = verifier.new_cache(1, 64), trees_of([chain(4).parents], base.device)
+    with torch.autocast(base.device.type, torch.bfloat16):
+        rounded = verifier.score(cache, nodes, [0]).logits_NV.float()
+        expected = plain_of(base.model).float()
+    torch.testing.assert_close(rounded, expected, atol=0.05, rtol=0.05)
+    assert (verifier.num_captured, verifier.num_loose) == (0, 1)
+    assert "under autocast" in verifier.steps_run_by
+
+
+def test_trees_fit_up_to_the_last_slot() -> None:
+    """No room for padding is needed."""
+    base = fused_base("llama")
+    verifier = fused_verifier(base)
+    cache = verifier.new_cache(2, 300)
+    room = cache.num_positions
+    read_by_torch(verifier, cache, [0], [random_tokens(room - 2, 4)])
+    nodes = trees_of([chain(2).parents], base.device)
+    expected = Verifier.score(verifier, cache, nodes, [0]).logits_NV
+    scored = verifier.score(cache, nodes, [0]).logits_NV
+    torch.testing.assert_close(scored, expected, atol=2e-5, rtol=1e-4)
+    assert verifier.num_captured == 1
 
 
 def test_a_replaced_weight_is_noticed_and_joined_anew() -> None:
