@@ -4,7 +4,7 @@ Shapes: T nodes, N outputs and K inputs of a product.
 """
 
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from medusa_kit.infer.device.cache import FixedCache
 from medusa_kit.infer.device.fused_model import EXACT, FAST
 from medusa_kit.infer.device.fused_tiles import MAX_REGISTERS
 from medusa_kit.infer.device.verifier import CapturedVerifier
+from medusa_kit.infer.forest import Forest
 from medusa_kit.no_gradients import no_gradients
 
 REPLAYS = 50
@@ -95,7 +96,7 @@ def step(
         return verifier.score(cache, trees, rows)
 
     whole()
-    replay = replay_of(cache)
+    replay = replay_of(verifier, cache, trees, rows)
     repeats = REPLAYS if clock.on_cuda else 1
     median = 1e3 * clock.each(replay, repeats).median
     call = 1e3 * clock.each(whole, repeats).median
@@ -103,8 +104,11 @@ def step(
             "refused": verifier.refused}  # fmt: skip
 
 
-def replay_of(cache: FixedCache) -> Callable[[], Any]:
-    (captured,) = cache.forwards.values()
+def replay_of(
+    verifier: CapturedVerifier, cache: FixedCache, trees: Forest, rows: Sequence[int]
+) -> Callable[[], Any]:
+    """The captured forward of these trees; prompts may have left others."""
+    captured = cache.forwards[verifier._shape(cache, trees, rows)]
     return captured.run if captured.graph is None else captured.graph.replay
 
 
@@ -125,8 +129,9 @@ def prompt(verifier: CapturedVerifier, clock: Clock, length: int) -> dict[str, A
 def kernels(verifier: CapturedVerifier, nodes: int) -> dict[str, Any]:
     """The kernels of one replay, those that take longest first, in microseconds."""
     cache = with_prompts(verifier, [512], room=80)
-    verifier.score(cache, random_trees(verifier.base, [nodes]), [0])
-    replay = replay_of(cache)
+    trees = random_trees(verifier.base, [nodes])
+    verifier.score(cache, trees, [0])
+    replay = replay_of(verifier, cache, trees, [0])
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         replay()
         torch.cuda.synchronize()
