@@ -310,11 +310,12 @@ def _no_numbers(base: BaseModel, reference: Reference) -> MedusaKitError:
             hint="copy the checkpoint again; if it was made with a smaller dtype, or is read in "
             f"one ({base.info.dtype} here), make or read it in a wider one",
         )
+    wider = "float32" if base.info.dtype in ("float16", "bfloat16") else "float64"
     return IncompatibleBaseError(  # an attention backend may be at fault, and another one right
         f"{base.info.name!r} gives logits that are NaN or infinite, though all of its weights are "
         "finite numbers",
         hint=f"{base.info.dtype} may be too narrow for it: read it in a wider dtype (--dtype "
-        "bfloat16 or float32); else the weights are damaged or of another model",
+        f"{wider}); else the weights are damaged or of another model",
     )
 
 

@@ -91,7 +91,7 @@ def test_a_base_in_memory_and_one_whose_dtype_is_too_narrow() -> None:
     base.model.model.norm.weight.data.fill_(1e30)
     base.model.lm_head.weight.data *= 1e20
     with pytest.raises(
-        IncompatibleBaseError, match=r"though all of its weights are finite(.|\n)*--dtype"
+        IncompatibleBaseError, match=r"though all of its weights are finite(.|\n)*--dtype float64"
     ):
         self_check(wrap_model(base.model))
 
