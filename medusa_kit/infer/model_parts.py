@@ -119,7 +119,7 @@ def _check_code(model: Any) -> None:
     """Raises Unsupported where the model runs code that no description shows."""
     if hooks := foreign_hooks(model):
         name, _ = hooks[0]
-        raise Unsupported(f"{name or 'the model'} carries a hook, which C++ would not run")
+        raise Unsupported(f"{name or 'the model'} carries a hook, which no kernel of the kit runs")
     if other := next((m for m in model.modules() if not is_of_plain_code(m)), None):
         raise Unsupported(f"a module of other code, {type(other).__name__}")
     if other := next((m for m in model.modules() if "forward" in vars(m)), None):

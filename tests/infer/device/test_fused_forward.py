@@ -21,6 +21,7 @@ from support.fused import (
 )
 from torch.nn import functional as F
 
+from medusa_kit.base.model import wrap_model
 from medusa_kit.infer.device import fused_forward, fused_tiles
 from medusa_kit.infer.device.fused_model import EXACT, FAST, FusedModel
 from medusa_kit.infer.device.fused_step import ancestors_in_place
@@ -236,3 +237,21 @@ def test_splits_begin_where_the_kernels_say() -> None:
 def test_the_description_says_how_norms_round() -> None:
     assert FusedModel.of(fused_base("llama")).rounds_first
     assert not FusedModel.of(fused_base("gemma3")).rounds_first
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_in_16_bits_it_is_as_near_to_the_truth_as_torch(name: str) -> None:
+    """Float16, since the interpreter has no bfloat16 products: rounded at the same places."""
+    base = wrap_model(fused_model(name).half(), None, name)
+    exact = fused_model(name).half().float()
+    verifier = fused_verifier(base)
+    cache, prompts = verifier.new_cache(2, 200), [random_tokens(90, 7), random_tokens(6, 8)]
+    read_by_torch(verifier, cache, [0, 1], prompts)
+    parents = ((-1, 0, 0, 1), (-1, 0))
+    trees = trees_of(parents, base.device)
+    expected = plain_logits(exact, prompts, trees, parents)
+    plain = Verifier.score(verifier, cache, trees, [0, 1]).logits_NV
+    fused = verifier.score(cache, trees, [0, 1]).logits_NV
+    error, own = (float((one.float() - expected).abs().max()) for one in (fused, plain))
+    assert error < 2 * own
+    assert own < 0.1

@@ -144,6 +144,26 @@ def test_a_replaced_weight_is_noticed_and_joined_anew() -> None:
     torch.testing.assert_close(logits_of(verifier), plain_of(base.model), atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_an_adapter_is_run_by_torch_until_it_is_merged() -> None:
+    peft = pytest.importorskip("peft")
+    base = fused_base("llama")
+    verifier = CapturedVerifier(base, AttentionChoice(fixed_shapes=True))
+    verifier.fuse(FAST)
+    model = peft.get_peft_model(base.model, peft.LoraConfig(target_modules=["q_proj", "up_proj"]))
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(0, 0.3)
+    up_to_date(verifier)
+    assert verifier.fused is None
+    expected = plain_of(base.model)
+    torch.testing.assert_close(logits_of(verifier), expected, atol=2e-5, rtol=1e-4)
+    model.merge_and_unload()
+    up_to_date(verifier)
+    assert verifier.fused is not None
+    torch.testing.assert_close(logits_of(verifier), expected, atol=5e-5, rtol=1e-3)
+
+
 def shared(model: Any) -> None:
     first, second = model.model.layers
     second.mlp.up_proj.weight = first.mlp.up_proj.weight
