@@ -26,7 +26,7 @@ from medusa_kit.infer.model_parts import LayerParts, ModelParts, Unsupported, de
 FAST, EXACT = "fast", "exact"
 MODE: str | None = None
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gemma3", "qwen3_vl_text")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_HEAD_SIZE = 256
 

@@ -21,7 +21,7 @@ from medusa_kit.infer.device.fused_tiles import DEEPEST, MAX_SPLITS, num_splits
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.model_parts import Unsupported
 from medusa_kit.infer.outputs import Outputs
-from medusa_kit.infer.own_rounding import allowed_error, random_ids
+from medusa_kit.infer.own_rounding import FAILURES, allowed_error, random_ids
 from medusa_kit.infer.verifier import Forward, Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.tree.shape import Numbers, TreeShape, path_to
@@ -92,8 +92,8 @@ def checked_fused(verifier: Verifier, mode: str) -> tuple[FusedForward | None, f
     try:
         fused = FusedForward(FusedModel.of(verifier.base), mode == EXACT)
         rounding = check_fused(verifier, fused)
-    except (Unsupported, IncompatibleBaseError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+    except (Unsupported, IncompatibleBaseError, *FAILURES) as error:
+        reason = (str(error) or repr(error)).splitlines()[0]
         console.note(f"steps run by torch's own kernels: {reason}")
         return None, 0.0
     if mode == EXACT and not gives_same_bits(verifier, fused):

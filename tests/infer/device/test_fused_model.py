@@ -205,7 +205,7 @@ def test_other_families_run_as_before_and_say_so(capsys: pytest.CaptureFixture[s
     assert verifier.steps_run_by.startswith("torch, fixed shapes")
 
 
-@pytest.mark.parametrize("fault", ["wrong", "raises"])
+@pytest.mark.parametrize("fault", ["wrong", "raises", "lacks"])
 def test_kernels_that_fail_the_check_are_not_used(
     fault: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,6 +214,8 @@ def test_kernels_that_fail_the_check_are_not_used(
     def faulty(self: Any, *arguments: Any) -> Tensor:
         if fault == "raises":
             raise RuntimeError("PassManager::run failed")
+        if fault == "lacks":
+            raise AttributeError("module 'triton.language' has no attribute 'dot'")
         return 1.1 * attend(self, *arguments)
 
     monkeypatch.setattr(fused_forward.FusedForward, "_attend", faulty)
@@ -221,7 +223,8 @@ def test_kernels_that_fail_the_check_are_not_used(
     verifier.fuse(EXACT)
     assert verifier.fused is None
     (line,) = capsys.readouterr().err.splitlines()
-    assert ("is off by" if fault == "wrong" else "PassManager") in line
+    says = {"wrong": "is off by", "raises": "PassManager", "lacks": "no attribute 'dot'"}
+    assert says[fault] in line
 
 
 def test_a_device_whose_sums_depend_on_company_says_so(
