@@ -127,14 +127,14 @@ def context_length(config: Any) -> int:
 
 def cached_windows(config: Any) -> list[int]:
     """How many positions transformers' KV cache keeps of each layer, by its config; 0: all."""
-    window = getattr(config, "sliding_window", None)
-    chunk = getattr(config, "attention_chunk_size", None)
+    sizes = {
+        "sliding_attention": getattr(config, "sliding_window", None),
+        "chunked_attention": getattr(config, "attention_chunk_size", None),
+    }
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
-        kind = "full" if window is chunk is None else "slides" if window is not None else "chunks"
-        sizes = {"slides": window, "chunks": chunk}
-        return [sizes.get(kind) or 0] * config.num_hidden_layers
-    sizes = {"sliding_attention": window, "chunked_attention": chunk}
+        kind = next((kind for kind, size in sizes.items() if size is not None), "full_attention")
+        kinds = [kind] * config.num_hidden_layers
     return [sizes.get(kind) or 0 for kind in kinds]
 
 

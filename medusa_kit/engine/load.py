@@ -39,6 +39,7 @@ from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.decode.accept.logits_processing import check_own_values
 from medusa_kit.infer.decode.measured import MeasuredSteps
 from medusa_kit.infer.decode.scheduler import Scheduler, max_kept_bytes
+from medusa_kit.infer.mkl_linear import forget_packs
 from medusa_kit.infer.runners.backends import Backends, prepare_backends
 from medusa_kit.settings.engine import (
     Activations,
@@ -180,6 +181,8 @@ def build_engine(
 
     def prepare() -> Backends:
         base.changes()
+        if base.is_handed_out:  # packs of an earlier engine may be of other numbers
+            forget_packs(base.own_model)
         return prepare_backends(
             base,
             options.attention,

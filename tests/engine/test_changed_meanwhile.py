@@ -64,6 +64,22 @@ def test_amid_the_check_at_load(
     assert answer(build_engine(wrap_model(model), **options)) == plain(model)
 
 
+@pytest.mark.skipif(load_library() is None, reason="no C++ kernels on this machine")
+def test_amid_the_check_of_its_cpp_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not refused for good."""
+    model, turns = made(LLAMA), list[int]()
+
+    def change_later() -> None:
+        turns.append(1)
+        if len(turns) == 2:  # the first check is of torch
+            other_weights(model)
+
+    interfere(monkeypatch, self_check, "score_random_trees", change_later, 9)
+    engine = build_engine(wrap_model(model))
+    assert engine.steps_run_by.startswith("C++")
+    assert answer(engine) == plain(model)
+
+
 @pytest.mark.parametrize("options", BY)
 @pytest.mark.parametrize("way", CHANGES)
 def test_amid_the_check_before_an_answer(
@@ -118,3 +134,14 @@ def test_a_model_that_stands_still_says_what_is_wrong(monkeypatch: pytest.Monkey
     with pytest.raises(IncompatibleBaseError, match="layer 7"):
         build_engine(wrap_model(model), attention="sdpa")
     assert len(turns) <= 2
+
+
+@pytest.mark.parametrize("family", ["phi3", LLAMA])
+def test_a_second_engine_is_of_the_model_as_it_is(family: str) -> None:
+    """What the first one packed of its layers is of what they were."""
+    model = made(family)
+    first = build_engine(wrap_model(model))
+    before = answer(first)
+    other_weights(model)
+    second = build_engine(wrap_model(model))
+    assert answer(second) == answer(first) == plain(model) != before

@@ -113,7 +113,7 @@ def install_tree_attention(model: Any) -> StepHolder:
         model.set_attn_implementation(STOCK)
     holder = attach_holder(model)
     if before != ATTENTION_NAME:
-        holder.own_attention = before
+        holder.switched_from = before
     if model.config._attn_implementation != ATTENTION_NAME:
         if model.config._attn_implementation not in MASKED:
             raise _not_switchable(model)
@@ -126,10 +126,10 @@ def with_replaced_attention(model: Any) -> Iterator[None]:
     """A context in which the model computes with its own attention, where other code has taken the
     place of transformers' function for it."""
     holder, now = getattr(model, HOLDER_ATTRIBUTE, None), model.config._attn_implementation
-    if holder is None or now != ATTENTION_NAME or attention_of(holder.own_attention) is None:
+    if holder is None or now != ATTENTION_NAME or attention_of(holder.switched_from) is None:
         yield
         return
-    model.set_attn_implementation(holder.own_attention)
+    model.set_attn_implementation(holder.switched_from)
     try:
         yield
     finally:

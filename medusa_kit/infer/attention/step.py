@@ -154,10 +154,10 @@ class StepHolder:
     Other threads may run the model meanwhile, for example in transformers' own generate.
     """
 
-    def __init__(self, mask_form: str | None = None, own_attention: str | None = None) -> None:
+    def __init__(self, mask_form: str | None = None, switched_from: str | None = None) -> None:
         self._local = threading.local()
         self.mask_form = mask_form  # sdpa or eager: the class keeps its own attention
-        self.own_attention = own_attention  # what the model had before it was switched
+        self.switched_from = switched_from  # the attention that the model came with
         self.pads = False  # rows with fewer nodes are padded in the whole model
 
     @property
@@ -169,7 +169,7 @@ class StepHolder:
         self._local.step = step
 
     def __reduce__(self) -> tuple[Any, ...]:  # for copies of the model
-        return StepHolder, (self.mask_form, self.own_attention)
+        return StepHolder, (self.mask_form, self.switched_from)
 
     def attention_mask(self, dtype: torch.dtype) -> Tensor:
         """The `attention_mask` that the model is given during the step, always 4-D.

@@ -28,7 +28,7 @@ from medusa_kit.infer.mkl_linear import (
     install_packed_linears,
 )
 from medusa_kit.infer.model_parts import Unsupported
-from medusa_kit.infer.self_check import TreeCheck, check_trees, coarsest
+from medusa_kit.infer.self_check import TreeCheck, changed_since, check_trees, coarsest
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.engine import FLOAT32
 
@@ -85,6 +85,8 @@ def _prepare(
             by, plain = linears, verifier_for(base, plain.attention, linears)
             check = coarsest([check, check_trees(plain)])
     except IncompatibleBaseError as error:
+        if changed_since(base):
+            raise
         by = "torch (the C++ steps were refused)"
         console.warn(f"steps run through torch, since the C++ ones were refused: {error.message}")
     return Backends(verifier_for(base, plain.attention, by), check)
