@@ -21,7 +21,7 @@ from medusa_kit.engine.given import Prompt, check_prompt, prompt_list, stop_stri
 from medusa_kit.engine.result import GenerationResult, GenerationStats
 from medusa_kit.engine.shared_batch import SharedBatch, check_options
 from medusa_kit.engine.streaming import Streaming
-from medusa_kit.errors import ConfigError, Live, check_count
+from medusa_kit.errors import ConfigError, ContextLengthError, Live, check_count
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cpu.activations import activations_of
@@ -249,10 +249,19 @@ class Engine(Live):
     def _make_request(
         self, prompt: Prompt, sampling: SamplingParams, max_new_tokens: int, stops: tuple[str, ...]
     ) -> Request:
-        stop_watcher = StopStrings(self.base.tokenizer, stops) if stops else None
-        request = make_request(
-            self.verifier, self.encode(prompt), sampling, max_new_tokens, stop_watcher
-        )
+        def make() -> Request:
+            stop_watcher = StopStrings(self.base.tokenizer, stops) if stops else None
+            return make_request(
+                self.verifier, self.encode(prompt), sampling, max_new_tokens, stop_watcher
+            )
+
+        number = self.base.number
+        try:
+            request = make()
+        except (ConfigError, ContextLengthError):  # by the sizes that the model had
+            if self.base.changes() == number:
+                raise
+            request = make()
         request.rounding_tolerance = self.rounding_tolerance
         return request
 

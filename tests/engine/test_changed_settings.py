@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.models.changes import answer, made, plain
+from support.models.changes import PROMPT, answer, made, plain
 from support.small_engines import build_engine
 from torch import nn
 
@@ -140,3 +140,22 @@ def test_such_a_cache_at_load(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) ->
     model.save_pretrained(tmp_path / "model")
     with pytest.raises(IncompatibleBaseError, match=CUT):
         medusa_kit.load(str(tmp_path / "model"), heads=None, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("smaller", "again"),
+    [
+        (config(max_position_embeddings=20), config(max_position_embeddings=128)),
+        (lambda m: m.resize_token_embeddings(30), lambda m: m.resize_token_embeddings(96)),
+    ],
+)
+def test_sizes_that_grow_again(smaller: Any, again: Any) -> None:
+    """A prompt is held against the sizes that the model has now."""
+    model = made("llama-tied")
+    engine = build_engine(wrap_model(model))
+    smaller(model)
+    with pytest.raises(MedusaKitError):
+        engine.generate([29] * 25 + PROMPT, max_new_tokens=2)
+    torch.manual_seed(0)
+    again(model)
+    assert answer(engine) == plain(model)
