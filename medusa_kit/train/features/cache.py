@@ -7,9 +7,9 @@ cache_dir/shard-XXXX.safetensors   hidden_PD [P, D] (and likeliest_PS, chances_P
 
 A row is identified by a digest of its tokens and positions, so equal rows are stored once, and a
 cache that was interrupted or belongs to another run is completed. A shard's own header lists its
-rows and has a checksum, which is compared once in each run that uses one of the rows; shards of
-older versions have none. A shard that is cut off or whose bits have changed is reported, and its
-rows are computed again.
+rows, says what the index says (a file may have been copied), and has a checksum, which is compared
+once in each run that uses one of the rows; shards of older versions say less. A shard that is cut
+off or whose bits have changed is reported, and its rows are computed again.
 
 Shapes: P positions, D hidden, K heads, J = K + 1 tokens ahead, S likeliest tokens of the base;
 `others` are runners-up (runners_up.py).
@@ -18,7 +18,7 @@ Shapes: P positions, D hidden, K heads, J = K + 1 tokens ahead, S likeliest toke
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,13 @@ from medusa_kit.train.features.features import (
     targets_of,
 )
 from medusa_kit.train.features.rows import HeadTargets
-from medusa_kit.train.features.shards import check_shards, read_shards, shard_files, write_shard
+from medusa_kit.train.features.shards import (
+    OTHER_PLACE,
+    check_shards,
+    read_shards,
+    shard_files,
+    write_shard,
+)
 from medusa_kit.train.loss.loss import SoftHidden, SoftTargets
 from medusa_kit.train.processes import distributed
 
@@ -125,17 +131,20 @@ def cached_positions(
     open_cache(base, recipe, options)
     folder = cache_folder(recipe)
     missing = {row_digest(item): item for item in items}
-    check_shards(folder, missing.keys())
+    identity = _identity(base, recipe, options)
+    check_shards(
+        folder, missing.keys(), lambda made_with: _in_words(_different(made_with, identity))
+    )
     distributed.barrier()
     known, _ = read_shards(folder, _tensors(options))
     missing = {digest: item for digest, item in missing.items() if digest not in known}
     _quote(base, items, list(missing.values()), recipe, options)
     distributed.barrier()  # all processes have looked before one writes
     if missing:
-        _fill(base, folder, list(missing.values()), DTYPES[recipe.train.cache_dtype], options)
+        _fill(base, folder, list(missing.values()), identity, options)
     distributed.barrier()
     if distributed.is_main():
-        _write_index(folder, _identity(base, recipe, options))
+        _write_index(folder, identity)
     return CachedPositions(folder, items, base.dtype, options)
 
 
@@ -210,11 +219,7 @@ def _open(folder: Path, identity: dict[str, Any]) -> None:
         raise IncompatibleBaseError(
             f"{path} cannot be read: {error}", hint="remove the folder, or choose another cache_dir"
         ) from error
-    different = {key: f"{key} {value!r} ≠ {stored.get(key)!r}" for key, value in identity.items()
-                 if stored.get(key) != value}  # fmt: skip
-    config = compare_origins({CONFIG: stored[CONFIG]}, {CONFIG: identity[CONFIG]}).other
-    different.pop(CONFIG, None)
-    different |= {key: f"{key} {here!r} ≠ {there!r}" for key, (there, here) in config.items()}
+    different = _different(stored, identity)
     outdated = _outdated(stored, identity)
     if different and different.keys() <= outdated.keys():
         why = " and ".join(outdated[key] for key in different)
@@ -223,10 +228,27 @@ def _open(folder: Path, identity: dict[str, Any]) -> None:
         _write_index(folder, identity)
     elif different:
         raise IncompatibleBaseError(
-            f"the feature cache in {folder} was made differently: {'; '.join(different.values())} "
+            f"the feature cache in {folder} was made differently: {_in_words(different)} "
             "(this run ≠ cache)",
-            hint="choose another train.cache_dir, or remove the folder",
+            hint=OTHER_PLACE,
         )
+
+
+def _different(
+    stored: Mapping[str, Any], identity: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """(here, there) by the name of each part in which an index or a shard is of something else."""
+    different = {
+        key: (value, stored.get(key)) for key, value in identity.items() if stored.get(key) != value
+    }
+    config = compare_origins({CONFIG: stored.get(CONFIG)}, {CONFIG: identity[CONFIG]})
+    if not config.unknown:  # else it is told as missing
+        different.pop(CONFIG, None)
+    return different | {key: (here, there) for key, (there, here) in config.other.items()}
+
+
+def _in_words(different: Mapping[str, tuple[Any, Any]]) -> str:
+    return "; ".join(f"{key} {here!r} ≠ {there!r}" for key, (here, there) in different.items())
 
 
 def _outdated(stored: dict[str, Any], identity: dict[str, Any]) -> dict[str, str]:
@@ -282,10 +304,11 @@ def _fill(
     base: BaseModel,
     folder: Path,
     missing: Sequence[HeadTargets],
-    dtype: torch.dtype,
+    identity: Mapping[str, Any],
     options: FeatureOptions,
 ) -> None:
     """Compute this process's share of the missing rows, shard by shard."""
+    dtype = DTYPES[identity["dtype"]]
     own_rows = by_length(missing)[distributed.rank() :: distributed.world()]
     total = sum(len(item.positions_P) for item in own_rows)
     pending: list[tuple[HeadTargets, Positions]] = []
@@ -298,10 +321,10 @@ def _fill(
             size += hidden_PD.nbytes + others_PD.nbytes
             bar.advance(len(item.positions_P))
             if size >= SHARD_BYTES:
-                _write(folder, pending)
+                _write(folder, pending, identity)
                 pending, size = [], 0
         if pending:
-            _write(folder, pending)
+            _write(folder, pending, identity)
 
 
 def _check_fit(positions: Positions, dtype: torch.dtype) -> None:
@@ -326,11 +349,14 @@ def _rows(
             done += size
 
 
-def _write(folder: Path, pending: Sequence[tuple[HeadTargets, Positions]]) -> None:
+def _write(
+    folder: Path, pending: Sequence[tuple[HeadTargets, Positions]], identity: Mapping[str, Any]
+) -> None:
     whole = Positions.joined([positions for _, positions in pending])
     tensors = {"hidden_PD": whole.hidden_PD.contiguous()}
     if whole.likeliest_PS.shape[1]:
         tensors |= {"likeliest_PS": whole.likeliest_PS, "chances_PS": whole.chances_PS}
     if whole.others_P1.shape[1]:
         tensors |= {name: getattr(whole, name).contiguous() for name in OTHERS}
-    write_shard(folder, [(row_digest(item), len(item.positions_P)) for item, _ in pending], tensors)
+    rows = [(row_digest(item), len(item.positions_P)) for item, _ in pending]
+    write_shard(folder, rows, tensors, identity)

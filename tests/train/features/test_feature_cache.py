@@ -211,7 +211,7 @@ def test_processes_share_the_checks_miss_no_damaged_shard_and_report_all(
         here.rank = rank
         try:
             assert rank == 0 or done.wait(60)
-            check_shards(cache_folder(recipe), [row_digest(item) for item in items])
+            check_shards(cache_folder(recipe), [row_digest(item) for item in items], lambda _: "")
         finally:
             done.set()
 
@@ -242,7 +242,9 @@ def test_a_shard_without_a_checksum_is_used(
     monkeypatch.setattr(feature_cache, "run", None)
     found = cached_positions(base, items, recipe, options)
     assert torch.equal(found.rows(torch.arange(60))[0], expected)
-    assert "damaged" not in capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
+    assert "damaged" not in said
+    assert said.count("do not say of which base model they are") == 1
 
 
 def test_checksums_are_compared_once_a_run_and_where_a_row_is_used(
@@ -305,6 +307,56 @@ def test_hidden_states_of_a_base_with_another_mlp_are_not_used(
     changed = type(base)(other, None, "tuned", "memory")
     with pytest.raises(IncompatibleBaseError, match="base_fingerprint"):
         cached_positions(changed, items, recipe_with_cache(), FeatureOptions(100))
+
+
+@pytest.mark.parametrize("rows", [3, 6], ids=["all rows copied", "some rows copied"])
+@pytest.mark.parametrize("place", ["a cache of its own", "an empty folder"])
+def test_files_of_hidden_states_of_another_base_are_refused(
+    tiny_base, counting_rows, recipe_with_cache, rows, place
+):
+    """Copied from its cache, or left without the index that says of which base they are."""
+    base, items = tiny_base(), prepare(counting_rows(rows), 4)
+    other = tiny_base().model
+    other.model.layers[0].mlp.down_proj.weight.data *= 1.5
+    changed, there, here = (
+        type(base)(other, None, "tuned", "memory"), recipe_with_cache(cache="there"),
+        recipe_with_cache(),
+    )  # fmt: skip
+    cached_positions(changed, items[:3], there, FeatureOptions(100))
+    if place == "a cache of its own":
+        cached_positions(base, items[3:] or items[:1], here, FeatureOptions(100))
+    cache_folder(here).mkdir(exist_ok=True)
+    (shard,) = shards(there)
+    shutil.copy(shard, cache_folder(here))
+    before = {path: path.read_bytes() for path in shards(here)}
+    with pytest.raises(IncompatibleBaseError, match=f"{shard.name} .*base_fingerprint") as caught:
+        cached_positions(base, items, here, FeatureOptions(100))
+    assert "cache_dir" in caught.value.hint
+    assert {path: path.read_bytes() for path in shards(here)} == before
+
+
+def test_hidden_states_whose_index_is_lost_are_used(
+    tiny_base, counting_rows, recipe_with_cache, monkeypatch
+):
+    base, recipe, items = tiny_base(), recipe_with_cache(), prepare(counting_rows(3), 4)
+    cached_positions(base, items, recipe, FeatureOptions(100))
+    index = cache_folder(recipe) / "index.json"
+    whole = index.read_text()
+    index.unlink()
+    monkeypatch.setattr(feature_cache, "run", None)
+    cached_positions(base, items, recipe, FeatureOptions(100))
+    assert index.read_text() == whole
+
+
+def test_a_file_whose_dtype_is_another_one_is_refused_though_no_row_of_it_is_needed(
+    tiny_base, counting_rows, recipe_with_cache
+):
+    """All rows would be read in the dtype of the first file."""
+    base, items = tiny_base(), prepare(counting_rows(6), 4)
+    cached_positions(base, items[:3], recipe_with_cache(dtype="bfloat16"), FeatureOptions(100))
+    (cache_folder(recipe_with_cache()) / "index.json").unlink()
+    with pytest.raises(IncompatibleBaseError, match="dtype 'float32' ≠ 'bfloat16'"):
+        cached_positions(base, items[3:], recipe_with_cache(), FeatureOptions(100))
 
 
 def test_a_cache_with_an_old_fingerprint_is_made_again(
