@@ -5,12 +5,15 @@ What lies there and is not of the kind that the command writes is a person's own
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from medusa_kit.errors import ConfigError
 from medusa_kit.files import parse_json
 
+SOFTWARE = "medusa-kit"  # in pictures
+PNG = b"\x89PNG\r\n\x1a\n"
 Ours = Callable[[Path], bool]
 
 
@@ -55,9 +58,20 @@ def has_keys(*names: str) -> Ours:
     return ours
 
 
-def beside_ours(name: str, ours: Ours) -> Ours:
-    """Tells files, such as pictures, that lie beside a file of this name that is `ours`."""
-    return lambda path: ours(path.with_name(name))
+def is_picture(name: str, ours: Ours) -> Ours:
+    """Tells pictures that this kit drew: they say so, as all that `SOFTWARE` is written into. Those
+    of earlier versions are matplotlib's, beside a file of this name that is `ours`."""
+
+    def drawn(path: Path) -> bool:
+        with suppress(OSError), path.open("rb") as file:
+            head = file.read(4096)
+            if not head.startswith(PNG):
+                return False
+            told = b"Software\0" + SOFTWARE.encode() in head
+            return told or (b"Software\0Matplotlib" in head and ours(path.with_name(name)))
+        return False
+
+    return drawn
 
 
 def json_object(path: Path) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from support.typed import typed_command
 
 import medusa_kit
 from medusa_kit.errors import ConfigError
-from medusa_kit.outputs import check_file, check_folder, has_keys
+from medusa_kit.outputs import check_file, check_folder, has_keys, is_picture
 from medusa_kit.paths import beside, expanded, whole
 
 PACKAGE = Path(medusa_kit.__file__).parent
@@ -62,13 +62,18 @@ COMMANDS = {
               "--fresh"],
 }  # fmt: skip
 JSON_OF_MINE = json.dumps({"mine": 1})
+TREE_OF_MINE = '{"format": "medusa-kit-tree", "version": 1, "choices": [[0]]}'
+FOUND = '{"format": "medusa-kit-tree", "version": 1, "choices": [[0]], "table": []}'
 TAKEN = [
     ("tree-search", "~/out", {"out/tree.json": "[[0], [0, 0]]"}),
+    ("tree-search", "~/out", {"out/tree.json": TREE_OF_MINE}),
     ("tree-search", "~/out", {"out/statistics.npz": "mine"}),
+    ("tree-search", "~/out", {"out/tree.json": FOUND, "out/tree.png": "mine"}),
     ("tree-search", "~/out", {"out/tree.png": "mine"}),
     ("tree-search", "~/out", {"out/calibration_answers.jsonl": "mine\n"}),
     ("bench", "~/out", {"out/bench.json": JSON_OF_MINE}),
     ("bench", "~/out", {"out/bench.png": "mine"}),
+    ("bench", "~/out", {"out/bench.json": '{"methods": []}', "out/bench.png": "mine"}),
     ("verify", "~/mine.txt", {"mine.txt": "mine"}),
     ("verify", "~/mine.json", {"mine.json": JSON_OF_MINE}),
     ("data", "~/a.jsonl", {"a.jsonl": "mine\n"}),
@@ -116,3 +121,21 @@ def test_what_medusa_kit_wrote_may_be_replaced(tmp_path):
         check_file(tmp_path, "--output")
     with pytest.raises(ConfigError, match="is a file"):
         check_folder(tmp_path / "verify.json", "--output")
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("drawn", ["now", "by an earlier version", "by another program"])
+def test_pictures_are_known_by_what_they_say(monkeypatch, tmp_path, drawn, beside):
+    plots = pytest.importorskip("medusa_kit.tuning.plots")
+    path = tmp_path / "tree.png"
+    if drawn == "by an earlier version":  # which left matplotlib's own words
+        monkeypatch.setattr(plots, "SOFTWARE", "Matplotlib version3.10")
+    plots.plot_acceptance([1, 2], [1.0, 1.5], path)
+    if drawn == "by another program":
+        path.write_bytes(path.read_bytes().replace(b"Software", b"Comments"))
+    if beside:
+        (tmp_path / "tree.json").write_text(FOUND)
+    ours = is_picture("tree.json", has_keys("table"))
+    expected = {"now": True, "by an earlier version": beside, "by another program": False}
+    assert ours(path) == expected[drawn]
+    assert not ours(tmp_path / "none.png")

@@ -15,7 +15,8 @@ from medusa_kit import console
 from medusa_kit.bench.about import About
 from medusa_kit.bench.agreement import Agreement
 from medusa_kit.files import moved_together, write_json
-from medusa_kit.outputs import beside_ours, check_folder, check_replaced, has_keys
+from medusa_kit.heads.derived import BENCH_NAME, BENCH_PLOT_NAME, DERIVED
+from medusa_kit.outputs import check_folder, check_replaced
 from medusa_kit.settings.drafters import DRAFTERS
 from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.tuning.charts import draw
@@ -269,9 +270,8 @@ class BenchReport:
     def check_place(folder: Path) -> None:
         """Raises ConfigError, before anything is measured, where `write` would replace what is no
         report."""
-        ours = has_keys("methods")
         check_folder(folder, "--output")
-        check_replaced(folder, {BENCH: ours, PICTURE: beside_ours(BENCH, ours)}, "--output")
+        check_replaced(folder, {name: DERIVED[name] for name in (BENCH, PICTURE)}, "--output")
 
     def write(self, name: str, folder: Path) -> None:
         """Write bench.json, and bench.png where it can be drawn, both or neither. `name`: of the
@@ -289,6 +289,6 @@ class BenchReport:
         console.note(f"wrote {folder / BENCH}")
 
 
-BENCH, PICTURE = "bench.json", "bench.png"
+BENCH, PICTURE = BENCH_NAME, BENCH_PLOT_NAME
 OWN = ("num_prompts", "max_new_tokens", "batch_size", "identical_to", "agreement_with_float32",
        "methods")  # fmt: skip

@@ -11,6 +11,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 from medusa_kit.files import atomic_write
+from medusa_kit.outputs import SOFTWARE
 
 LONGEST_LABEL = 40  # characters
 
@@ -144,5 +145,5 @@ def plot_acceptance(updates: Sequence[int], lengths: Sequence[float], path: Path
 
 def save_figure(figure: Any, path: Path) -> None:
     with atomic_write(Path(path)) as temporary:
-        figure.savefig(temporary, dpi=130, format="png")
+        figure.savefig(temporary, dpi=130, format="png", metadata={"Software": SOFTWARE})
     plt.close(figure)

@@ -9,17 +9,15 @@ from medusa_kit import console
 from medusa_kit.data.answer_settings import settings_path
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.engine.engine import Engine
-from medusa_kit.errors import CheckpointError
 from medusa_kit.files import moved_together
-from medusa_kit.heads.derived import TREE_NAME
-from medusa_kit.outputs import check_folder, check_replaced, has_keys
+from medusa_kit.heads.derived import DERIVED, PLOT_NAME, STATISTICS_NAME, TREE_NAME
+from medusa_kit.outputs import check_folder, check_replaced
 from medusa_kit.tree.plan import save_plan
 from medusa_kit.tree.statistics import RankStatistics
 from medusa_kit.tuning.calibrate import calibrate, fitted_dynamic_tree
 from medusa_kit.tuning.charts import draw
 from medusa_kit.tuning.tree_search import TreeSearch
 
-STATISTICS_NAME, PLOT_NAME = "statistics.npz", "tree.png"
 ANSWERS_NAME = "calibration_answers.jsonl"  # of prompts
 
 
@@ -27,29 +25,9 @@ def check_results(folder: Path) -> None:
     """Raises ConfigError, before anything is loaded, where results would replace what is no result
     of a search."""
     check_folder(folder, "--output")
-    check_replaced(
-        folder,
-        {
-            TREE_NAME: _is_tree,
-            STATISTICS_NAME: lambda path: _is_statistics(path) or _is_tree(folder / TREE_NAME),
-            ANSWERS_NAME: lambda path: settings_path(path).is_file(),
-            PLOT_NAME: lambda path: (
-                _is_tree(folder / TREE_NAME) or _is_statistics(folder / STATISTICS_NAME)
-            ),
-        },
-        "--output",
-    )
-
-
-_is_tree = has_keys("format", "choices")
-
-
-def _is_statistics(path: Path) -> bool:
-    try:
-        RankStatistics.load(path)
-    except CheckpointError:
-        return False
-    return True
+    found = {name: DERIVED[name] for name in (TREE_NAME, STATISTICS_NAME, PLOT_NAME)}
+    answers = {ANSWERS_NAME: lambda path: settings_path(path).is_file()}
+    check_replaced(folder, {**found, **answers}, "--output")
 
 
 def take_statistics(

@@ -8,19 +8,30 @@ from medusa_kit.heads.checkpoint import stored_digest
 from medusa_kit.heads.derived import DERIVED
 from medusa_kit.train.trainer import train_heads
 
-FOUND, OWN = '{"table": []}', "[[0]]"
+PNG = "\x89PNG\r\n\x1a\n".encode("latin-1")
+WRITTEN = {
+    "tree.json": b'{"table": []}', "tree.png": PNG + b"tEXtSoftware\0medusa-kit",
+    "statistics.npz": b"cut off, beside its tree", "bench.json": b'{"methods": []}',
+    "bench.png": PNG + b"tEXtSoftware\0Matplotlib version3", "verify.json": b'{"greedy": {}}',
+}  # fmt: skip
+OWN_FILES = {
+    "tree.json": b"[[0]]", "tree.png": PNG + b"tEXtSoftware\0Matplotlib version3",
+    "statistics.npz": b"mine", "bench.json": b'{"mine": 1}',
+    "bench.png": PNG + b"tEXtSoftware\0Paint", "verify.json": b"[]",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("tree", [FOUND, OWN], ids=["found", "by hand"])
+@pytest.mark.parametrize("files", [WRITTEN, OWN_FILES], ids=["found", "a person's"])
 def test_other_heads_take_with_them_what_was_made_from_those_before(
-    tree, tiny_base, counting_rows, make_recipe, tmp_path, capsys
+    files, tiny_base, counting_rows, make_recipe, tmp_path, capsys
 ):
     base, recipe = tiny_base(), make_recipe()
     heads = train_heads(base, counting_rows(), recipe).heads_folder
     provenance = json.loads((heads / "provenance.json").read_text())
     assert provenance["heads"] == stored_digest(heads)
-    for name in (*DERIVED, "calibration_answers.jsonl", "notes.txt"):
-        (heads / name).write_text(tree)
+    assert files.keys() == DERIVED.keys()
+    for name, content in {**files, "calibration_answers.jsonl": b"", "notes.txt": b""}.items():
+        (heads / name).write_bytes(content)
     train_heads(base, counting_rows(), recipe, fresh=True)  # the same heads again
     assert all((heads / name).is_file() for name in DERIVED)
     other = recipe.model_copy(update={"seed": 5})
@@ -28,6 +39,7 @@ def test_other_heads_take_with_them_what_was_made_from_those_before(
     train_heads(base, counting_rows(), other, fresh=True)
     assert stored_digest(heads) != before
     left = {path.name for path in heads.iterdir()} - {"config.json", "heads.safetensors"}
-    own = {"tree.json"} if tree == OWN else set()
+    own = set() if files is WRITTEN else set(DERIVED)
     assert left == {"provenance.json", "calibration_answers.jsonl", "notes.txt"} | own
-    assert "of those before are removed" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("of those before are removed" in said) == (files is WRITTEN)

@@ -8,7 +8,7 @@ from medusa_kit import console
 from medusa_kit.bench.load.arrivals import Load, Poisson
 from medusa_kit.bench.load.run import LoadRun
 from medusa_kit.files import write_json
-from medusa_kit.outputs import beside_ours, check_folder, check_replaced, has_keys
+from medusa_kit.outputs import check_folder, check_replaced, has_keys, is_picture
 from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.tuning.charts import draw
 
@@ -108,7 +108,7 @@ def check_place(folder: Path) -> None:
     report."""
     ours = has_keys("points")
     check_folder(folder, "--output")
-    check_replaced(folder, {LOAD: ours, PICTURE: beside_ours(LOAD, ours)}, "--output")
+    check_replaced(folder, {LOAD: ours, PICTURE: is_picture(LOAD, ours)}, "--output")
 
 
 def write(run: LoadRun, record: Mapping[str, Any], folder: Path) -> None:
