@@ -65,17 +65,22 @@ def save_heads(
     ConfigError for the folder of a model, whose config would be replaced.
     """
     folder = expanded(folder)
+    check_replaced(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = tensors_to_save(heads, dtype)
+    with atomic_write(folder / WEIGHTS_NAME) as temporary:
+        save_file(tensors, temporary, metadata={"format": FORMAT})
+    write_config(folder, config or heads.config)
+
+
+def check_replaced(folder: Path) -> None:
+    """Raises ConfigError for the folder of a model, whose config heads would replace."""
     there = json_object(folder / CONFIG_NAME)
     if there is not None and there.get("format") != FORMAT:
         raise ConfigError(
             f"{folder / CONFIG_NAME} is not that of medusa-kit heads, and would be replaced",
             hint="name another folder",
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = tensors_to_save(heads, dtype)
-    with atomic_write(folder / WEIGHTS_NAME) as temporary:
-        save_file(tensors, temporary, metadata={"format": FORMAT})
-    write_config(folder, config or heads.config)
 
 
 def tensors_to_save(heads: MedusaHeads, dtype: torch.dtype | None) -> dict[str, Tensor]:

@@ -17,10 +17,11 @@ from medusa_kit.base.model import VARIANT_KEY, BaseModel
 from medusa_kit.base.origin import HEADS
 from medusa_kit.base.placement import DTYPES
 from medusa_kit.errors import NotFiniteError
-from medusa_kit.files import atomic_write, parse_json, write_json
+from medusa_kit.files import atomic_write, moved_together, parse_json, write_json
 from medusa_kit.heads import MedusaHeads, save_heads
 from medusa_kit.heads.checkpoint import (
     PAIRED_FOLDER,
+    check_replaced,
     read_config,
     tensors_to_save,
     write_config,
@@ -32,7 +33,7 @@ from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train.engine import TrainingEngine
 from medusa_kit.train.processes import distributed
 from medusa_kit.train.run.folder import RunFolder
-from medusa_kit.train.run.own_files import keep_theirs
+from medusa_kit.train.run.own_files import BEGUN, PROVENANCE, keep_theirs
 from medusa_kit.train.run.provenance import provenance
 
 
@@ -52,7 +53,7 @@ def keep(
     needed = list(engine.module.parameters()) if whole_model else [*moved, *own]
     with engine.whole(needed):
         if distributed.is_main():
-            record = provenance(recipe, folder.origin, ran)
+            record = provenance(recipe, {**folder.origin, BEGUN: folder.date}, ran)
             if recipe.stage == "medusa2":
                 _save_joint(base, heads, recipe, record)
             else:
@@ -110,9 +111,11 @@ def _save_heads(
             hint="their numbers are too large for that dtype: set heads.save_dtype to a wider one",
         )
     digest = heads_digest(config, tensors)
+    check_replaced(folder)
     drop_derived(folder, digest)
-    save_heads(heads, folder, dtype, config)
-    write_json(folder / "provenance.json", {HEADS: digest, **parse_json(record)})
+    with moved_together(folder) as new:
+        save_heads(heads, new, dtype, config)
+        write_json(new / PROVENANCE, {HEADS: digest, **parse_json(record)})
 
 
 def _save_joint(base: BaseModel, heads: MedusaHeads, recipe: TrainRecipe, record: str) -> None:

@@ -6,11 +6,11 @@ import zipfile
 
 import pytest
 
-from medusa_kit.errors import CheckpointError
+from medusa_kit.errors import CheckpointError, ConfigError
 from medusa_kit.heads import load_heads
 from medusa_kit.train import loop
 from medusa_kit.train.run.folder import RunFolder
-from medusa_kit.train.trainer import train_heads
+from medusa_kit.train.trainer import train, train_heads
 
 pytestmark = pytest.mark.usefixtures("often")
 
@@ -19,21 +19,29 @@ class Crash(Exception):
     pass
 
 
+def stop_in_update(patch, step):
+    original = loop.TrainingLoop._update
+
+    def update(self, arguments):
+        if self.step == step:
+            raise Crash
+        original(self, arguments)
+
+    patch.setattr(loop.TrainingLoop, "_update", update)
+
+
+def crash_in_update_7(base, rows, recipe, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_in_update(patch, 7)
+        with pytest.raises(Crash):
+            train_heads(base, rows, recipe)
+
+
 @pytest.fixture
 def crashed(tiny_base, counting_rows, make_recipe, monkeypatch):
     """(base, recipe) of a run that crashed in update 7, after an evaluation and a checkpoint."""
     base, recipe = tiny_base(), make_recipe(train={"eval_every": 3})
-    original = loop.TrainingLoop._update
-
-    def update(self, arguments):
-        if self.step == 7:
-            raise Crash
-        original(self, arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop.TrainingLoop, "_update", update)
-        with pytest.raises(Crash):
-            train_heads(base, counting_rows(), recipe)
+    crash_in_update_7(base, counting_rows(), recipe, monkeypatch)
     assert (RunFolder(recipe).heads / "heads.safetensors").is_file()
     return base, recipe
 
@@ -70,10 +78,14 @@ def test_best_heads_that_are_there_are_kept(crashed, counting_rows):
     assert weights.read_bytes() == kept
 
 
-def test_metrics_that_are_no_text_do_not_stop_a_run(crashed, counting_rows):
+def test_metrics_that_are_no_text_are_told(crashed, counting_rows):
+    """They may be a person's; a run whose metrics are lost goes on."""
     base, recipe = crashed
     metrics = RunFolder(recipe).path / "metrics.jsonl"
     metrics.write_bytes(b"\xff\xfe\x00\n" * 40)
+    with pytest.raises(ConfigError, match=r"no run of ours put there.*: metrics\.jsonl"):
+        train_heads(base, counting_rows(), recipe)
+    metrics.unlink()
     train_heads(base, counting_rows(), recipe)
     assert json.loads(metrics.read_text().splitlines()[-1])["held_out"]
 
@@ -128,3 +140,66 @@ def test_a_run_whose_folder_was_moved_goes_on_there(crashed, counting_rows, caps
     assert "continuing from update" in capsys.readouterr().err
     assert report.heads_folder.is_relative_to(elsewhere)
     assert not place.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [
+        ("state.pt", "an earlier checkpoint"), ("average.pt", "an earlier checkpoint"),
+        ("state.pt", "another run"), ("average.pt", "another run"), ("random-0.pt", "another run"),
+    ],
+)  # fmt: skip
+def test_files_of_two_checkpoints_are_not_mixed(
+    tiny_base, counting_rows, make_recipe, monkeypatch, tmp_path, name, of
+):
+    base, kept = tiny_base(), tmp_path / "kept"
+    train = {"average": 0.9, "save_every": 3}
+    recipe = make_recipe(train=train)
+    save = RunFolder.save
+
+    def save_and_copy(self, write, progress):
+        save(self, write, progress)
+        if of == "an earlier checkpoint" and not kept.exists():
+            shutil.copytree(next(self.path.glob("checkpoint/*")), kept)
+
+    monkeypatch.setattr(RunFolder, "save", save_and_copy)
+    crash_in_update_7(base, counting_rows(), recipe, monkeypatch)
+    if of == "another run":
+        other = make_recipe(output_dir=str(tmp_path / "other"), seed=5, train=train)
+        crash_in_update_7(base, counting_rows(), other, monkeypatch)
+        kept = next((tmp_path / "other").glob("checkpoint/*"))
+    (here,) = RunFolder(recipe).path.glob("checkpoint/*")
+    shutil.copy(kept / name, here / name)
+    with pytest.raises(CheckpointError, match=rf"{name} cannot be read: .* of another checkpoint"):
+        train_heads(base, counting_rows(), recipe)
+    assert (here / "progress.json").is_file()
+
+
+def test_heads_of_another_run_are_not_those_that_a_run_goes_on_with(
+    make_recipe, monkeypatch, tmp_path
+):
+    """They would be its result, with the score of its own."""
+    source = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"{one}?", "completion": f"{one} " * 6} for one in range(20)]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def recipe(name):
+        return make_recipe(
+            base={"model": "debug-tiny"}, output_dir=str(tmp_path / name),
+            data={"sources": [str(source)], "eval_fraction": 0.4},
+            train={"eval_every": 1, "save_every": 2, "epochs": 2},
+        )  # fmt: skip
+
+    with monkeypatch.context() as patch:
+        stop_in_update(patch, 3)
+        for name in ("run", "other"):
+            with pytest.raises(Crash):
+                train(recipe(name))
+    own = tmp_path / "run/heads"
+    own.rename(tmp_path / "kept")
+    shutil.copytree(tmp_path / "other/heads", own)
+    with pytest.raises(ConfigError, match="holds heads of a run that began at"):
+        train(recipe("run"))
+    shutil.rmtree(own)
+    (tmp_path / "kept").rename(own)
+    train(recipe("run"))

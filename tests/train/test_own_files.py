@@ -112,7 +112,8 @@ def test_a_run_of_ours_starts_over_unless_its_recipe_was_edited(
         ("model/medusa_heads/mine/a", True), ("model/README.md", True),
         ("model/.git/config", True), ("model/medusa_heads/.gitattributes", True),
         ("model/model.before.safetensors", True), ("model/my_config.json", True),
-        ("model/tokenizer.json", False), ("model/medusa_heads/verify.json", False),
+        ("model/medusa_heads/verify.json", True), ("model/medusa_heads/tree.png", True),
+        ("model/tokenizer.json", False), ("model/medusa_heads/calibration_answers.jsonl", False),
         ("model/model-00001-of-00002.safetensors", False), ("model/.DS_Store", False),
     ],
 )  # fmt: skip
@@ -120,7 +121,8 @@ def test_a_persons_own_file_within_a_model_is_not_replaced(make_recipe, tmp_path
     """A whole folder takes the place of what a run of Medusa-2 wrote before."""
     recipe = make_recipe(stage="medusa2", joint={"moves": "full"})
     put(tmp_path / "run", ".medusa-kit-run", "{}")
-    put(tmp_path / "run", "model/medusa_heads/provenance.json", "{}")
+    record = json.dumps({"versions": {}, "recipe": {}})
+    put(tmp_path / "run", "model/medusa_heads/provenance.json", record)
     put(tmp_path / "run", name, "[[0]]" if name.endswith("tree.json") else "mine")
     if mine:
         top = "/".join(name.split("/")[: 3 if "heads" in name else 2])
@@ -169,6 +171,38 @@ def test_what_a_person_adds_while_a_run_goes_on_stays(make_recipe, tmp_path, mon
     assert [(folder / name).read_text() for name in names] == ["mine"] * 3
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("metrics.jsonl", "mine\n"), ("metrics.jsonl", '{"step": 1, "loss": 2.5}\n' * 3),
+        ("run.json", '{"mine": 1}'), ("heads/provenance.json", '{"mine": 1}'),
+    ],
+)  # fmt: skip
+def test_a_persons_own_file_in_the_folder_of_a_run_is_told(
+    tiny_base, counting_rows, make_recipe, refused, tmp_path, name, text, fresh
+):
+    """A run that left no checkpoint, and one that is finished."""
+    recipe, folder = make_recipe(), tmp_path / "run"
+    train_heads(tiny_base(), counting_rows(), recipe)
+    put(folder, name, text)
+    top = name.partition("/")[0]
+    refused(recipe, tmp_path, f"no run of ours put there.*: {top}", fresh)
+    if name != "run.json":
+        (folder / "run.json").unlink()
+        refused(recipe, tmp_path, f"no run of ours put there.*: {top}", fresh)
+
+
+def test_other_heads_in_the_folder_of_a_run_are_a_persons_own(
+    tiny_base, counting_rows, make_recipe, refused, tmp_path
+):
+    base, other = tiny_base(), make_recipe(seed=5, output_dir=str(tmp_path / "other"))
+    train_heads(base, counting_rows(), make_recipe())
+    train_heads(base, counting_rows(), other)
+    shutil.copy(tmp_path / "other/heads/heads.safetensors", tmp_path / "run/heads")
+    refused(make_recipe(), tmp_path, "no run of ours put there.*: heads", fresh=True)
+
+
 def test_a_run_of_another_stage_has_no_right_to_what_it_never_wrote(
     tiny_base, counting_rows, make_recipe, refused, tmp_path
 ):
@@ -186,7 +220,7 @@ def test_an_interrupted_run_of_an_earlier_version_is_known(
     folder = RunFolder(recipe)
     with folder.locked():
         folder.begin()
-        folder.log({"step": 0})
+        folder.log({"step": 0, "held_out": {}})
         if saved:
             folder.save(lambda _: None, {"step": 1, "base": "2:a:b"})
     (tmp_path / "run/.medusa-kit-run").unlink()

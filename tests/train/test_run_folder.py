@@ -134,24 +134,70 @@ def test_a_lock_is_no_run(tiny_base, make_recipe, tmp_path):
     assert (tmp_path / "disk").is_dir()
 
 
-@pytest.mark.parametrize("learning_rate", [0.01, 0.02])
+@pytest.mark.parametrize("other", ["the same", "another", "gone"])
 def test_a_run_killed_before_its_first_checkpoint_leaves_no_metrics(
-    tiny_base, counting_rows, make_recipe, monkeypatch, tmp_path, learning_rate
+    tiny_base, counting_rows, make_recipe, monkeypatch, tmp_path, other
 ):
-    """Neither for another recipe nor for the same one: each starts at update 0 again."""
+    """It starts at update 0 again. Where it is no longer this recipe's it is not lost unsaid."""
     base, train_options = tiny_base(), {"save_every": 100, "log_every": 1}
     with monkeypatch.context() as patch:
         in_the_middle(patch, 6, crash)
         with pytest.raises(Crash):
             train_heads(base, counting_rows(), make_recipe(train=train_options))
     (tmp_path / "run/bad_update.pt").write_bytes(b"of the run before")
-    options = {**train_options, "learning_rate": learning_rate}
+    options = {**train_options, "learning_rate": 0.02 if other == "another" else 0.01}
     recipe = make_recipe(train=options)
-    train_heads(base, counting_rows(), recipe)
+    if other == "gone":
+        (tmp_path / "run/recipe.yaml").unlink()
+    if other != "the same":
+        before = contents(tmp_path / "run")
+        with pytest.raises(ConfigError, match="holds a run of another recipe") as caught:
+            train_heads(base, counting_rows(), recipe)
+        assert "--fresh" in caught.value.hint
+        assert contents(tmp_path / "run") == before
+    train_heads(base, counting_rows(), recipe, fresh=other != "the same")
     straight = make_recipe(output_dir=str(tmp_path / "straight"), train=options)
     train_heads(base, counting_rows(), straight)
     assert without_seconds(recipe) == without_seconds(straight)
     assert not (tmp_path / "run/bad_update.pt").exists()
+
+
+def test_a_run_that_stopped_in_its_first_update_takes_another_recipe(
+    tiny_base, counting_rows, make_recipe, monkeypatch
+):
+    """As one whose memory was too small, and is to begin with smaller batches."""
+    with monkeypatch.context() as patch:
+        in_the_middle(patch, 0, crash)
+        with pytest.raises(Crash):
+            train_heads(tiny_base(), counting_rows(), make_recipe())
+    smaller = make_recipe(train={"micro_batch_positions": 16})
+    assert lines_of(smaller)
+    train_heads(tiny_base(), counting_rows(), smaller)
+
+
+@pytest.mark.parametrize("of", ["another run", "the run, without a line"])
+def test_metrics_of_something_else_are_told_before_a_run_goes_on(
+    tiny_base, counting_rows, make_recipe, monkeypatch, tmp_path, of
+):
+    base, recipe = tiny_base(), make_recipe(train={"log_every": 1})
+    other = make_recipe(seed=5, output_dir=str(tmp_path / "other"))
+    with monkeypatch.context() as patch:
+        in_the_middle(patch, 6, crash)
+        with pytest.raises(Crash):
+            train_heads(base, counting_rows(), recipe)
+    path = tmp_path / "run/metrics.jsonl"
+    own = path.read_text()
+    if of == "another run":
+        train_heads(base, counting_rows(), other)
+        path.write_text((tmp_path / "other/metrics.jsonl").read_text())
+    else:
+        path.write_text("".join(own.splitlines(keepends=True)[1:]))
+    before = contents(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"metrics.jsonl does not begin with the \d lines"):
+        train_heads(base, counting_rows(), recipe)
+    assert contents(tmp_path / "run") == before
+    path.write_text(own)
+    train_heads(base, counting_rows(), recipe)
 
 
 def without_seconds(recipe):
@@ -190,7 +236,8 @@ def test_a_checkpoint_without_the_number_of_lines_is_taken_up(
             train_heads(base, counting_rows(), recipe)
     (path,) = (tmp_path / "run/checkpoint").glob("*/progress.json")
     progress = json.loads(path.read_text())
-    progress.pop("metric_lines", None)
+    for name in ("metric_lines", "metrics"):
+        del progress[name]
     path.write_text(json.dumps(progress))
     train_heads(base, counting_rows(), recipe)
     steps = [json.loads(line)["step"] for line in lines_of(recipe)]

@@ -2,7 +2,7 @@
 
 output_dir/recipe.yaml         the resolved recipe
 output_dir/metrics.jsonl       one line every `log_every` updates and every evaluation
-output_dir/checkpoint/step-N/  engine, random states, progress.json (last); only while unfinished
+output_dir/checkpoint/step-N/  engine, random states; progress.json, written last, has their digests
 output_dir/heads/              the heads: the best so far, or with train.keep=last the last
 output_dir/model/, adapter/    from Medusa-2: model or adapter, with the heads inside
 output_dir/.training.lock      locked by the process that trains here; .training.json names it
@@ -34,11 +34,14 @@ from medusa_kit.files import (
 )
 from medusa_kit.settings.recipe import TrainRecipe, differences, read_recipe, resolved
 from medusa_kit.train.processes import distributed
+from medusa_kit.train.run import metrics
+from medusa_kit.train.run.checkpoint_files import FILES, check_files, digests
 from medusa_kit.train.run.lock import only_training_in
+from medusa_kit.train.run.metrics import METRICS
 from medusa_kit.train.run.own_files import (
-    METRICS,
     OWN_FILES,
     RECIPE,
+    check_kept,
     check_own,
     write_recipe,
 )
@@ -46,7 +49,6 @@ from medusa_kit.train.run.provenance import origin_here, provenance
 
 PROGRESS = "progress.json"
 DATE = "date"  # in progress.json: of the text that templates write the date into
-METRIC_LINES = "metric_lines"  # in progress.json: their number
 PROGRESS_TYPES: dict[str, Any] = {
     "step": int, "num_updates": int | None, "seconds": float | int, "best": float | int | None,
     DATE: str | None,
@@ -108,12 +110,11 @@ class RunFolder:
         """Check that this recipe may use the folder. With `fresh` every recipe may: `begin` removes
         the files of an older run, which stay where the new one is refused before that.
 
-        Raises ConfigError for another recipe's run, and for a run that is finished.
+        Raises ConfigError for another recipe's run, for a run that is finished, and for metrics
+        that are not this run's.
         """
         self._fresh = fresh
-        if fresh:
-            return
-        if not self.finished and not self._complete():
+        if fresh or not self._holds_run():
             return
         hint = "choose another output_dir, or add --fresh to start over"
         if different := self._differences():
@@ -125,6 +126,15 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path} holds this run, which is finished: see {self.heads}", hint=hint
             )
+        if (checkpoint := self.load()) is not None:
+            metrics.check(self.path / METRICS, checkpoint.progress)
+            if checkpoint.progress["best"] is not None:
+                check_kept(self.path, self.recipe, checkpoint.progress[DATE])
+
+    def _holds_run(self) -> bool:
+        """Of a run that left no checkpoint there are metrics, if it came as far as an update."""
+        there = self.finished or bool(self._complete())
+        return there or metrics.has_updates(self.path / METRICS)
 
     def _differences(self) -> list[str]:
         try:
@@ -176,8 +186,9 @@ class RunFolder:
                 if distributed.is_main():
                     record = provenance(self.recipe, self.origin)
                     (folder / "provenance.json").write_text(record)
-                    more = {METRIC_LINES: len(self._metric_lines()), DATE: self.date}
-                    write_json(folder / PROGRESS, {**progress, **more})
+                    more = {DATE: self.date, FILES: digests(folder)}
+                    lines = metrics.noted(self.path / METRICS)
+                    write_json(folder / PROGRESS, {**progress, **more, **lines})
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -195,7 +206,7 @@ class RunFolder:
 
     def load(self) -> Checkpoint | None:
         """The newest complete checkpoint to continue from, or None. Raises CheckpointError when it
-        is damaged."""
+        is damaged, or its files do not belong together."""
         complete = [] if self._fresh else self._complete()
         if not complete:
             return None
@@ -212,6 +223,7 @@ class RunFolder:
             raise CheckpointError(
                 f"{path} cannot be read: {error}", hint="add --fresh to start over"
             ) from error
+        check_files(complete[-1], progress)
         return Checkpoint(complete[-1], progress)
 
     def _complete(self) -> list[Path]:
@@ -226,17 +238,9 @@ class RunFolder:
         """Drop the lines that were written after the checkpoint."""
         if not distributed.is_main():
             return
-        lines, progress = self._metric_lines(), checkpoint.progress
-        if METRIC_LINES in progress:
-            kept = lines[: progress[METRIC_LINES]]
-        else:  # an older version's
-            kept = [line for line in lines if _step_of(line) <= progress["step"]]
+        lines = metrics.kept(self.path / METRICS, checkpoint.progress)
         with self.explain_disk():
-            write_text(self.path / METRICS, "".join(f"{line}\n" for line in kept))
-
-    def _metric_lines(self) -> list[str]:
-        path = self.path / METRICS
-        return path.read_text(errors="replace").splitlines() if path.is_file() else []
+            write_text(self.path / METRICS, "".join(f"{line}\n" for line in lines))
 
     def finish(self, summary: dict[str, Any]) -> None:
         if not distributed.is_main():
@@ -264,10 +268,3 @@ class RunFolder:
 
 def _now() -> datetime:
     return datetime.now()
-
-
-def _step_of(line: str) -> float:
-    try:
-        return parse_json(line)["step"]
-    except (ValueError, KeyError, TypeError):
-        return float("inf")  # half a line, cut off by the interruption

@@ -20,6 +20,7 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train.features.rows import HeadTargets
 from medusa_kit.train.processes import distributed
+from medusa_kit.train.run.checkpoint_files import FILES
 
 TRAINED_IN = "trained_in"  # the dtype of what is updated
 GO_ON_AS_BEGUN = "finish that run with the version that began it, or add --fresh to start over"
@@ -128,6 +129,7 @@ def check(saved: Mapping[str, Any], now: Mapping[str, Any], recipe: TrainRecipe)
             hint=f"use --nproc {saved['processes']}, or add --fresh to start over",
         )
     untold = [WORDS[name][1] for name in config.unknown]
+    untold += [] if FILES in saved else ["its weights and random states"]
     untold += [p.name for name, p in PARTS.items() if name not in saved and now[name]]
     if untold:
         console.note(

@@ -14,20 +14,25 @@ from pathlib import Path
 import yaml
 
 from medusa_kit.base.adapters import OWN_NAME
+from medusa_kit.base.origin import HEADS
 from medusa_kit.errors import ConfigError
 from medusa_kit.files import write_json, write_text
-from medusa_kit.heads.checkpoint import CONFIG_NAME, PAIRED_FOLDER, WEIGHTS_NAME
-from medusa_kit.heads.derived import DERIVED, TREE_NAME, is_found
-from medusa_kit.outputs import check_folder, json_object
+from medusa_kit.heads.checkpoint import CONFIG_NAME, PAIRED_FOLDER, WEIGHTS_NAME, stored_digest
+from medusa_kit.heads.derived import DERIVED
+from medusa_kit.outputs import Ours, check_folder, has_keys, json_object
 from medusa_kit.settings.recipe import TrainRecipe, dump
 from medusa_kit.store.beside import GATHERED
 from medusa_kit.train.run.lock import LOCK
+from medusa_kit.train.run.metrics import METRICS, is_metrics
 
-RECIPE, METRICS = "recipe.yaml", "metrics.jsonl"
-OWN_FILES = (RECIPE, METRICS, "run.json", "bad_update.pt")
+RECIPE, FINISHED = "recipe.yaml", "run.json"
+OWN_FILES = (RECIPE, METRICS, FINISHED, "bad_update.pt")
 CHECKPOINT = "checkpoint"
+WRITTEN: dict[str, Ours] = {
+    METRICS: is_metrics, FINISHED: has_keys("versions", "recipe", "num_updates"),
+}  # fmt: skip
 MARK = ".medusa-kit-run"  # JSON: digests of files
-PROVENANCE = "provenance.json"
+PROVENANCE, BEGUN = "provenance.json", "begun"
 # What transformers, peft and this kit write for a model or adapter, and beside heads. None of them
 # writes a README.md.
 MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors",
@@ -101,8 +106,9 @@ def keep_theirs(folder: Path, new: Path) -> None:
 
 def _theirs(path: Path, recipe: TrainRecipe) -> Iterator[str]:
     is_run = _is_run(path)
-    for name in (*OWN_FILES, CHECKPOINT) if not is_run else ():
-        if _holds_something(path / name):
+    for name in (*OWN_FILES, CHECKPOINT):
+        ours = is_run and WRITTEN.get(name, lambda _: True)(path / name)
+        if not ours and _holds_something(path / name):
             yield name
     for name in results(recipe):
         if _holds_something(path / name) and not (is_run and _is_result(path / name)):
@@ -117,7 +123,7 @@ def _own_among(folder: Path) -> Iterator[Path]:
     for place, written in ((folder, MODEL_FILES), (folder / PAIRED_FOLDER, HEADS_FILES)):
         for path in sorted(place.iterdir()) if place.is_dir() else ():
             ours = any(fnmatch(path.name, pattern) for pattern in (*written, *HIDDEN))
-            found = path.name != TREE_NAME or is_found(path)
+            found = path.name not in DERIVED or DERIVED[path.name](path)
             if (ours and found) or path == folder / PAIRED_FOLDER:
                 continue
             yield path
@@ -129,14 +135,32 @@ def _holds_something(path: Path) -> bool:
 
 
 def _is_result(path: Path) -> bool:
-    return any((folder / PROVENANCE).is_file() for folder in (path, path / PAIRED_FOLDER))
+    """Whether a run wrote what lies there: it left its provenance, which names the heads."""
+    for folder in (path, path / PAIRED_FOLDER):
+        said = json_object(folder / PROVENANCE)
+        if said is not None and {"versions", "recipe"} <= said.keys():
+            here = stored_digest(folder)  # None where they are damaged
+            return None in (here, said.get(HEADS)) or said[HEADS] == here
+    return False
+
+
+def check_kept(path: Path, recipe: TrainRecipe, begun: str | None) -> None:
+    """Raises ConfigError where the heads that a run goes on to improve are another run's. `begun`:
+    when this run first began."""
+    within = path / results(recipe)[0]
+    folder = within if recipe.stage == "medusa1" else within / PAIRED_FOLDER
+    there = (json_object(folder / PROVENANCE) or {}).get(BEGUN)
+    if begun is not None and there not in (None, begun):
+        raise ConfigError(
+            f"{folder} holds heads of a run that began at {there}; this one began at {begun}",
+            hint="move them away, or put back this run's own",
+        )
 
 
 def _is_run(path: Path) -> bool:
     if json_object(path / MARK) is not None:
         return True
-    run = json_object(path / "run.json")
-    if run is not None and {"versions", "recipe", "num_updates"} <= run.keys():
+    if WRITTEN[FINISHED](path / FINISHED):
         return True
     for progress in path.glob(f"{CHECKPOINT}/step-*/progress.json"):
         if {"step", "base"} <= (json_object(progress) or {}).keys():
