@@ -135,7 +135,7 @@ def _damage(shard: Shard) -> str | None:
 def _refuse_others(others: Sequence[tuple[Path, str]]) -> None:
     if others:
         path, why = others[0]
-        more = f" (and {len(others) - 1} more files beside it)" if len(others) > 1 else ""
+        more = f" (and {len(others) - 1} other files of the folder)" if len(others) > 1 else ""
         raise IncompatibleBaseError(
             f"{path}{more} was made differently: {why} (this run ≠ file)", hint=OTHER_PLACE
         )

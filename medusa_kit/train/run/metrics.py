@@ -31,7 +31,7 @@ def check(path: Path, progress: Mapping[str, Any]) -> None:
     if path.is_file() and expected not in (None, _digest(lines_of(path)[:count])):
         raise ConfigError(
             f"{path} does not begin with the {count} lines that this run had written, "
-            "and the run would replace it as it goes on",
+            "and the run would replace it when it resumes",
             hint="move it away, or put back the run's own",
         )
 
