@@ -88,6 +88,8 @@ class State:
                     hint="name another folder with --output",
                 )
             return
+        if json_object(self.path) is not None:  # else it is damaged, and may be ours
+            self.check_own()
         earlier = {"for": "kit", **self._read()["settings"]}  # older runs were for nothing else
         now = {**self._settings, "hours": earlier.get("hours")} if self.longer else self._settings
         names = sorted({*now, *earlier})

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from medusa_kit.errors import CheckpointError, DataError, MedusaKitError
+from medusa_kit.errors import CheckpointError, ConfigError, DataError, MedusaKitError
 from medusa_kit.quick import run as quick_run
 from medusa_kit.quick import text, trial
 from medusa_kit.quick.run import prepared, run
@@ -24,6 +24,18 @@ Build = Callable[..., Request]
 
 def interrupted(*_: Any, **__: Any) -> Any:
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_persons_own_record_is_told_as_such_and_stays(request_for: Build, fresh: bool) -> None:
+    request = request_for()
+    request.output.mkdir(parents=True)
+    own = request.output / "quick.json"
+    own.write_text('{"my": "notes"}')
+    with pytest.raises(ConfigError, match=r"quick.json is not that of a run") as refused:
+        prepared(request, fresh=fresh)
+    assert refused.value.hint == "name another folder with --output"
+    assert own.read_text() == '{"my": "notes"}'
 
 
 def test_the_time_between_a_kill_and_the_next_start_does_not_count(
