@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from medusa_kit.base.attributes import STANDS_FOR, Attributes, with_type
 from medusa_kit.base.exchanged import Exchanges
 from medusa_kit.base.fingerprint import contents_digest, version_of
 from medusa_kit.base.hooks import EVERY_MODULE, foreign_hooks
@@ -26,10 +27,10 @@ from medusa_kit.locks import lock_of
 
 ATTRIBUTE = "medusa_kit_watch"
 PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
-SETTING = (int, float, str, type(None))
-STANDS_FOR = "stands_for"  # of a class of ours: the class whose place its modules have taken
 # Rotary embeddings that write to their own tables as texts grow.
 CHANGING_ROTARY = ("dynamic", "longrope")
+# Its modules note nothing of a forward, and which of several adapters computes is a setting.
+ADAPTERS = "peft"
 # What a call sets for a while, and two ways to write one thing.
 CALLS_SET = ("attn_implementation", "dtype")
 
@@ -46,27 +47,30 @@ class ModelState:
 
     def __init__(self, model: Any, contents: bool) -> None:
         modules = list(model.modules())
+        self._modules = [weakref.ref(module) for module in modules]
+        noted = {module: Attributes(module) for module in modules}
         moving = [module for module in modules if _writes_to_itself(module)]
         hooks = foreign_hooks(model)
         hooked = {model.get_submodule(name) for name, _ in hooks if name != EVERY_MODULE}
-        tensors, tables = _tensors_of(modules, moving, hooked), _tables(moving)
-        self._modules = [weakref.ref(module) for module in modules]
+        tensors, tables = _tensors_of(noted, moving, hooked), _tables(noted, moving)
         # Weights of a quantiser's own class are its library's to change, and nothing copies them.
         plain = [tensor for tensor in tensors if type(tensor) in PLAIN_TENSORS]
+        configs = [model.config]
         self._facts = (
-            [(*_code(module), _settings(module, moving), _children(module)) for module in modules],
+            [(*_code(module), _children(module)) for module in modules],
+            [_settings(module, one, moving, configs) for module, one in noted.items()],
             [(id(tensor), *_place(tensor)) for tensor in plain],
             hooks,
             functions_of({type(module) for module in modules}),
-            _without(model.config.to_dict()),
+            [_without(config.to_dict()) for config in configs],
             contents_digest(_each_once(plain)) if contents else None,
         )
         self.moving = (
-            [_plain_values(module) for module in moving],
+            [noted[module].described(configs) for module in moving],
             [(id(table), *_place(table)) for table in tables],
             contents_digest(tables),
         )
-        self.is_plain = not hooks and _is_plain(model, modules, tensors)
+        self.is_plain = not hooks and _is_plain(model, noted, tensors)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ModelState) or len(self._modules) != len(other._modules):
@@ -142,7 +146,11 @@ def _writes_to_itself(module: nn.Module) -> bool:
 
 def is_of_plain_code(module: nn.Module) -> bool:
     """Whether what it does follows from what is looked at here."""
-    return type(module).__module__.split(".")[0] in PLAIN_CODE
+    return _package(module) in PLAIN_CODE
+
+
+def _package(module: nn.Module) -> str:
+    return type(module).__module__.split(".")[0]
 
 
 def _code(module: nn.Module) -> tuple[Any, ...]:
@@ -151,26 +159,13 @@ def _code(module: nn.Module) -> tuple[Any, ...]:
     return kind, kind.forward, vars(module).get("forward")
 
 
-def _settings(module: nn.Module, moving: list[nn.Module]) -> dict[str, Any]:
+def _settings(
+    module: nn.Module, noted: Attributes, moving: list[nn.Module], configs: list[Any]
+) -> dict[str, Any]:
     """Modules of other code may note there what a forward has set up."""
-    if module in moving or not is_of_plain_code(module):
+    if module in moving or not (is_of_plain_code(module) or _package(module) == ADAPTERS):
         return {}
-    return _plain_values(module)
-
-
-def _plain_values(module: nn.Module) -> dict[str, tuple[type, Any]]:
-    """Plain values among its attributes, such as `training` or an epsilon; in those named `_…`
-    transformers notes what calls have set up."""
-    return {
-        name: _with_type(value)
-        for name, value in vars(module).items()
-        if isinstance(value, SETTING) and not name.startswith("_")
-    }
-
-
-def _with_type(value: Any) -> tuple[type, Any]:
-    """8, 8.0 and True compare equal, and torch takes one of them where it refuses another."""
-    return type(value), value
+    return noted.described(configs)
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
@@ -178,17 +173,17 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _tensors_of(
-    modules: list[nn.Module], moving: list[nn.Module], hooked: set[nn.Module]
+    noted: dict[nn.Module, Attributes], moving: list[nn.Module], hooked: set[nn.Module]
 ) -> list[Tensor]:
     """Parameters, and where a module does not write to them itself its buffers and other tensors,
     module by module: several may share one."""
     tensors = list[Tensor]()
-    for module in modules:
+    for module, attributes in noted.items():
         tensors += _there(module._parameters)
         if module not in moving and is_of_plain_code(module):
             tensors += _there(module._buffers)
             # A hook of its own (pruning) may make the others anew for each forward.
-            tensors += [] if module in hooked else _there(vars(module))
+            tensors += [] if module in hooked else attributes.tensors
     return tensors
 
 
@@ -201,19 +196,20 @@ def _each_once(tensors: list[Tensor]) -> list[Tensor]:
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
-def _tables(modules: list[nn.Module]) -> list[Tensor]:
-    return [one for m in modules for one in (*_there(m._buffers), *_there(vars(m)))]
+def _tables(noted: dict[nn.Module, Attributes], moving: list[nn.Module]) -> list[Tensor]:
+    return [one for m in moving for one in (*_there(m._buffers), *noted[m].tensors)]
 
 
 def _there(named: dict[str, Any]) -> list[Tensor]:
     return [value for value in named.values() if isinstance(value, Tensor)]
 
 
-def _is_plain(model: Any, modules: list[nn.Module], tensors: list[Tensor]) -> bool:
+def _is_plain(model: Any, noted: dict[nn.Module, Attributes], tensors: list[Tensor]) -> bool:
     if getattr(model, "_hf_peft_config_loaded", False):
         return False
-    for module in modules:
-        if "forward" in vars(module) or not is_of_plain_code(module):
+    for module, attributes in noted.items():
+        is_plain = is_of_plain_code(module) and not attributes.runs_other_code
+        if "forward" in vars(module) or not is_plain:
             return False
     return all(type(tensor) in PLAIN_TENSORS and not tensor.is_inference() for tensor in tensors)
 
@@ -221,7 +217,7 @@ def _is_plain(model: Any, modules: list[nn.Module], tensors: list[Tensor]) -> bo
 def _without(config: dict[str, Any]) -> dict[str, Any]:
     """The settings of a model's config that say what it computes."""
     return {
-        key: _without(value) if isinstance(value, dict) else _with_type(value)
+        key: _without(value) if isinstance(value, dict) else with_type(value)
         for key, value in config.items()
         if not any(name in str(key) for name in CALLS_SET)
     }

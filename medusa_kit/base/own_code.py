@@ -22,7 +22,7 @@ def replaced_function(config: Any) -> str | None:
     nobody has imported is as it came."""
     family = config.model_type.removesuffix("_text").replace("-", "_")
     functions = _functions([f"transformers.models.{family}.modeling_{family}"])
-    found = (name for name, one in functions if not _is_own(one))
+    found = (name for name, one in functions if not is_own(one))
     return next(found, None)
 
 
@@ -35,7 +35,7 @@ def attention_of(name: str | None) -> Callable[..., Any] | None:
     """The function that transformers knows by this name, where it is not its own."""
     functions = getattr(sys.modules.get(ATTENTION), "ALL_ATTENTION_FUNCTIONS", {})
     function = functions.get(name)
-    return None if function is None or _is_own(function) else function
+    return None if function is None or is_own(function) else function
 
 
 def _functions(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
@@ -61,12 +61,13 @@ def _in_module(module: ModuleType) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _is_own(value: Any) -> bool:
+def is_own(value: Any) -> bool:
     """Whether the code of transformers, torch or Python is all that a call of `value` enters
     first. Where a function was defined is in its globals: decorators copy all that it says of
     itself."""
     where = value.__globals__.get("__name__") if isinstance(value, FunctionType) else None
     if where is None:
         where = (value if isinstance(value, type) else type(value)).__module__
-    inside = getattr(value, "__wrapped__", None) or getattr(value, "func", None)
-    return str(where).split(".")[0] in OWN and (inside is None or _is_own(inside))
+    insides = (getattr(value, name, None) for name in ("__wrapped__", "func", "__func__"))
+    inside = next((one for one in insides if one is not None), None)
+    return str(where).split(".")[0] in OWN and (inside is None or is_own(inside))

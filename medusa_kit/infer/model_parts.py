@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from medusa_kit.base.attributes import Attributes
 from medusa_kit.base.hooks import foreign_hooks
 from medusa_kit.base.model_state import CHANGING_ROTARY, is_of_plain_code
 from medusa_kit.base.own_code import replaced_function
@@ -124,6 +125,8 @@ def _check_code(model: Any) -> None:
         raise Unsupported(f"a module of other code, {type(other).__name__}")
     if other := next((m for m in model.modules() if "forward" in vars(m)), None):
         raise Unsupported(f"a module with a forward of its own, {type(other).__name__}")
+    if other := next((m for m in model.modules() if Attributes(m).runs_other_code), None):
+        raise Unsupported(f"a function of other code in {type(other).__name__}")
 
 
 def rotary_kinds(rotary: Any) -> list[str]:
