@@ -10,8 +10,10 @@ from support.small_engines import BUSHY, random_heads
 
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel
+from medusa_kit.base.origin import HEADS
 from medusa_kit.errors import UsageError
 from medusa_kit.heads import save_heads
+from medusa_kit.heads.checkpoint import stored_digest
 from medusa_kit.tree.candidate_tree import CandidateTree, save_tree
 
 Run = Callable[..., tuple[int, str, str]]
@@ -45,7 +47,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
 def heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("heads")
     save_heads(random_heads(load_base_model("debug-tiny", device="cpu")), folder)
-    save_tree(BUSHY, folder / "tree.json", {})
+    save_tree(BUSHY, folder / "tree.json", {HEADS: stored_digest(folder)})
     (folder / "prompts.txt").write_text("Hi.\n")
     return folder
 

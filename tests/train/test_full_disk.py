@@ -79,7 +79,7 @@ def test_heads_and_hidden_states_and_copies_in_other_formats(tmp_path):
     save_heads(heads, tmp_path / "heads")
     writes = {
         "new": lambda: save_heads(heads, tmp_path / "new"),
-        "shards": lambda: write_shard(tmp_path / "shards", [("a", 2000)], TENSORS),
+        "shards": lambda: write_shard(tmp_path / "shards", [("a", 2000)], TENSORS, {}),
         "other": lambda: convert(tmp_path / "heads", tmp_path / "other", "vllm"),
     }
     for name, write in writes.items():

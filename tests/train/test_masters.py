@@ -154,6 +154,8 @@ class Crash(Exception):
 def begun_in_16_bits(tmp_path, monkeypatch):
     """The recipe of a run whose adapters were in bfloat16, stopped after an update, as versions
     before TRAINED_IN wrote it."""
+    from support.checkpoints import note_files  # not where CHILD imports this file
+
     recipe = recipe_of(tmp_path / "run", **RUNS["lora"])
 
     def stop(self):
@@ -170,6 +172,7 @@ def begun_in_16_bits(tmp_path, monkeypatch):
     state["weights"] = {name: weight.bfloat16() if "lora" in name else weight
                         for name, weight in state["weights"].items()}  # fmt: skip
     torch.save(state, folder / "state.pt")
+    note_files(folder)
     return recipe, folder / "progress.json"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.checkpoints import note_files
 from support.samples import ALL
 from support.small_engines import random_heads
 from support.tiny_models import VOCAB
@@ -147,6 +148,7 @@ def test_a_checkpoint_without_numbers_is_refused(
     else:
         next(iter((state if where == "average" else state["weights"]).values()))[0] = NAN
     torch.save(state, path)
+    note_files(folder)
     with pytest.raises(CheckpointError, match=r"step-00000002 holds NaN(.|\n)*--fresh"):
         train_heads(base, counting_rows(), recipe)
 

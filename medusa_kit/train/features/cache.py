@@ -206,8 +206,10 @@ def _identity(base: BaseModel, recipe: TrainRecipe, options: FeatureOptions) -> 
 def _open(folder: Path, identity: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / INDEX
-    if not path.is_file() or not shard_files(folder):  # of a run that has kept nothing
+    if not shard_files(folder):  # of a run that has kept nothing
         _write_index(folder, identity)
+        return
+    if not path.is_file():  # shards say themselves what they are of
         return
     try:
         stored = {WHOLE_ROWS: False, RUNNERS_UP: False, **parse_json(path.read_text())}

@@ -258,22 +258,23 @@ def test_a_cache_without_them_is_refused(tiny_base, counting_rows, make_recipe, 
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_shards_of_another_kind_are_not_used_where_the_index_is_lost(
+def test_shards_of_another_kind_are_refused_where_the_index_is_lost(
     tiny_base, counting_rows, make_recipe, tmp_path, first
 ):
     base, rows = tiny_base(), counting_rows()
 
-    def run(name, cache, runners_up):
+    def run(name, runners_up):
         train = {**SOFT, "runners_up": runners_up, "features": "disk", "epochs": 1}
-        train |= {"cache_dir": str(tmp_path / cache), "cache_dtype": "float32", "log_every": 1}
-        recipe = make_recipe(output_dir=str(tmp_path / name), train=train, heads=RECURRENT)
-        train_heads(base, rows, recipe)
-        return losses(recipe)
+        train |= {"cache_dir": str(tmp_path / "shared"), "cache_dtype": "float32", "log_every": 1}
+        train_heads(
+            base, rows, make_recipe(output_dir=str(tmp_path / name), train=train, heads=RECURRENT)
+        )
 
-    alone = run("alone", "own", not first)
-    run("one", "shared", first)
+    run("one", first)
     (tmp_path / "shared" / "index.json").unlink()
-    assert run("two", "shared", not first) == alone
+    with pytest.raises(IncompatibleBaseError, match=f"runners_up {not first} ≠ {first}"):
+        run("two", not first)
+    run("three", first)
 
 
 @pytest.mark.parametrize(
