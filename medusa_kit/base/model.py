@@ -117,7 +117,7 @@ class BaseModel(Live):
             self.number = watch_of(model).number
             self.config = text
             self.scale_logits = LogitScale.of(text)
-            self._check_output()
+            self.check_output()
             self.info = self._describe(name, source, revision, known)
             self.checks_are_remembered = self._known_code(source)
             self.decoder_is_exact = self._checked_views()
@@ -201,7 +201,7 @@ class BaseModel(Live):
         model, info, number = self.own_model, self.info, watch_of(self.own_model).number
         self.config = model.config.get_text_config()
         self.scale_logits, self.checks_are_remembered = LogitScale.of(self.config), False
-        self._check_output()
+        self.check_output()
         known = self._describe(info.name, info.source, info.revision, None)
         self.info = replace(known, weights=info.weights)
         self.decoder_is_exact = self._check_views()
@@ -382,12 +382,13 @@ class BaseModel(Live):
     @property
     def _output_weight(self) -> Any:
         weight = getattr(self.own_output, "weight", None)
-        if not isinstance(weight, Tensor) or weight.is_meta:
-            self._check_output()
+        if not isinstance(weight, Tensor):
+            self.check_output()
         return weight
 
-    def _check_output(self) -> None:
-        """Raises IncompatibleBaseError for a model without an output embedding."""
+    def check_output(self) -> None:
+        """Raises IncompatibleBaseError for a model without an output embedding, or with one that
+        has no numbers: it has sizes, by which forecasts and counts of kernels go."""
         weight = getattr(self.own_output, "weight", None)
         if isinstance(weight, Tensor) and weight.is_meta:
             raise IncompatibleBaseError(

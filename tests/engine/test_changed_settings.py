@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.models.changes import PROMPT, answer, made, plain
-from support.small_engines import build_engine
+from support.small_engines import build_engine, random_heads
 from torch import nn
 
 from medusa_kit.base.model import wrap_model
@@ -129,6 +129,20 @@ def test_a_cache_that_keeps_less_than_attention_sees(family: str) -> None:
         vars(changed).clear()
         vars(changed).update(values)
     assert answer(engine) == plain(twin) == before
+
+
+@pytest.mark.parametrize("options", [{}, {"attention": "sdpa"}])
+def test_a_model_on_the_meta_device(options: dict[str, Any]) -> None:
+    """No answer is made, and heads do not follow it there."""
+    base = wrap_model(made("llama-tied"))
+    heads = random_heads(base)
+    engine = build_engine(base, heads=heads, **options)
+    base.model.to("meta")
+    for ask in (engine.generate, lambda prompt: list(engine.stream(prompt))):
+        with pytest.raises(IncompatibleBaseError, match="on the meta device: they have no numbers"):
+            ask(PROMPT)
+    assert base.device.type == "meta"  # whoever counts without numbers may ask
+    assert not any(weight.is_meta for weight in heads.parameters())
 
 
 def test_such_a_cache_at_load(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,9 +211,11 @@ def make_request(
     """A request ready to decode. `max_new_tokens` is reduced to what the context holds.
 
     Raises ContextLengthError for a prompt that fills the context, ConfigError for an empty one, for
-    an id that the model has no row for and for a grammar that cannot be followed.
+    an id that the model has no row for and for a grammar that cannot be followed,
+    IncompatibleBaseError for a model that somebody has moved to the meta device.
     """
     base = verifier.base
+    base.check_output()
     context = base.info.context_length
     check_count("max_new_tokens", max_new_tokens)
     if not prompt_ids:
