@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 from torch.nn.modules.module import (
     register_module_module_registration_hook,
@@ -30,6 +31,8 @@ _of_module: "WeakKeyDictionary[nn.Module, Exchanges]" = WeakKeyDictionary()
 
 
 def _note(owner: nn.Module, name: str, given: Any) -> None:
+    if torch.compiler.is_compiling():  # forwards slice a list of layers, which makes another list;
+        return  # compiled code would hold only for the modules that are watched at the time
     exchanges = _of_module.get(owner)
     if exchanges is not None:
         exchanges.number += 1

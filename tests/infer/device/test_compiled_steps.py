@@ -64,7 +64,8 @@ class Counter:
 
 
 def test_every_shape_runs_compiled() -> None:
-    """More shapes than torch keeps of one function: what is over runs uncompiled by its default."""
+    """More shapes than torch keeps of one function: what is over runs uncompiled by its default.
+    The model is handed out, so that its modules are watched."""
     counter = Counter()
     verifier = compiling_verifier(base_of("llama", num_hidden_layers=1), counter)
     with torch._dynamo.config.patch(recompile_limit=1), torch.inference_mode():
