@@ -26,6 +26,7 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cpu.activations import activations_of
 from medusa_kit.infer.cpu.cache_dtype import FLOAT32, cache_of
+from medusa_kit.infer.decode.accept.grammar_source import check_grammar
 from medusa_kit.infer.decode.detokenize import StopStrings, TextStream, text_before
 from medusa_kit.infer.decode.drafter import NODES, Drafter
 from medusa_kit.infer.decode.request import Emission, Emitted, Request, emission, make_request
@@ -259,6 +260,7 @@ class Engine(Live):
         try:
             request = make()
         except (ConfigError, ContextLengthError):  # by the sizes that the model had
+            check_grammar(sampling.grammar)  # no sizes mend it
             if self.base.changes() == number:
                 raise
             request = make()

@@ -112,7 +112,7 @@ def prepare_run(
 ) -> Run:
     """Build heads (unless given), module, features and feed. Raises as `train` does."""
     train, joint = recipe.train, recipe.stage == "medusa2"
-    _check_precision(base, train)
+    check_precision(base, train)
     check_states(base.config, recipe)
     options = feature_options(recipe, base)
     if train.features == "disk":
@@ -142,7 +142,7 @@ def prepare_run(
     )
 
 
-def _check_precision(base: BaseModel, train: TrainSection) -> None:
+def check_precision(base: BaseModel, train: TrainSection) -> None:
     """Autocast leaves tensors in float64 as they are."""
     if train.precision != "float32" and base.dtype == torch.float64:
         raise ConfigError(

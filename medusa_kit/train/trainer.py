@@ -207,6 +207,7 @@ def train_heads(
     folder = RunFolder(recipe)
     folder.check_own(fresh)
     check_recipe(recipe, base.device)
+    preparation.check_precision(base, recipe.train)
     base.changes()  # hidden states of other weights that lie on disk are not its own
     with folder.locked(), by_onednn(base.device):
         folder.open(fresh)
