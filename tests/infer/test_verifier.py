@@ -116,6 +116,7 @@ def test_a_model_that_minds_nodes_of_all_rows_as_one_row_gets_them_padded() -> N
     verifier = Verifier(base, "sdpa")
     assert not verifier.pads
     layer.register_forward_hook(by_row)
+    base.changes()  # which is the model from here on
     with pytest.raises(IncompatibleBaseError):
         check_trees(verifier)
     check_backends(verifier)
