@@ -25,6 +25,7 @@ from medusa_kit.drafters.draft_model.drafter import DraftModelDrafter
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
+from medusa_kit.infer.attention.step import current_step
 from medusa_kit.infer.decode.drafter import Drafter, State
 from medusa_kit.infer.decode.request import make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
@@ -305,3 +306,22 @@ def test_observing_a_step_it_had_no_part_in_counts_nothing() -> None:
     drafter.observe(result_of(draft, [[]], [4], state.requests))
     assert drafter.notes == []
     assert STOP not in engine.base.stop_token_ids
+
+
+def test_a_draft_model_that_was_changed_before_its_first_answer() -> None:
+    """Its check is of the model as it is: this one's forwards mind how the nodes of rows lie, and
+    pass once they are padded."""
+    draft, prompt = tiny_base("llama"), random_prompt(9, 9)
+    layer = draft.model.model.layers[1].mlp
+
+    def by_row(_: torch.nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor | None:
+        step = current_step(layer)
+        as_one = step is not None and args[0].shape[0] < len(step.lengths)
+        return out * 1.5 if as_one else None
+
+    layer.register_forward_hook(by_row)
+    engine = build_engine(tiny_base("llama"))
+    assert drafter_for(engine, draft, {}).runner.verifier.pads
+    engine.draft_model = draft
+    result = engine.generate(prompt, max_new_tokens=12, drafter="draft-model")
+    assert result.token_ids == plain_answer("llama", prompt, 12)

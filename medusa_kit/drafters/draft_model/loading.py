@@ -36,6 +36,7 @@ def draft_verifier(context: DraftContext) -> Verifier:
                 "costs more than one it may save"
             )
         try:
+            draft.changes()  # since the caller wrapped it
             return _read_back(prepare_backends(draft, fixed_shapes="never").verifier)
         except (CheckpointError, IncompatibleBaseError) as error:
             raise of_draft_model(draft.info.name, error) from error
