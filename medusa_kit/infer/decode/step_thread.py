@@ -8,6 +8,7 @@ that it can be done wherever Python collects garbage.
 import atexit
 import os
 import threading
+import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import NoReturn, Protocol
@@ -20,6 +21,7 @@ from medusa_kit.errors import ClosedError, ConfigError, Live
 from medusa_kit.locks import SharedLock
 
 LINGER = 1.0  # seconds without work after which a thread ends; to start one takes 0.1 ms
+LAST_WAIT = 5.0  # of a daemon thread for the end of the process, which comes sooner
 PATIENCE = 30.0  # seconds that the end of the process waits for the step under way
 ENDING = "the process is ending"
 Call = Callable[[], None]
@@ -192,6 +194,9 @@ def raise_here(error: BaseException) -> NoReturn:
     """Raise what ended an answer. A daemon thread that the end of the process cuts off ends without
     a word, as any does that Python cuts off."""
     if _ends.is_set() and isinstance(error, ClosedError) and threading.current_thread().daemon:
+        # Within Python's own wait, not within torch, which ends the process where Python cuts off a
+        # thread that is in it.
+        time.sleep(LAST_WAIT)
         raise SystemExit from error
     try:
         raise error
