@@ -5,20 +5,24 @@ arguments of a real call. Only the driver is missing, which gives the target; a 
 launches nothing takes its place.
 """
 
+import multiprocessing
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from medusa_kit import console
 from medusa_kit.errors import MedusaKitError
 
 # Most shared memory of one program, in bytes (CUDA programming guide, compute capabilities).
 SHARED_MEMORY = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 TENSOR_CORES = {"tcgen05": "tcgen05.mma", "wgmma": "wgmma.mma", "mma": "mma.sync"}
 WARP = 32
+Job, Found = TypeVar("Job"), TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -77,3 +81,19 @@ def _registers_and_stack(cubin: bytes) -> tuple[int, int]:
     if found is None:
         raise MedusaKitError(f"cuobjdump gives no registers: {dump.stdout or dump.stderr}")
     return int(found[1]), int(found[2])
+
+
+def found_by(find: Callable[[Job], Found], jobs: Sequence[Job], processes: int) -> list[Found]:
+    """What `find`, a function of a module, says of each job, in this many processes."""
+    if processes == 1:
+        return [find(job) for job in jobs]
+    context = multiprocessing.get_context("spawn")
+    found = []
+    with (
+        ProcessPoolExecutor(processes, mp_context=context) as pool,
+        console.progress("kernels", len(jobs), unit="kernel") as bar,
+    ):
+        for finding in pool.map(find, jobs):
+            found.append(finding)
+            bar.advance(1)
+    return found

@@ -8,10 +8,8 @@ Shapes: T nodes, B rows of the cache, S slots.
 """
 
 import itertools
-import multiprocessing
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
@@ -19,10 +17,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.gpu_check.compiling import SHARED_MEMORY, Resources, compiled
+from benchmarks.gpu_check.compiling import SHARED_MEMORY, Resources, compiled, found_by
 from benchmarks.gpu_check.kernels import SHORT
 from benchmarks.gpu_check.report import Report
-from medusa_kit import console
 from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.infer.attention import triton_backend
@@ -75,7 +72,7 @@ def check(quick: bool = False) -> Report:
     jobs = _jobs(wanted)
     if quick:
         jobs = [job for job in jobs if job[0] == QUICK[0][0] or _name(job) in SUMS]
-    findings = _findings(jobs, processes=1 if quick else os.cpu_count() or 1)
+    findings = found_by(_find, jobs, processes=1 if quick else os.cpu_count() or 1)
     return Report(
         "Kernels of the fused forward compiled: registers a thread and kB of shared memory; w "
         "wgmma, t tcgen05, m mma",
@@ -141,21 +138,6 @@ def _find(job: Job) -> Finding:
     kernel, arguments, options = launches(shape, dtype)[index]
     resources = compiled(kernel, arguments, options, target)
     return Finding(_name(job), target, shape, dtype, str(sorted(options.items())), resources)
-
-
-def _findings(jobs: Sequence[Job], processes: int) -> list[Finding]:
-    if processes == 1:
-        return [_find(job) for job in jobs]
-    context = multiprocessing.get_context("spawn")
-    with (
-        ProcessPoolExecutor(processes, mp_context=context) as pool,
-        console.progress("kernels", len(jobs), unit="kernel") as bar,
-    ):
-        found = []
-        for finding in pool.map(_find, jobs):
-            found.append(finding)
-            bar.advance(1)
-        return found
 
 
 def misses(finding: Finding) -> list[str]:

@@ -9,18 +9,15 @@ Shapes: B batch, H query heads, G key/value heads, N nodes, L slots, E and V hea
 """
 
 import itertools
-import multiprocessing
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from benchmarks.gpu_check.compiling import SHARED_MEMORY, Resources, compiled
+from benchmarks.gpu_check.compiling import SHARED_MEMORY, Resources, compiled, found_by
 from benchmarks.gpu_check.report import Report
-from medusa_kit import console
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.infer.attention import triton_backend
 from medusa_kit.infer.attention.backend import AttentionCall
@@ -102,7 +99,7 @@ def check(quick: bool = False) -> Report:
         raise MedusaKitError("TRITON_INTERPRET=1: kernels are interpreted, none is compiled",
                              hint="run it as `python -m benchmarks.gpu_check`")  # fmt: skip
     wanted = QUICK if quick else itertools.product(SHARED_MEMORY, all_cases())
-    findings = _findings(_jobs(wanted), processes=1 if quick else os.cpu_count() or 1)
+    findings = found_by(_find, _jobs(wanted), processes=1 if quick else os.cpu_count() or 1)
     import triton
 
     return Report(
@@ -168,21 +165,6 @@ def _find(job: Job) -> Finding:
     name = kernel.__name__.removesuffix("_kernel")
     resources = compiled(kernel, arguments, options, target)
     return Finding(name, target, case, options.get("BLOCK_R", 1), options["num_warps"], resources)
-
-
-def _findings(jobs: Sequence[Job], processes: int) -> list[Finding]:
-    if processes == 1:
-        return [_find(job) for job in jobs]
-    context = multiprocessing.get_context("spawn")
-    found = []
-    with (
-        ProcessPoolExecutor(processes, mp_context=context) as pool,
-        console.progress("kernels", len(jobs), unit="kernel") as bar,
-    ):
-        for finding in pool.map(_find, jobs):
-            found.append(finding)
-            bar.advance(1)
-    return found
 
 
 def misses(finding: Finding) -> list[str]:
