@@ -90,8 +90,8 @@ def describe(model: Any, check_weights: Callable[[Any], None]) -> ModelParts:
     does not read."""
     config = model.config.get_text_config()
     check_family(config)
+    check_weights(model)  # first: a library that quantises replaces functions too
     _check_code(model)
-    check_weights(model)
     decoder = model.get_decoder()
     if any(t in CHANGING_ROTARY for t in rotary_kinds(decoder.rotary_emb)):
         raise Unsupported("its rotary embedding changes with the length")
