@@ -1,13 +1,14 @@
 """Writing files so that a crash, a full disk or Ctrl-C never leaves a half-written one."""
 
 import errno
+import glob
 import hashlib
 import json
 import os
 import shutil
 import stat
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from medusa_kit.errors import WriteError, in_one_line
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+OLD = ".old"  # how the name of a folder ends that another one takes the place of
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -90,26 +92,6 @@ def atomic_write(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-@contextmanager
-def moved_together(folder: Path, replaced: Collection[str] = ()) -> Iterator[Path]:
-    """Yield a new folder. On success all files in it are moved into `folder`, which is made if
-    missing; on failure none is. Files named in `replaced` go where there is no new one."""
-    folder = link_target(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    staging = folder / f".{uuid.uuid4().hex[:8]}.tmp"
-    staging.mkdir()
-    try:
-        yield staging
-        new = sorted(staging.iterdir())
-        for name in {*replaced} - {path.name for path in new}:
-            (folder / name).unlink(missing_ok=True)
-        for path in new:
-            with atomic_write(folder / path.name) as temporary:
-                shutil.move(path, temporary)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
 def is_full_disk(error: BaseException) -> bool:
     """Whether Python, safetensors or torch raises this where a file cannot be written whole.
 
@@ -152,20 +134,32 @@ def remove_folder(folder: Path) -> None:
 
 def _set_aside(folder: Path) -> Path:
     """Rename it, so that nobody finds a part of it; returns the new name."""
-    old = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.old"
+    old = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}{OLD}"
     folder.replace(old)
     return old
 
 
 def _replace_folder(path: Path, temporary: Path) -> None:
     """The old folder comes back where the new one cannot take its place."""
-    old = _set_aside(path)
+    old = path.replace(temporary.with_suffix(OLD))
     try:
         temporary.replace(path)
     except BaseException:
         old.replace(path)
         raise
     shutil.rmtree(old)
+
+
+def finish_replacing(path: Path) -> None:
+    """Put a new folder in its place, where a process was killed that had made room for it. Nobody
+    may be writing to `path`."""
+    path = link_target(path)
+    for old in path.parent.glob(f".{glob.escape(path.name)}.????????{OLD}"):
+        new = old.with_suffix(".tmp")
+        if new.is_dir() and not path.exists():
+            new.replace(path)
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def file_digest(path: Path) -> str:

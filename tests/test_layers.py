@@ -32,6 +32,7 @@ TIERS = [
         "process_lock",
         "stdout",
         "store",
+        "together",
         "transfer",
         "usual_device",
         "version",
@@ -52,6 +53,7 @@ TIERS = [
 SIBLINGS_ALLOWED = {("process_lock", "console"), ("process_lock", "errors"),
                     ("process_lock", "files"), ("console", "errors"), ("files", "errors"),
                     ("outputs", "errors"), ("outputs", "files"), ("paths", "errors"),
+                    ("together", "files"),
                     ("store", "paths"),
                     ("store", "console"),
                     ("store", "files"), ("__main__", "cli")}  # fmt: skip

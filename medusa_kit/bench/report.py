@@ -14,11 +14,12 @@ from pydantic import Field, TypeAdapter
 from medusa_kit import console
 from medusa_kit.bench.about import About
 from medusa_kit.bench.agreement import Agreement
-from medusa_kit.files import moved_together, write_json
+from medusa_kit.files import write_json
 from medusa_kit.heads.derived import BENCH_NAME, BENCH_PLOT_NAME, DERIVED
 from medusa_kit.outputs import check_folder, check_replaced
 from medusa_kit.settings.drafters import DRAFTERS
 from medusa_kit.settings.engine import FLOAT32
+from medusa_kit.together import finish_moves, moved_together
 from medusa_kit.tuning.charts import draw
 
 ONE_NODE = "medusa-kit, plain decoding"
@@ -271,6 +272,7 @@ class BenchReport:
         """Raises ConfigError, before anything is measured, where `write` would replace what is no
         report."""
         check_folder(folder, "--output")
+        finish_moves(folder)
         check_replaced(folder, {name: DERIVED[name] for name in (BENCH, PICTURE)}, "--output")
 
     def write(self, name: str, folder: Path) -> None:

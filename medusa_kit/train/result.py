@@ -17,7 +17,7 @@ from medusa_kit.base.model import VARIANT_KEY, BaseModel
 from medusa_kit.base.origin import HEADS
 from medusa_kit.base.placement import DTYPES
 from medusa_kit.errors import NotFiniteError
-from medusa_kit.files import atomic_write, moved_together, parse_json, write_json
+from medusa_kit.files import atomic_write, parse_json, write_json
 from medusa_kit.heads import MedusaHeads, save_heads
 from medusa_kit.heads.checkpoint import (
     PAIRED_FOLDER,
@@ -30,6 +30,7 @@ from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.heads.derived import drop_derived
 from medusa_kit.heads.digest import heads_digest
 from medusa_kit.settings.recipe import TrainRecipe
+from medusa_kit.together import moved_together
 from medusa_kit.train.engine import TrainingEngine
 from medusa_kit.train.processes import distributed
 from medusa_kit.train.run.folder import RunFolder

@@ -9,9 +9,9 @@ from medusa_kit import console
 from medusa_kit.data.answer_settings import settings_path
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.engine.engine import Engine
-from medusa_kit.files import moved_together
 from medusa_kit.heads.derived import DERIVED, PLOT_NAME, STATISTICS_NAME, TREE_NAME
 from medusa_kit.outputs import check_folder, check_replaced
+from medusa_kit.together import finish_moves, moved_together
 from medusa_kit.tree.plan import save_plan
 from medusa_kit.tree.statistics import RankStatistics
 from medusa_kit.tuning.calibrate import calibrate, fitted_dynamic_tree
@@ -25,6 +25,7 @@ def check_results(folder: Path) -> None:
     """Raises ConfigError, before anything is loaded, where results would replace what is no result
     of a search."""
     check_folder(folder, "--output")
+    finish_moves(folder)
     found = {name: DERIVED[name] for name in (TREE_NAME, STATISTICS_NAME, PLOT_NAME)}
     answers = {ANSWERS_NAME: lambda path: settings_path(path).is_file()}
     check_replaced(folder, {**found, **answers}, "--output")

@@ -26,6 +26,7 @@ from medusa_kit.errors import (
     WriteError,
 )
 from medusa_kit.files import (
+    finish_replacing,
     is_full_disk,
     parse_json,
     why_not_written,
@@ -43,6 +44,7 @@ from medusa_kit.train.run.own_files import (
     RECIPE,
     check_kept,
     check_own,
+    results,
     write_recipe,
 )
 from medusa_kit.train.run.provenance import origin_here, provenance
@@ -90,6 +92,8 @@ class RunFolder:
                 try:
                     with self.explain_disk():
                         stack.enter_context(only_training_in(self.path))
+                        for name in results(self.recipe):
+                            finish_replacing(self.path / name)
                 except MedusaKitError as error:
                     refused = error
             refused = distributed.from_main(refused)
@@ -98,7 +102,8 @@ class RunFolder:
             yield
 
     def check_own(self, fresh: bool = False) -> None:
-        """Raises ConfigError where the run would replace what no run put there. Writes nothing."""
+        """Raises ConfigError where the run would replace what no run put there. Writes nothing but
+        what a killed run had yet to move."""
         goes_on = not fresh and (self.finished or bool(self._complete()))
         check_own(self.path, self.recipe, begins=not goes_on)
 

@@ -22,6 +22,7 @@ from medusa_kit.heads.derived import DERIVED
 from medusa_kit.outputs import Ours, check_folder, has_keys, json_object
 from medusa_kit.settings.recipe import TrainRecipe, dump
 from medusa_kit.store.beside import GATHERED
+from medusa_kit.together import WHOLE, finish_moves
 from medusa_kit.train.run.lock import LOCK
 from medusa_kit.train.run.metrics import METRICS, is_metrics
 
@@ -43,7 +44,7 @@ MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors",
                "added_tokens.json", "chat_template.jinja", "additional_chat_templates", "*.model",
                "*.tiktoken")  # fmt: skip
 # Of hidden files, what this kit may leave and systems write by themselves.
-HIDDEN = (".*.tmp", ".*.old", ".*.lock", GATHERED, ".DS_Store")
+HIDDEN = (".*.tmp", f".*{WHOLE}", ".*.old", ".*.lock", GATHERED, ".DS_Store")
 HEADS_FILES = (CONFIG_NAME, WEIGHTS_NAME, PROVENANCE, "calibration_answers.jsonl*", *DERIVED)
 
 
@@ -137,6 +138,7 @@ def _holds_something(path: Path) -> bool:
 def _is_result(path: Path) -> bool:
     """Whether a run wrote what lies there: it left its provenance, which names the heads."""
     for folder in (path, path / PAIRED_FOLDER):
+        finish_moves(folder)
         said = json_object(folder / PROVENANCE)
         if said is not None and {"versions", "recipe"} <= said.keys():
             here = stored_digest(folder)  # None where they are damaged
