@@ -48,8 +48,12 @@ def _functions(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _in_module(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """Functions in it and of its classes, and classes of others in it."""
+    """Functions in it and of its classes, and classes of others in it. Where torch compiles code of
+    the module, it puts functions beside it, named with two underscores, that this code cannot call.
+    """
     for name, value in list(vars(module).items()):
+        if name.startswith("__"):
+            continue
         if not isinstance(value, type):
             if callable(value):
                 yield name, value
@@ -57,7 +61,7 @@ def _in_module(module: ModuleType) -> Iterator[tuple[str, Any]]:
             for method, function in list(vars(value).items()):
                 if isinstance(function, FunctionType):
                     yield f"{name}.{method}", function
-        elif not name.startswith("__"):
+        else:
             yield name, value
 
 

@@ -73,7 +73,8 @@ class Packing(nn.Linear):
 
     @staticmethod
     def may_use_packs() -> bool:
-        return _use.depth > 0
+        """Code that torch compiles keeps what it finds, and is run outside of answers too."""
+        return not torch.compiler.is_compiling() and _use.depth > 0
 
     def forget_packs(self) -> None:
         """Pack anew at the next forward."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.models.changes import answer, made, plain
 from support.small_engines import build_engine
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -108,3 +109,21 @@ def test_attention_of_others(options: Any, monkeypatch: pytest.MonkeyPatch) -> N
                 ask()
     monkeypatch.undo()
     assert answer(engine) == before
+
+
+class BrokenGraph(torch.nn.Module):
+    """torch compiles what comes before it and after it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return torch.nn.functional.silu(x)
+
+
+def test_code_that_torch_compiles_amid_an_answer() -> None:
+    """The compiler puts functions of its own beside the module's; no code is replaced."""
+    engine = build_engine(wrap_model(made(LLAMA)), attention="sdpa")
+    mlp, named = engine.base.model.model.layers[0].mlp, set(vars(modeling_llama))
+    mlp.act_fn = BrokenGraph()
+    mlp.compile(backend="eager")
+    assert answer(engine) == plain(made(LLAMA))
+    assert set(vars(modeling_llama)) > named
