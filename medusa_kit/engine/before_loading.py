@@ -28,11 +28,12 @@ from medusa_kit.drafters.native.other_kinds import refuse_other_kinds
 from medusa_kit.engine.tree_origin import check_tree
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.heads.checkpoint import PAIRED_FOLDER, read_heads, says_ours
+from medusa_kit.heads.checkpoint import PAIRED_FOLDER, WEIGHTS_NAME, read_heads, says_ours
 from medusa_kit.heads.derived import TREE_NAME
 from medusa_kit.heads.digest import heads_digest
 from medusa_kit.heads.formats.files import local_heads_folder
 from medusa_kit.heads.formats.recognise import read_foreign
+from medusa_kit.heads.weights_base import check_weights_base
 from medusa_kit.infer.attention import choice
 from medusa_kit.infer.cpu.activations import check_before_loading as check_activations
 from medusa_kit.infer.cpu.packed.int8_weights import check_before_loading as check_weights
@@ -222,6 +223,8 @@ def _stored_numbers(
         num_heads, about = foreign.num_heads, f"these {foreign.format} heads"
     else:
         config, tensors = read_heads(folder)
+        if base is not None:
+            check_weights_base(folder / WEIGHTS_NAME, config, force, tell=False)
         if beside is not None and beside.is_file():
             check_tree(beside, heads_digest(config, tensors), None, tell=False)
         num_heads, columns = config.num_heads, config.reduced_size or config.vocab_size

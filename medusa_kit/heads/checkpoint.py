@@ -30,6 +30,8 @@ from medusa_kit.files import atomic_write, parse_json, write_json
 from medusa_kit.heads import foreign
 from medusa_kit.heads.blocks import RecurrentNetwork
 from medusa_kit.heads.config import (
+    CONFIG_NAME,
+    FORMAT,
     KINDS,
     PROJECTIONS,
     HeadsConfig,
@@ -40,15 +42,15 @@ from medusa_kit.heads.digest import heads_digest
 from medusa_kit.heads.formats.recognise import read_foreign
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.undrawn import Undrawn
+from medusa_kit.heads.weights_base import check_weights_base, metadata_of
 from medusa_kit.outputs import json_object
 from medusa_kit.paths import expanded
 from medusa_kit.settings.recipe import ROOTED_WHY
+from medusa_kit.together import moved_together
 from medusa_kit.usual_device import on_usual_device
 
-CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "heads.safetensors"
 PAIRED_FOLDER = "medusa_heads"  # heads inside their base's folder
-FORMAT = "medusa-kit-heads"
 SHARED = "recurrent."  # how the names of tensors that all heads share begin
 
 
@@ -66,11 +68,14 @@ def save_heads(
     """
     folder = expanded(folder)
     check_replaced(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = tensors_to_save(heads, dtype)
-    with atomic_write(folder / WEIGHTS_NAME) as temporary:
-        save_file(tensors, temporary, metadata={"format": FORMAT})
-    write_config(folder, config or heads.config)
+    write_tensors(folder, config or heads.config, tensors_to_save(heads, dtype))
+
+
+def write_tensors(folder: Path, config: HeadsConfig, tensors: dict[str, Tensor]) -> None:
+    with moved_together(folder) as new:
+        with atomic_write(new / WEIGHTS_NAME) as temporary:
+            save_file(tensors, temporary, metadata=metadata_of(config))
+        write_config(new, config)
 
 
 def check_replaced(folder: Path) -> None:
@@ -197,6 +202,7 @@ def load_heads(
         return foreign.loaded(found, base, folder)
     config = read_config(folder)
     check_base(config, base, force)
+    check_weights_base(folder / WEIGHTS_NAME, config, force)
     tensors = _read_tensors(folder / WEIGHTS_NAME)
     _check_columns(config, tensors.get("column_ids"), folder / WEIGHTS_NAME)
     _check_number(config, tensors, folder / WEIGHTS_NAME)

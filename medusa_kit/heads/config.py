@@ -13,6 +13,8 @@ from medusa_kit.base.tokenizer.encoding_digest import ENCODING
 from medusa_kit.errors import ConfigError
 from medusa_kit.version import __version__
 
+CONFIG_NAME = "config.json"
+FORMAT = "medusa-kit-heads"
 Kind = Literal["medusa", "hydra", "recurrent"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 READING_PATHS: tuple[Kind, ...] = ("hydra", "recurrent")

@@ -12,6 +12,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import CheckpointError, ConfigError, did_you_mean
 from medusa_kit.files import atomic_write, write_json
 from medusa_kit.heads import checkpoint
+from medusa_kit.heads.config import FORMAT
 from medusa_kit.heads.foreign import (
     KIT_FORMAT,
     check_sizes,
@@ -26,6 +27,7 @@ from medusa_kit.heads.formats.files import CONFIG_NAME
 from medusa_kit.heads.formats.neutral import ForeignHeads
 from medusa_kit.heads.formats.recognise import ADAPTER_CONFIG, read_foreign
 from medusa_kit.heads.formats.target import LAYOUTS, Target, Written
+from medusa_kit.heads.weights_base import check_weights_base, metadata_of
 from medusa_kit.paths import expanded
 from medusa_kit.settings.engine import OWN_MODELS
 
@@ -39,7 +41,9 @@ def _write_kit(heads: ForeignHeads, target: Target) -> Written:
         )
     config, tensors = to_kit(heads, target.base)
     return Written(
-        {"format": checkpoint.FORMAT, **config.as_dict()}, {checkpoint.WEIGHTS_NAME: tensors}
+        {"format": FORMAT, **config.as_dict()},
+        {checkpoint.WEIGHTS_NAME: tensors},
+        metadata=metadata_of(config),
     )
 
 
@@ -177,6 +181,7 @@ def _read(source: Path, base: BaseModel | None, to: str) -> ForeignHeads:
         return foreign
     check_source(source, to)
     config, tensors = checkpoint.read_heads(source)
+    check_weights_base(source / checkpoint.WEIGHTS_NAME, config)
     if base is not None:
         checkpoint.check_base(config, base, force=False)
     return from_kit(config, tensors)
@@ -226,11 +231,10 @@ def _keep_adapter(source: Path, to: str, heads: ForeignHeads, written: Written) 
 
 
 def _save(written: Written, source: Path, folder: Path) -> None:
-    metadata = {"format": "pt"}  # transformers requires it
     with atomic_write(folder) as temporary:
         temporary.mkdir()
         for name, tensors in written.files.items():
-            save_file(_unshared(tensors), temporary / name, metadata=metadata)
+            save_file(_unshared(tensors), temporary / name, metadata=written.metadata)
             (temporary / name).chmod(0o644)
         write_json(temporary / CONFIG_NAME, written.config)
         if written.index is not None:

@@ -42,6 +42,7 @@ from medusa_kit.heads.checkpoint import CONFIG_NAME, PAIRED_FOLDER, WEIGHTS_NAME
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.heads.derived import TREE_NAME
 from medusa_kit.heads.digest import heads_digest
+from medusa_kit.heads.weights_base import check_weights_base
 from medusa_kit.hub.redact_paths import is_local
 from medusa_kit.paths import expanded
 from medusa_kit.store.beside import found_beside
@@ -145,6 +146,7 @@ def read_measured(
     config = _config(folder)
     digest = file_digest(folder / WEIGHTS_NAME)
     heads = heads_digest(config, _finite(folder / WEIGHTS_NAME))
+    check_weights_base(folder / WEIGHTS_NAME, config)
     tree, plan = _tree(folder, config, heads)
     here = Here(config, heads, digest, plan)
     own = [folder / BENCH_NAME] if (folder / BENCH_NAME).is_file() else []

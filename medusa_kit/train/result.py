@@ -22,9 +22,9 @@ from medusa_kit.heads import MedusaHeads, save_heads
 from medusa_kit.heads.checkpoint import (
     PAIRED_FOLDER,
     check_replaced,
-    read_config,
+    read_heads,
     tensors_to_save,
-    write_config,
+    write_tensors,
 )
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.heads.derived import drop_derived
@@ -90,8 +90,9 @@ def _copy_heads(source: Path, target: Path, merged: BaseModel, name: str) -> Non
     """Copy the heads with the merged model's name, and its fingerprint, which is that of the
     weights on disk."""
     shutil.copytree(source, target)
-    own = replace(read_config(target), base_model_name=name, base_fingerprint=merged.fingerprint())
-    write_config(target, own)
+    config, tensors = read_heads(target)
+    own = replace(config, base_model_name=name, base_fingerprint=merged.fingerprint())
+    write_tensors(target, own, tensors)
 
 
 def _save_heads(

@@ -20,7 +20,9 @@ LAYOUTS = ("auto", "v1", "v2")
 
 @dataclass
 class Written:
-    """The folder to write: config.json, weight files, an index, files copied from the source."""
+    """The folder to write: config.json, weight files, an index, files copied from the source.
+
+    `metadata`: of weight files; transformers requires its format."""
 
     config: dict[str, Any]
     files: dict[str, dict[str, Tensor]]
@@ -28,6 +30,7 @@ class Written:
     copies: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     command: list[str] | None = None
+    metadata: dict[str, str] = field(default_factory=lambda: {"format": "pt"})
 
 
 @dataclass(frozen=True)
