@@ -10,7 +10,7 @@ from medusa_kit.base.origin import BASE, check_origin, compare
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.heads.config import CONFIG_NAME, FORMAT, HeadsConfig
 
-HINT = f"copy it with the {CONFIG_NAME} that lay beside it, or take heads trained on this base"
+HINT = f"copy it with the {CONFIG_NAME} of its own folder, or take heads trained on this base"
 
 
 def metadata_of(config: HeadsConfig) -> dict[str, str]:
