@@ -41,6 +41,7 @@ CHECKS = (
     doctor_heads.head_offset,
     doctor_heads.replay_equals_decoding,
     doctor_heads.data_is_like_decoded_text,
+    doctor_heads.data_is_like_calibration,
     doctor_heads.trained_accuracy,
 )
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from medusa_kit.base.origin import HEADS
+from medusa_kit.base.origin import compare as compare_origins
 from medusa_kit.base.tokenizer.encoding_digest import Encodings, compare
 from medusa_kit.bench.doctor_case import Case, Finding, check, ok, problem, skipped, warning
 from medusa_kit.bench.doctor_data import SELF_DISTIL
@@ -17,8 +19,10 @@ from medusa_kit.data.chat import EncodedExample
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.files import parse_json
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.heads.derived import STATISTICS_NAME
 from medusa_kit.infer.decode.drafter import Drafter, State
 from medusa_kit.infer.forest import Forest
+from medusa_kit.store.beside import found_beside
 from medusa_kit.train import data as training
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.replay import replay
@@ -251,6 +255,34 @@ def data_is_like_decoded_text(case: Case) -> Finding:
               for a, b, count in zip(on_data, on_text, counts_text, strict=False)]  # fmt: skip
     if max(excess) > case.tolerance:
         return warning(f"{what}: the data is not what the model writes", SELF_DISTIL)
+    return ok(what)
+
+
+@check("data and calibration", data=True, heads=True)
+def data_is_like_calibration(case: Case) -> Finding:
+    """Do the heads guess the data, such as what a server recorded, as well as the text that their
+    tree was searched on?"""
+    assert case.heads is not None
+    folder = case.heads_folder
+    path = None if folder is None else found_beside(folder, STATISTICS_NAME)
+    if path is None or not path.is_file():
+        return skipped("no statistics.npz of a tree search with the heads")
+    statistics = RankStatistics.load(path)
+    if compare_origins(statistics.meta, {HEADS: case.heads.digest}).other:
+        return skipped(f"{path} is about other heads")
+    on_data, counts_data = chain_shares(case.statistics)
+    then, counts = chain_shares(statistics)
+    known = [d for d, pair in enumerate(zip(counts_data, counts, strict=False))
+             if min(pair) >= MIN_POSITIONS]  # fmt: skip
+    if not known:
+        return skipped(f"fewer than {MIN_POSITIONS} tokens to compare")
+    on_data, then = on_data[: len(known)], then[: len(known)]
+    what = f"heads right down to each depth: data {_shown(on_data)}, tree search {_shown(then)}"
+    if max(b - a for a, b in zip(on_data, then, strict=True)) > case.tolerance:
+        return warning(
+            f"{what}: this text is of another kind",
+            "let a server record it, and train on that: `medusa-kit train --quick --from FILE`",
+        )
     return ok(what)
 
 

@@ -19,6 +19,7 @@ def run_quick(
     refused: Sequence[str],
     model: str,
     prompts: str | None,
+    answers: Path | None,
     hours: float,
     output: Path | None,
     device: str,
@@ -27,7 +28,7 @@ def run_quick(
     engine: str = "kit",
 ) -> None:
     """`refused`: what was given and does not go with it."""
-    made_for = _check(refused, prompts, hours, engine)
+    made_for = _check(refused, prompts, answers, hours, engine)
     from medusa_kit.base.files import resolve
     from medusa_kit.base.placement import pick_device
     from medusa_kit.quick import report
@@ -42,9 +43,12 @@ def run_quick(
             hint="train by a recipe for several",
         )
     pick_device(device)
-    assert prompts is not None
+    source = prompts if answers is None else str(answers)
+    assert source is not None
     folder = output or folder_for(model, made_for)
-    session = prepared(Request(model, prompts, hours, folder, device, made_for), fresh)
+    answered = answers is not None
+    request = Request(model, source, hours, folder, device, made_for, answered)
+    session = prepared(request, fresh)
     resolve(model, weights=False)  # is it there?
     if dry_run:
         from medusa_kit.quick.forecast import forecast
@@ -71,14 +75,24 @@ def run_quick(
             raise typer.Exit(1)
 
 
-def _check(refused: Sequence[str], prompts: str | None, hours: float, engine: str) -> MadeFor:
+def _check(
+    refused: Sequence[str], prompts: str | None, answers: Path | None, hours: float, engine: str
+) -> MadeFor:
     if refused:
         raise UsageError(
             f"--quick does not go with {' and '.join(refused)}",
             hint="it chooses the recipe itself, and writes it to the folder; -m names the model",
         )
-    if prompts is None:
-        raise UsageError("--quick needs prompts to answer", hint="name a file with --prompts")
+    if prompts is None and answers is None:
+        raise UsageError(
+            "--quick needs prompts to answer",
+            hint="name a file with --prompts, or one of answers with --from",
+        )
+    if prompts is not None and answers is not None:
+        raise UsageError(
+            "--prompts does not go with --from, which has prompts and answers",
+            hint="leave one of them out",
+        )
     if not (math.isfinite(hours) and hours > 0):
         raise UsageError(f"--hours {hours:g} is out of range; expected a number above 0")
     for known in MADE_FOR:

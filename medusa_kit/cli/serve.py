@@ -61,6 +61,7 @@ def serve(
         from medusa_kit.serve.operations.guard import warn_of_open_server
         from medusa_kit.serve.operations.keys import load_keys
         from medusa_kit.serve.operations.open_files import with_room_for_connections
+        from medusa_kit.serve.recording import check_recording
         from medusa_kit.serve.server import bind, url_of
     except ModuleNotFoundError as error:
         if error.name not in ("fastapi", "starlette", "uvicorn", "prometheus_client"):
@@ -73,6 +74,8 @@ def serve(
         _check_ray(config.ray_address)
     keys = load_keys(config.api_key_file)
     HeadsFolder(config.heads_dir, config.heads_hub or ())  # which is told before the model loads
+    if config.record is not None:
+        check_recording(config.record)
     warn_of_open_server(config.host, keys)
     config = with_room_for_connections(config)
     bound = bind(config.host, config.port)
@@ -96,6 +99,8 @@ def _run(engine: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
     def ready() -> None:
         names = ", ".join(entry["id"] for entry in service.names.entries())
         console.note(first_lines(names, url, f"{config.max_rows} requests at once"))
+        if config.record is not None:
+            console.note(f"recording prompts and answers in {config.record}")
 
     server = server_for(create_app(service, keys=keys), service, ready)
     try:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 # Options that go with --quick alone, by the names of their parameters.
-QUICK = {"model": "--model", "prompts": "--prompts", "hours": "--hours", "output": "--output",
-         "device": "--device", "engine": "--for"}  # fmt: skip
+QUICK = {"model": "--model", "prompts": "--prompts", "answers": "--from", "hours": "--hours",
+         "output": "--output", "device": "--device", "engine": "--for"}  # fmt: skip
 
 
 Fresh = Annotated[
@@ -38,6 +38,15 @@ Quick = Annotated[
 ]
 Prompts = Annotated[
     str | None, options.prompts_option(", which the model answers first (with --quick)")
+]
+Answers = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="FILE",
+        help="Answers that are there already, as serve --record writes them, in place of "
+        "--prompts (with --quick).",
+    ),
 ]
 Hours = Annotated[float, typer.Option(help="Time budget in hours (with --quick).")]
 Output = Annotated[
@@ -74,6 +83,7 @@ def train(
     quick: Quick = False,
     model: options.Model = options.DEFAULT_MODEL,
     prompts: Prompts = None,
+    answers: Answers = None,
     hours: Hours = 2.0,
     output: Output = None,
     engine: For = "kit",
@@ -87,8 +97,8 @@ def train(
             f"the recipe {str(recipe)!r}": recipe,
             "--nproc": options.was_given(context, "nproc"),
         }
-        run_quick([name for name, given in refused.items() if given], model, prompts, hours,
-                  output, device, fresh, dry_run, engine)  # fmt: skip
+        run_quick([name for name, given in refused.items() if given], model, prompts, answers,
+                  hours, output, device, fresh, dry_run, engine)  # fmt: skip
         return
     _check(context, recipe)
     assert recipe is not None

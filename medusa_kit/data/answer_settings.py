@@ -18,6 +18,8 @@ from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.files import link_target, parse_json, write_json
 from medusa_kit.paths import expanded
 
+SERVED = "served"  # in the settings: requests of a server, each with a length of its own
+
 
 def settings_path(answers: Path) -> Path:
     """The path of a file's settings: beside the file that a link points to, so that links share

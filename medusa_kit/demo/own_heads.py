@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medusa_kit import console
-from medusa_kit.data.readers import Conversation
+from medusa_kit.data.readers import Row
 from medusa_kit.demo.curve import Point, read_curve
 from medusa_kit.demo.work import Deadline, Work
 from medusa_kit.engine.engine import Engine
@@ -107,7 +107,7 @@ def _write_answers(engine: Engine, work: Work, files: DemoFiles, deadline: Deadl
     if files.recipe.is_file():
         return  # training began on the answers that are there
     prompts = read_prompts(str(work.prompts))
-    plan: tuple[tuple[str, list[Conversation], Path, int], ...] = (
+    plan: tuple[tuple[str, list[Row], Path, int], ...] = (
         ("held-out prompts, for the tree", prompts.calibration, files.held_out, work.held_out),
         ("prompts to train on", prompts.training, files.answers, work.answers),
     )

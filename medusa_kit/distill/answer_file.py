@@ -26,6 +26,7 @@ from medusa_kit.base.origin import compare as compare_origins
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING
 from medusa_kit.data.answer_digests import FORM, check_rows, parts_of, with_origin
 from medusa_kit.data.answer_settings import (
+    SERVED,
     compared_rows,
     read_settings,
     settings_path,
@@ -60,14 +61,20 @@ def digest_of(messages: Sequence[Message], chat_template: Any, tools: Any = None
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def check_answer_file(path: Path) -> None:
+def digest_of_ids(prompt_ids: Sequence[int]) -> str:
+    """The same for a prompt of which the tokens alone are known."""
+    return hashlib.sha256(json.dumps(list(prompt_ids)).encode()).hexdigest()[:16]
+
+
+def check_answer_file(path: Path, option: str = "--output") -> None:
     """Raises ConfigError, before anything is loaded, for a place where no answers can be written,
-    and where they would be added to, or replace, what is no file of answers."""
-    check_file(path, "--output")
+    and where they would be added to, or replace, what is no file of answers. `option`: what names
+    it."""
+    check_file(path, option)
     described = read_settings(path)
     if path.is_file() and path.stat().st_size and described is None:
         raise _not_described(path)
-    if described is not None and "max_new_tokens" not in described:
+    if described is not None and not described.keys() & {"max_new_tokens", SERVED}:
         raise ConfigError(
             f"{settings_path(path)} does not say how answers were made, and would be replaced",
             hint="choose another output file",
@@ -213,6 +220,10 @@ class AnswerFile:
             f"{self.path} held {len(others)} answers to other prompts than these: they are {where}"
         )
 
+    def has_asked(self, digest: str) -> bool:
+        """Whether a row says by this digest what was asked."""
+        return digest in self._free
+
     def has_id(self, identity: str) -> bool:
         return identity in self._ids
 
@@ -242,6 +253,8 @@ class AnswerFile:
                 f"cannot write to {self.path}: {error.strerror}; {self.num_rows} rows are safe",
                 hint="make room, then run the same command again to resume",
             ) from error
+        for record in records:
+            self._free.setdefault(record[ASKED], [])  # known, and nobody's to claim
         self.num_rows += len(records)
 
     def _remember(self, record: dict[str, Any]) -> None:

@@ -99,7 +99,7 @@ def generate_answers(
         BASE_DTYPE: base.info.dtype,
         "max_new_tokens": max_new_tokens,
         "turns": turns,
-        "sampling": _sampling_record(sampling),
+        "sampling": sampling_record(sampling),
     }
     room = base.info.context_length - max_new_tokens
     with answer_file(out_path, settings, earlier) as out:
@@ -153,7 +153,7 @@ def fetch_answers(
         **settings,
         ENCODING: encoding_digest(tokenizer),
         "turns": turns,
-        "sampling": _sampling_record(sampling),
+        "sampling": sampling_record(sampling),
     }
     with answer_file(out_path, record) as out:
         report = GenerateReport()
@@ -356,7 +356,7 @@ def _answered(
                 yield waiting.popleft()
 
 
-def _sampling_record(sampling: SamplingParams) -> dict[str, Any]:
+def sampling_record(sampling: SamplingParams) -> dict[str, Any]:
     """Sampling options as rows and the file's settings have them. Newer ones are left out where
     they are not in use."""
     record: dict[str, Any] = {"temperature": sampling.temperature}
@@ -376,7 +376,7 @@ def _record(task: _Task, ids: list[int], reason: str, sampling: SamplingParams) 
         "prompt_ids": task.prompt_ids,
         "response_ids": ids,
         "finish_reason": reason,
-        "sampling": _sampling_record(sampling),
+        "sampling": sampling_record(sampling),
     }
 
 

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
@@ -15,7 +16,7 @@ from medusa_kit.data.answer_settings import (
     write_settings,
 )
 from medusa_kit.data.chat import encode_prompt
-from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
+from medusa_kit.data.readers import AnswerRow, Row, read_rows
 from medusa_kit.distill.answer_file import whole_lines
 from medusa_kit.distill.generate import asked_messages, generate_answers
 from medusa_kit.errors import ConfigError, DataError, DeviceMemoryError
@@ -51,7 +52,7 @@ More = Callable[[Written], int]
 
 
 def answer(
-    base: BaseModel, prompts: Sequence[Conversation], path: Path, more: More, clock: Clock
+    base: BaseModel, prompts: Sequence[Row], path: Path, more: More, clock: Clock
 ) -> Written:
     """Answer prompts in order until `more` says 0 or none is left; resumes the file."""
     if path.is_file():
@@ -85,15 +86,15 @@ def answer(
 class _Usable:
     """The prompts that can be answered, checked no further than they are needed."""
 
-    def __init__(self, base: BaseModel, prompts: Sequence[Conversation]) -> None:
+    def __init__(self, base: BaseModel, prompts: Sequence[Row]) -> None:
         self._base, self._unchecked = base, iter(prompts)
-        self._usable = list[Conversation]()
+        self._usable = list[Row]()
         self._refused = list[str]()
 
     def some_after(self, count: int) -> bool:
         return len(self.first(count + 1)) > count
 
-    def first(self, count: int) -> list[Conversation]:
+    def first(self, count: int) -> list[Row]:
         """The first usable prompts, at most `count`. Raises DataError where there is none."""
         while len(self._usable) < count and (row := next(self._unchecked, None)) is not None:
             try:
@@ -108,8 +109,8 @@ class _Usable:
             )
         return self._usable[:count]
 
-    def _check(self, row: Conversation) -> None:
-        size = len(encode_prompt(self._base.tokenizer, asked_messages(row.messages, "first")))
+    def _check(self, row: Row) -> None:
+        size = len(prompt_ids_of(self._base.tokenizer, row))
         context = self._base.info.context_length
         if not size:
             raise DataError("it has no token")
@@ -125,6 +126,13 @@ class _Usable:
                          f"({self._refused[0]})")  # fmt: skip
 
 
+def prompt_ids_of(tokenizer: Any, row: Row) -> list[int]:
+    """The tokens that ask what a row asks. Raises DataError where it cannot be asked."""
+    if isinstance(row, AnswerRow):
+        return list(row.prompt_ids)
+    return list(encode_prompt(tokenizer, asked_messages(row.messages, "first")))
+
+
 def _written_in(path: Path, so_far: Written | None = None) -> Written:
     """Counts of what the file holds; of `so_far`, what this process wrote is kept."""
     rows = read_answers(path)
@@ -134,7 +142,7 @@ def _written_in(path: Path, so_far: Written | None = None) -> Written:
     return Written(len(rows), len(rows), tokens, so_far.new_tokens, so_far.seconds)
 
 
-def check_answers(base: BaseModel, prompts: Sequence[Conversation], path: Path) -> None:
+def check_answers(base: BaseModel, prompts: Sequence[Row], path: Path) -> None:
     """Raises ConfigError where the file holds answers that were not made as its settings say, or to
     prompts that were encoded otherwise. One that does not say how, as older versions left it, says
     so from here on if all are the same."""
@@ -154,7 +162,7 @@ def check_answers(base: BaseModel, prompts: Sequence[Conversation], path: Path) 
         write_settings(path, {**settings, ENCODING: base.encoding})
 
 
-def _answers_are_to(base: BaseModel, prompts: Sequence[Conversation], path: Path) -> bool:
+def _answers_are_to(base: BaseModel, prompts: Sequence[Row], path: Path) -> bool:
     """Whether each answer is to the tokens of one of the prompts."""
     whole_lines(path)
     unmatched = {tuple(row.prompt_ids) for row in read_answers(path)}
@@ -162,8 +170,7 @@ def _answers_are_to(base: BaseModel, prompts: Sequence[Conversation], path: Path
         if not unmatched:
             break
         with contextlib.suppress(DataError):  # one that cannot be answered
-            messages = asked_messages(prompt.messages, "first")
-            unmatched.discard(tuple(encode_prompt(base.tokenizer, messages)))
+            unmatched.discard(tuple(prompt_ids_of(base.tokenizer, prompt)))
     return not unmatched
 
 

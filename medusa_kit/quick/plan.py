@@ -11,6 +11,7 @@ SHARES = {"held_out": (0.06, 1800.0), "search": (0.08, 900.0), "verify": (0.04, 
 LAST = ("search", "verify", "bench")  # what follows training
 STRETCH = 2.0  # they get at most so many times their share, where training ended early
 OVERHEAD = 1.05  # of training: held-out scores, checkpoints
+ANSWERED = 1e12  # answer tokens a second where answers are there already: they take no time
 MIN_POSITIONS = 2_000  # heads trained on fewer do not guess anything
 
 

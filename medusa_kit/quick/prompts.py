@@ -10,7 +10,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from medusa_kit.data.readers import BadRow, Conversation, Message, Row, read_good_and_bad
+from medusa_kit.data.readers import (
+    AnswerRow,
+    BadRow,
+    Conversation,
+    Message,
+    Row,
+    read_good_and_bad,
+)
 from medusa_kit.data.row_keys import refuse_extras
 from medusa_kit.data.rows import EXAMPLES
 from medusa_kit.distill.generate import asked_messages
@@ -26,13 +33,19 @@ class Prompts:
     """`training` is trained on; trees are found on `calibration`, everything measured on `test`."""
 
     source: str
-    training: list[Conversation]
-    calibration: list[Conversation]
-    test: list[Conversation]
+    training: list[Row]
+    calibration: list[Row]
+    test: list[Row]
     digest: str  # of all of them
     skipped: int  # rows that are no prompts
     first_skipped: str | None  # which is the first, and why
     repeated: int  # rows that ask what an earlier one asked
+    answered: bool = False  # whether they are answers already (answered.py)
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens of the answers to train on; 0 where they are still to be made."""
+        return sum(len(row.response_ids) for row in self.training if isinstance(row, AnswerRow))
 
 
 Asked = tuple[Conversation, list[Message]]  # a row, and what the model is asked
@@ -58,13 +71,14 @@ def read_prompts(source: str) -> Prompts:
             f"; at least {MIN_PROMPTS} are needed, because some are held out",
             hint=hint or f"a few hundred give first heads, ten thousand good ones; {EXAMPLES}",
         )
-    training, held_out = _divided(source, list(unique.values()))
-    tested = min(MAX_TESTED, max(1, round(TESTED * len(held_out))))
+    training, calibration, test = divided(
+        source, [(_name(*item), item[0]) for item in unique.values()]
+    )
     whole = json.dumps([(row.id, messages) for row, messages in rows])
     digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
     first_skipped = _row_and_reason(*refused[0]) if refused else None
-    return Prompts(source, training, held_out[tested:], held_out[:tested], digest, len(refused),
-                   first_skipped, len(rows) - len(unique))  # fmt: skip
+    return Prompts(source, training, calibration, test, digest, len(refused), first_skipped,
+                   len(rows) - len(unique))  # fmt: skip
 
 
 def _row_and_reason(row: int, error: DataError) -> str:
@@ -81,22 +95,23 @@ def _prompt_of(row: Row | BadRow) -> Asked:
     return row, messages
 
 
-def _divided(
-    source: str, ordered: Sequence[Asked]
-) -> tuple[list[Conversation], list[Conversation]]:
-    """(to train on, held out)."""
+def divided(
+    source: str, ordered: Sequence[tuple[str, Row]]
+) -> tuple[list[Row], list[Row], list[Row]]:
+    """(to train on, for calibration, to measure on), of named rows in their order."""
     count = min(MAX_KEPT_OUT, max(MIN_PROMPTS // 2, round(KEPT_OUT * len(ordered))))
-    names = list(dict.fromkeys(_name(*item) for item in ordered))  # rows may share an id
+    names = list(dict.fromkeys(name for name, _ in ordered))  # rows may share an id
     held_out_names = set(names[:count])
-    held_out = [item[0] for item in ordered if _name(*item) in held_out_names]
-    training = [item[0] for item in ordered if _name(*item) not in held_out_names]
+    held_out = [row for name, row in ordered if name in held_out_names]
+    training = [row for name, row in ordered if name not in held_out_names]
     if not training:
         raise DataError(
             f"{source} has {len(ordered)} prompts, but only {len(names)} different ids, too few to "
             "keep some out",
             hint="give each prompt an id of its own, or leave ids out",
         )
-    return training, held_out
+    tested = min(MAX_TESTED, max(1, round(TESTED * len(held_out))))
+    return training, held_out[tested:], held_out[:tested]
 
 
 def _text(messages: Sequence[Message]) -> str:

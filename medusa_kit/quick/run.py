@@ -18,10 +18,12 @@ from typing import Any
 from medusa_kit import console
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.heads.checkpoint import stored_digest
-from medusa_kit.quick import plan, report
+from medusa_kit.paths import expanded
+from medusa_kit.quick import plan, report, settings
+from medusa_kit.quick.answered import keep_copy, read_answered
 from medusa_kit.quick.judging import Judge, run_bench, run_verify
 from medusa_kit.quick.plan import minutes
-from medusa_kit.quick.prompts import read_prompts
+from medusa_kit.quick.prompts import Prompts, read_prompts
 from medusa_kit.quick.search import run_search
 from medusa_kit.quick.session import Request, Session
 from medusa_kit.quick.state import PHASES, State
@@ -39,13 +41,21 @@ def prepared(request: Request, fresh: bool = False) -> Session:
     """
     if not request.hours > 0 or request.hours == float("inf"):
         raise ConfigError(f"hours {request.hours:g} are out of range; expected a number above 0")
-    prompts = read_prompts(request.prompts)
+    prompts = _prompts_of(request, fresh)
     state = State(request.output, request.settings(prompts.digest), request.clock)
     if fresh:
         state.check_own()
     if not (fresh and state.path.is_file()):
         state.check()
     return Session(request, prompts, state)
+
+
+def _prompts_of(request: Request, fresh: bool) -> Prompts:
+    if not request.answered:
+        return read_prompts(request.prompts)
+    copy = request.output / settings.COPY
+    taken = copy.is_file() and not fresh
+    return read_answered(copy if taken else expanded(request.prompts), request.prompts)
 
 
 def run(session: Session, fresh: bool = False) -> dict[str, Any]:
@@ -71,6 +81,9 @@ def run(session: Session, fresh: bool = False) -> dict[str, Any]:
         return state.figures("verify")
     with _locked(session.request.output):
         state.open(fresh, changed)
+        if session.prompts.answered and not session.copy.is_file():
+            keep_copy(session.request.prompts, session.copy)
+            session.prompts = read_answered(session.copy, session.request.prompts)
         try:
             show_plan(session)
             for number, name in enumerate(PHASES, start=1):

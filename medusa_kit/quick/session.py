@@ -9,7 +9,7 @@ from typing import Any
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.origin import CONFIG, check_origin
-from medusa_kit.data.readers import Conversation
+from medusa_kit.data.readers import AnswerRow, Row
 from medusa_kit.distill.generate import asked_messages
 from medusa_kit.engine.before_loading import AnyTree
 from medusa_kit.engine.engine import Engine
@@ -18,6 +18,7 @@ from medusa_kit.errors import CheckpointError, ConfigError, DataError
 from medusa_kit.infer.cpu.packed_base import base_for_decoding
 from medusa_kit.paths import beside
 from medusa_kit.quick import plan, settings
+from medusa_kit.quick.answered import check_base
 from medusa_kit.quick.answers import check_answers
 from medusa_kit.quick.prompts import Prompts
 from medusa_kit.quick.state import HELD_OUT, RECIPE, RUN, Clock, State
@@ -37,6 +38,7 @@ class Request:
     output: Path
     device: str = "auto"
     engine: MadeFor = "kit"  # that is to load the heads
+    answered: bool = False  # whether `prompts` is a file of answers (answered.py)
     clock: Clock = time.monotonic
 
     @property
@@ -51,17 +53,21 @@ class Request:
             "hours": self.hours,
             "for": self.engine,
             "answer_tokens": settings.ANSWER_TOKENS,
+            **({"from": beside(self.prompts)} if self.answered else {}),
         }
 
 
 def encoded(
-    engine: Engine, rows: Sequence[Conversation], room: int, count: int | None = None
+    engine: Engine, rows: Sequence[Row], room: int, count: int | None = None
 ) -> list[list[int]]:
     """Token ids of the first prompts that leave room for an answer, at most `count`."""
     prompts = list[list[int]]()
     for row in rows:
         try:
-            ids = engine.encode(asked_messages(row.messages, "first"))
+            if isinstance(row, AnswerRow):
+                ids = row.prompt_ids
+            else:
+                ids = engine.encode(asked_messages(row.messages, "first"))
         except (DataError, ConfigError):  # it cannot be asked; answers leave it out as well
             continue
         if 0 < len(ids) <= engine.base.info.context_length - room:
@@ -119,6 +125,8 @@ class Session:
                 f"fingerprint {base.info.fingerprint}, then {known}",
                 hint=AGAIN,
             )
+        if self.prompts.answered:
+            check_base(base, self.copy, self.request.prompts)
         check_answers(base, self.prompts.calibration, self.held_out)
         check_answers(base, self.prompts.training, self.answers)
         if known is None:
@@ -166,6 +174,11 @@ class Session:
     @property
     def held_out(self) -> Path:
         return self.path(HELD_OUT)
+
+    @property
+    def copy(self) -> Path:
+        """Of the answers that the run was given, where it was."""
+        return self.path(settings.COPY)
 
     @property
     def recipe(self) -> Path:

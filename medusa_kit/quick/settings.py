@@ -13,6 +13,7 @@ ANSWER_TOKENS = 192  # longest answer
 ANSWER_BATCH = 48  # prompts answered together
 EPOCHS, MAX_EPOCHS = 3.0, 5.0  # planned for; taken where prompts run out before the time does
 ANSWERS, FEATURES = "answers.jsonl", "features"  # in the folder
+COPY = "served.jsonl"  # there, of answers that the run was given
 COLUMNS = 8192  # of a reduced projection; a smaller vocabulary is kept whole
 MAX_LENGTH = 2048
 EVAL_FRACTION = 0.02  # of the answers: checkpoints are compared on them

@@ -15,7 +15,7 @@ from medusa_kit.base.origin import HEADS, compare, tell_unknown
 from medusa_kit.errors import CheckpointError, ConfigError, MedusaKitError, first_found
 from medusa_kit.files import parse_json, write_json
 from medusa_kit.outputs import json_object
-from medusa_kit.quick.settings import ANSWERS, FEATURES
+from medusa_kit.quick.settings import ANSWERS, COPY, FEATURES
 from medusa_kit.train.run.lock import LOCK
 
 RECORD = "quick.json"
@@ -206,7 +206,7 @@ class State:
         earlier = [p for p in self.folder.iterdir() if re.fullmatch(EARLIER_NAME, p.name)]
         for folder in (self.folder / RUN, self.folder / FEATURES, *earlier):
             shutil.rmtree(folder, ignore_errors=True)
-        for name in (ANSWERS, HELD_OUT):
+        for name in (ANSWERS, HELD_OUT, COPY):
             for path in (name, f"{name}.meta.json"):
                 (self.folder / path).unlink(missing_ok=True)
         for name in (RECIPE, *REPORTS, RECORD):

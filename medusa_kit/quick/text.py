@@ -8,6 +8,7 @@ from typing import Any
 from medusa_kit import console
 from medusa_kit.errors import DataError, MedusaKitError
 from medusa_kit.quick import plan, settings, trial
+from medusa_kit.quick.answered import take
 from medusa_kit.quick.answers import Written, answer, read_answers
 from medusa_kit.quick.plan import MIN_POSITIONS, Rates, minutes
 from medusa_kit.quick.session import Session, encoded
@@ -23,6 +24,8 @@ SPARE_DISK = 1 << 30
 
 def run_held_out(session: Session) -> dict[str, Any]:
     """Answers to the prompts for calibration, then the rates of everything up to the search."""
+    if session.prompts.answered:
+        return _take_held_out(session)
     before = session.state.phase_seconds("held_out")
     probed = _probe(session) if session.state.recall("rates") is None else 0.0
     began = session.clock()  # the base is loaded
@@ -43,6 +46,16 @@ def run_held_out(session: Session) -> dict[str, Any]:
         rate = written.rate or probed
         rates = _measured(session, rate)
         session.state.note("rates", rates.as_dict())
+    return {"answers": written.answers, "tokens": written.tokens}
+
+
+def _take_held_out(session: Session) -> dict[str, Any]:
+    """The same where answers are there already."""
+    _ = session.base  # which is the one that gave them
+    written = take(session.copy, session.prompts.calibration, session.held_out)
+    _check_enough(session)
+    if session.state.recall("rates") is None:
+        session.state.note("rates", _measured(session, plan.ANSWERED).as_dict())
     return {"answers": written.answers, "tokens": written.tokens}
 
 
@@ -75,23 +88,28 @@ def _probe(session: Session) -> float:
 
 
 def _measured(session: Session, answer_rate: float) -> Rates:
-    expected = min(
-        len(session.prompts.training) * settings.ANSWER_TOKENS, session.remaining * answer_rate / 2
+    longest = session.prompts.answer_tokens or (
+        len(session.prompts.training) * settings.ANSWER_TOKENS
     )
+    expected = min(longest, session.remaining * answer_rate / 2)
     rates = _trial(session, answer_rate, expected)
     seconds = session.remaining - plan.reserved(session.total)
     possible = plan.positions_for(seconds, rates)
     _check_useful(session, max(0.0, seconds), plan.positions_for(1.0, rates))
-    positions = min(possible, len(session.prompts.training) * rates.answer_length)
+    positions = min(possible, session.prompts.answer_tokens or (
+        len(session.prompts.training) * rates.answer_length))  # fmt: skip
     epochs = min(settings.EPOCHS, plan.epochs_for(
         seconds - positions / rates.answers, positions, rates))  # fmt: skip
+    answered = session.prompts.answered
+    at = "" if answered else f"{rates.answers:,.0f} tokens/s answered, "
+    spent = "" if answered else f"answers for {minutes(positions / rates.answers)}, about "
     console.note(
-        f"measured: {rates.answers:,.0f} tokens/s answered, {rates.features:,.0f} tokens/s read "
-        f"for hidden states, {rates.updates:,.0f} training tokens/s"
+        f"measured: {at}{rates.features:,.0f} tokens/s read for hidden states, "
+        f"{rates.updates:,.0f} training tokens/s"
     )
     console.note(
-        f"so: answers for {minutes(positions / rates.answers)}, about {positions:,.0f} training "
-        f"tokens; training for {minutes(rates.training(positions, epochs))}"
+        f"so: {spent}{positions:,.0f} training tokens; training for "
+        f"{minutes(rates.training(positions, epochs))}"
     )
     return rates
 
@@ -105,6 +123,8 @@ def _trial(session: Session, answer_rate: float, expected: float) -> Rates:
 
 def run_answers(session: Session) -> dict[str, Any]:
     """Answers to train on, until their share of the time or the prompts are used up."""
+    if session.prompts.answered:
+        return _take_answers(session)
     more = _Enough(session)
     written = answer(session.base, session.prompts.training, session.answers, more, session.clock)
     rates = replace(more.rates, answers=written.rate or more.rates.answers)
@@ -113,6 +133,18 @@ def run_answers(session: Session) -> dict[str, Any]:
     if written.num_prompts >= prompts:
         console.note(f"all {prompts:,} prompts are answered")
     return {"answers": written.answers, "tokens": written.tokens, "prompts": prompts}
+
+
+def _take_answers(session: Session) -> dict[str, Any]:
+    """The same where answers are there already: as many as the disk has room for."""
+    room, rows = _room_on_disk(session, session.rates), session.prompts.training
+    written = take(session.copy, rows, session.answers, room)
+    if written.answers < len(rows):
+        console.warn(
+            f"the disk has room for the hidden states of {room:,.0f} training tokens; "
+            f"{len(rows) - written.answers:,} answers are left out"
+        )
+    return {"answers": written.answers, "tokens": written.tokens, "prompts": len(rows)}
 
 
 class _Enough:
@@ -179,7 +211,9 @@ def _check_useful(session: Session, seconds: float, rate: float) -> None:
     """Raises MedusaKitError where fewer positions than heads need fit into `seconds`; `rate`:
     positions a second."""
     possible = seconds * rate
-    all_positions = len(session.prompts.training) * settings.ANSWER_TOKENS / 4
+    all_positions = session.prompts.answer_tokens or (
+        len(session.prompts.training) * settings.ANSWER_TOKENS / 4
+    )
     needed = min(float(MIN_POSITIONS), all_positions)
     if possible >= needed:
         return

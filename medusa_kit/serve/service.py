@@ -33,6 +33,7 @@ from medusa_kit.errors import (
 from medusa_kit.infer.decode.accept.grammar import prepare_grammars
 from medusa_kit.infer.decode.batches import BatchStats
 from medusa_kit.infer.decode.request import Emission
+from medusa_kit.infer.decode.request import Request as DecodedRequest
 from medusa_kit.infer.details import OutputOptions
 from medusa_kit.serve.calls.call_grammar import behind_reasoning
 from medusa_kit.serve.calls.tools import UNCONSTRAINED, Constraint
@@ -43,9 +44,11 @@ from medusa_kit.serve.drafting import check_drafting
 from medusa_kit.serve.errors import NoSuchModelError, RequestError, ServerClosingError, field_of
 from medusa_kit.serve.hints import hint_for_client
 from medusa_kit.serve.models import ModelNames, RequestedModel, ServedModels, base_name
+from medusa_kit.serve.operations.acceptance import ServedAcceptance
 from medusa_kit.serve.operations.imports import import_all
 from medusa_kit.serve.operations.metrics import AnswerClock, Metrics
 from medusa_kit.serve.prompts import encode_prompts
+from medusa_kit.serve.recording import Recorder
 from medusa_kit.serve.schema import Request
 from medusa_kit.settings.serve import ServeConfig
 
@@ -127,8 +130,10 @@ class Answers:
                     if (error := answer.submission.error) is not None:
                         raise self._explained(error)
                     request, clock = answer.submission.request, self._clocks[index]
+                    self._service.record(request)
                     clock.prompt(len(request.prompt_ids), request.num_cached)
                     clock.end(answer.drafter, self.heads, len(request.token_ids), request.num_steps)
+                    self._service.acceptance.add(answer.drafter, self.heads, request)
                     yield Step(index, None)
             if open_:
                 await self.deadline.wait(self._changed.wait())
@@ -189,7 +194,9 @@ class Service:
         self.name = called[0]
         self.names: ModelNames = names or ServedModels(engine, called, self.heads, self.started)
         self.batch = engine.shared_batch(config.max_rows, config.max_queue, config.max_pause)
-        self.metrics = Metrics(lambda: self.stats, self.heads)
+        self.acceptance = ServedAcceptance(engine.plan)
+        self.metrics = Metrics(lambda: self.stats, self.heads, self.acceptance.measured)
+        self._recorder = None if config.record is None else Recorder(config.record, engine.base)
         self.closing = False  # no new requests are taken
         kept = RecentTurns() if engine.scheduler.reuse_prefixes else None
         self.conversations = Conversations(engine.base.tokenizer, kept)
@@ -224,6 +231,11 @@ class Service:
 
     def count(self, tokens: int) -> None:
         self._recent.append((time.monotonic(), tokens))
+
+    def record(self, request: DecodedRequest) -> None:
+        """Record an answer that has ended, where the server does."""
+        if self._recorder is not None:
+            self._recorder.add(request)
 
     def prepare(self) -> None:
         """Make ready what a request with a schema needs, in the background."""
@@ -331,6 +343,8 @@ class Service:
         if self.heads is not None:
             self.heads.close()
         self.batch.close(drain, self.config.drain_timeout)
+        if self._recorder is not None:
+            self._recorder.close()
 
     def _submit(
         self,

@@ -54,6 +54,12 @@ class ServeConfig(LimitOptions, ReplicaOptions):
         float, "Gigabytes of memory for heads that requests name; those used longest ago go first."
     ] = 1.0
 
+    record: Annotated[
+        str | None,
+        "File that prompts and answers are added to, as token ids, for train --quick --from; "
+        "default: nothing is recorded.",
+    ] = None
+
     def names_of(self, own: str) -> list[str]:
         """The names by which requests may ask for the model whose own name this is."""
         return list(dict.fromkeys((*(self.served_model_name or ()), own)))
@@ -80,6 +86,11 @@ class ServeConfig(LimitOptions, ReplicaOptions):
         for name in ("max_pause", "request_timeout"):
             value = getattr(self, name)
             _check(name, value, is_finite(value) and value > 0, "seconds above 0")
+        if self.record is not None and self.replicas is not None:
+            raise ConfigError(
+                "record does not go with replicas, which would all write to one file",
+                hint="record on one server without replicas",
+            )
         drain = self.drain_timeout
         _check("drain_timeout", drain, is_finite(drain) and drain >= 0, "seconds, 0 or more")
         if not isinstance(self.host, str) or not self.host.strip():

@@ -168,6 +168,20 @@ def test_chain_shares_count_heads_that_are_right_together(case: Case) -> None:
     assert shares == [(n - 1) / n for n in counts]
 
 
+def test_data_of_another_kind_than_the_tree_was_searched_on(case: Case, heads: Path) -> None:
+    def found(case: Case) -> Finding:
+        return doctor_heads.data_is_like_calibration(case)
+
+    said(found(case), "skipped", "no statistics.npz")
+    assert case.heads is not None
+    statistics = calibration.calibrate(case.base, case.heads, case.answers)
+    statistics.save(heads / "statistics.npz")
+    said(found(case), "ok", "data 1.00 1.00 1.00, tree search 1.00")
+    said(found(examine(case.base, random_rows(), heads)), "warning", "of another kind")
+    replace(statistics, meta={**statistics.meta, "heads": "others"}).save(heads / "statistics.npz")
+    said(found(case), "skipped", "about other heads")
+
+
 def test_trained_accuracy(case: Case, heads: Path) -> None:
     def trained(text: str) -> Finding:
         (heads.parent / "run.json").write_text(text)

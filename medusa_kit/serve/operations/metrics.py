@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,8 +33,12 @@ class Metrics:
     """Counters of one server. Every method may be called in any thread."""
 
     def __init__(
-        self, stats: Callable[[], BatchStats] | None = None, heads: HeadsStore | None = None
+        self,
+        stats: Callable[[], BatchStats] | None = None,
+        heads: HeadsStore | None = None,
+        measured: float | None = None,
     ) -> None:
+        """`measured`: the acceptance length of the server's own heads, before they were served."""
         registry = self.registry = CollectorRegistry(auto_describe=True)
         self.requests = Counter(
             "medusa_kit_requests", "requests by route and status", ["route", "status"],
@@ -84,6 +88,12 @@ class Metrics:
             registry=registry,
             buckets=SECONDS_OF_A_TOKEN,
         )
+        if measured is not None:
+            Gauge(
+                "medusa_kit_measured_acceptance_length",
+                "acceptance length of the heads when their tree was searched",
+                registry=registry,
+            ).set(measured)
         if stats is not None:
             registry.register(_BatchCollector(stats))
         if heads is not None:

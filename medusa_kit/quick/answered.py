@@ -1,0 +1,107 @@
+"""`--from FILE`: answers that are there already, as a server records them, in place of prompts.
+
+A server may go on writing, so the run works on a copy of what was there when it began. Which rows
+are held out is decided as it is for prompts (prompts.py).
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from medusa_kit.base.fingerprint import Match, compare
+from medusa_kit.base.model import BaseModel
+from medusa_kit.data.answer_settings import (
+    base_that_answered,
+    read_settings,
+    settings_path,
+    write_settings,
+)
+from medusa_kit.data.readers import AnswerRow, BadRow, Row, read_good_and_bad
+from medusa_kit.errors import ConfigError, DataError
+from medusa_kit.files import atomic_write, link_target
+from medusa_kit.paths import expanded
+from medusa_kit.quick.answers import Written
+from medusa_kit.quick.prompts import MIN_PROMPTS, Prompts, divided
+
+MADE_BY = "`medusa-kit serve --record FILE` and `medusa-kit data generate` make such files"
+
+
+def read_answered(source: Path, name: str) -> Prompts:
+    """The rows of a file of answers, divided. `name`: that it goes by. Raises DataError for a file
+    that holds other rows or too few, ConfigError for one that does not say what answered."""
+    if not source.is_file():
+        raise DataError(f"{name} is no file", hint=MADE_BY)
+    if read_settings(source) is None:
+        raise ConfigError(
+            f"{name} has no {settings_path(source).name} with it, which says which model answered",
+            hint=MADE_BY,
+        )
+    rows, refused = list[AnswerRow](), list[tuple[int, str]]()
+    for row in read_good_and_bad(str(source), extras=True):
+        if isinstance(row, AnswerRow) and row.response_ids:
+            rows.append(row)
+        else:
+            reason = row.reason if isinstance(row, BadRow) else "it is no answer"
+            refused.append((row.row, reason))
+    unique = dict[str, AnswerRow]()
+    for row in sorted(rows, key=_name):
+        unique.setdefault(_name(row), row)
+    first = f"row {refused[0][0]}: {refused[0][1]}" if refused else None
+    if len(unique) < MIN_PROMPTS:
+        raise DataError(
+            f"{name} has answers to {len(unique)} different prompts (rows of other kinds: "
+            f"{len(refused)}{f', the first is {first}' if first else ''}); at least {MIN_PROMPTS} "
+            "are needed, because some are held out",
+            hint=f"a few hundred give first heads, ten thousand good ones; {MADE_BY}",
+        )
+    training, calibration, test = divided(name, [(_name(row), row) for row in unique.values()])
+    digest = hashlib.sha256(json.dumps(sorted(unique)).encode()).hexdigest()[:16]
+    return Prompts(name, training, calibration, test, digest, len(refused), first,
+                   len(rows) - len(unique), answered=True)  # fmt: skip
+
+
+def keep_copy(source: str, copy: Path) -> None:
+    """Copy the whole rows of a file and what is said of them, unless that is done."""
+    if copy.is_file():
+        return
+    file = link_target(expanded(source))
+    raw, said = file.read_bytes(), read_settings(file)
+    assert said is not None, "the file was read before"
+    write_settings(copy, said)
+    with atomic_write(copy) as temporary:
+        temporary.write_bytes(raw[: raw.rfind(b"\n") + 1])
+
+
+def check_base(base: BaseModel, copy: Path, name: str) -> None:
+    """Raises ConfigError where another model wrote the answers."""
+    answered_by = base_that_answered(str(copy))
+    if answered_by is not None and compare(answered_by, base.info.fingerprint) is Match.OTHER:
+        raise ConfigError(
+            f"{name} holds the answers of another model (fingerprint {answered_by}; "
+            f"{base.info.name} has {base.info.fingerprint})",
+            hint="name the model that answered, or record answers of this one",
+        )
+
+
+def take(copy: Path, rows: Sequence[Row], path: Path, room: float = float("inf")) -> Written:
+    """Write rows of the copy, as they are, to a file of answers: as many as have `room` tokens."""
+    lines, taken, tokens = copy.read_bytes().splitlines(keepends=True), list[bytes](), 0
+    for row in rows:
+        assert isinstance(row, AnswerRow), "read_answered gives no others"
+        if taken and tokens + len(row.response_ids) > room:
+            break
+        taken.append(lines[row.row - 1])
+        tokens += len(row.response_ids)
+    said: dict[str, Any] | None = read_settings(copy)
+    if said is not None:
+        write_settings(path, said)
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(b"".join(taken))
+    return Written(len(taken), len(taken), tokens)
+
+
+def _name(row: AnswerRow) -> str:
+    """In an order that says nothing of the prompt."""
+    return hashlib.sha256(json.dumps(row.prompt_ids).encode()).hexdigest()

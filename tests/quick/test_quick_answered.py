@@ -1,0 +1,147 @@
+"""`train --quick --from FILE`: trains on answers that are there already."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from quick_runs import Clock, note_phases
+from support.typed import typed_command
+
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.origin import BASE
+from medusa_kit.data.answer_settings import read_settings, rows_of, settings_path, write_settings
+from medusa_kit.data.readers import AnswerRow, read_rows
+from medusa_kit.distill.generate import generate_answers
+from medusa_kit.errors import ConfigError, DataError
+from medusa_kit.quick import run as quick_run
+from medusa_kit.quick import text
+from medusa_kit.quick.session import Request, Session
+
+PROMPTS = 30
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("answers")
+    prompts = folder / "prompts.txt"
+    prompts.write_text("".join(f"Count from {i} to {i * i}.\n" for i in range(PROMPTS)))
+    path = folder / "served.jsonl"
+    base = load_base_model("debug-tiny", device="cpu")
+    generate_answers(base, read_rows(str(prompts)), path, max_new_tokens=12)
+    return path
+
+
+@pytest.fixture
+def file(answers: Path, tmp_path: Path) -> Path:
+    """A copy that tests may change."""
+    path = tmp_path / answers.name
+    shutil.copy(answers, path)
+    shutil.copy(settings_path(answers), settings_path(path))
+    return path
+
+
+@pytest.fixture
+def request_from(file: Path, tmp_path: Path, clock: Clock) -> Callable[..., Request]:
+    def build(**changes: Any) -> Request:
+        request = Request("debug-tiny", str(file), 0.01, tmp_path / "heads", "cpu", clock=clock,
+                          answered=True)  # fmt: skip
+        return replace(request, **changes)
+
+    return build
+
+
+def rows_in(path: Path) -> list[AnswerRow]:
+    return [row for row in read_rows(str(path)) if isinstance(row, AnswerRow)]
+
+
+def texts(rows: list[Any]) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+    return {(tuple(row.prompt_ids), tuple(row.response_ids)) for row in rows}
+
+
+def test_heads_come_of_the_answers_that_are_there(
+    request_from: Callable[..., Request], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(*_: Any) -> None:
+        raise AssertionError("nothing is left to answer")
+
+    monkeypatch.setattr(text, "answer", nothing)
+    session = quick_run.prepared(request_from())
+    verified = quick_run.run(session)
+    assert verified["bugs"] == 0
+    trained, held_out = texts(rows_in(session.answers)), texts(rows_in(session.held_out))
+    tested = texts(session.prompts.test)
+    assert trained | held_out | tested == texts(rows_in(file))
+    assert len(trained) + len(held_out) + len(tested) == PROMPTS  # each in one of them
+    for path in (session.answers, session.held_out):
+        assert not rows_of(str(path)).doubtful
+    assert (session.heads / "heads.safetensors").is_file()
+
+
+def test_a_server_may_write_on(
+    request_from: Callable[..., Request], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that goes on works with what was there when it began."""
+    session = quick_run.prepared(request_from())
+    with monkeypatch.context() as patch:
+        patch.setattr(quick_run, "run_training", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            quick_run.run(session)
+    before = session.prompts
+    lines = file.read_text().splitlines(keepends=True)
+    row = json.loads(lines[0])
+    more = {**row, "id": "more", "prompt_ids": [*row["prompt_ids"], 7]}
+    more.pop("origin")
+    file.write_text("".join([*lines, json.dumps(more) + "\n"]))
+    begun = note_phases(monkeypatch)
+    again = quick_run.prepared(request_from())
+    assert again.prompts == before
+    quick_run.run(again)
+    assert begun[0] == "training"
+    fresh = quick_run.prepared(request_from(), fresh=True)
+    divided = (fresh.prompts.training, fresh.prompts.calibration, fresh.prompts.test)
+    assert sum(map(len, divided)) == PROMPTS + 1
+
+
+def test_the_model_must_be_the_one_that_answered(
+    request_from: Callable[..., Request], file: Path
+) -> None:
+    settings = read_settings(file)
+    assert settings is not None
+    write_settings(file, {**settings, BASE: settings[BASE][:-4] + "0000"})
+    with pytest.raises(ConfigError, match="answers of another model"):
+        quick_run.run(quick_run.prepared(request_from()))
+
+
+def test_other_files_are_refused_before_a_model_is_loaded(
+    request_from: Callable[..., Request], file: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match="is no file"):
+        quick_run.prepared(request_from(prompts=str(tmp_path / "nowhere.jsonl")))
+    few = "".join(file.read_text().splitlines(keepends=True)[:5])
+    file.write_text(few)
+    with pytest.raises(DataError, match="answers to 5 different prompts"):
+        quick_run.prepared(request_from())
+    settings_path(file).unlink()
+    with pytest.raises(ConfigError, match="says which model answered"):
+        quick_run.prepared(request_from())
+    assert not (tmp_path / "heads").exists()
+
+
+def test_one_of_prompts_and_answers_is_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = typed_command(monkeypatch, capsys, "train")
+    code, _, err = run("--quick", "-m", "debug-tiny", "--prompts", "a.txt", "--from", "b.jsonl")
+    assert (code, "--prompts does not go with --from" in err) == (2, True)
+    code, _, err = run("--quick", "-m", "debug-tiny")
+    assert (code, "--from" in err) == (2, True)
+    code, _, err = run("recipe.yaml", "--from", "b.jsonl")
+    assert (code, "--from can be used with --quick alone" in err) == (2, True)
+
+
+def _interrupted(_: Session) -> dict[str, Any]:
+    raise KeyboardInterrupt
