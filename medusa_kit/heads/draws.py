@@ -13,9 +13,12 @@ tokens that would be cut from them are not those that are cut from it (measured)
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from medusa_kit.heads.noise import mixed
+import numpy as np
+from numpy.typing import NDArray
+
+from medusa_kit.heads.noise import MASK_64, mixed, mixed_all
 
 # A head's distribution is a mean over what the base may say, and wider than what it does say. The
 # noise picks the base's token most often from it at this share of the temperature (measured).
@@ -23,8 +26,7 @@ SHARPER = 0.7
 AMONG = 8  # tokens at least whose noise counts for the chances of guesses
 
 
-@dataclass(frozen=True)
-class RowDraws:
+class RowDraws(NamedTuple):
     """How the tokens after a row's root will be drawn. `first`: the position of the first."""
 
     temperature: float
@@ -42,3 +44,12 @@ class RowDraws:
 
 
 RowsDraws = Sequence[RowDraws | None]  # of each row; None: its tokens are not drawn
+
+
+def noise_seeds(draws_B: Sequence[RowDraws], heads: Sequence[int]) -> NDArray[np.uint64]:
+    """`noise_seed` of these heads of each row [K, B]."""
+    if len(draws_B) == 1:  # numpy takes longer for few
+        return np.array([[draws_B[0].noise_seed(k)] for k in heads], np.uint64)
+    seeds = np.array([own.seed & MASK_64 for own in draws_B], np.uint64)
+    first = np.array([own.first for own in draws_B], np.uint64)
+    return mixed_all(seeds, first + np.array(heads, np.uint64)[:, None])

@@ -7,7 +7,9 @@ Shapes: V vocabulary, C some of its tokens, X any shape.
 
 import math
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 MASK_64 = (1 << 64) - 1
@@ -59,3 +61,12 @@ def mixed(seed: int, position: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK_64
     return z ^ (z >> 31)
+
+
+def mixed_all(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`mixed` of arrays, which broadcast."""
+    u = np.uint64
+    z = seeds * u(0x9E3779B97F4A7C15) + positions * u(0xD1B54A32D192ED03) + u(0x2545F4914F6CDD1D)
+    z = (z ^ (z >> u(30))) * u(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> u(27))) * u(0x94D049BB133111EB)
+    return z ^ (z >> u(31))

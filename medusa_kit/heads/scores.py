@@ -8,13 +8,14 @@ shape, J tokens of the path.
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from medusa_kit.heads.blocks import Walk
-from medusa_kit.heads.draws import AMONG, RowDraws, RowsDraws
+from medusa_kit.heads.draws import AMONG, RowDraws, RowsDraws, noise_seeds
 from medusa_kit.heads.kinds import MedusaHeads
-from medusa_kit.heads.noise import gumbel_of, signed
+from medusa_kit.heads.noise import gumbel_of
 from medusa_kit.heads.order import best_columns
 from medusa_kit.transfer import to_device
 
@@ -69,11 +70,11 @@ def scored_guesses(
     scale_K11 = to_device(temperatures, logits_KBR.device, torch.float32)[:, None, None]
     ids_KBC, scores_KBC = _scored(heads, logits_KBR, count, scale_K11)
     if drawn := _drawn(draws):
-        rows, guessed = [row for row, _ in drawn], [(own, k) for k in numbers for _, own in drawn]
+        rows, own = [row for row, _ in drawn], [draws for _, draws in drawn]
         at = to_device(rows, logits_KBR.device)
         logits_XR = logits_KBR[:, at].flatten(0, 1)
-        own_X = [temperatures[k] for _, k in guessed]
-        found = _guessed_draws(heads, logits_XR, guessed, count, own_X)
+        own_X = [temperature for temperature in temperatures for _ in own]
+        found = _guessed_draws(heads, logits_XR, own, numbers, count, own_X)
         ids_KBC[:, at], scores_KBC[:, at] = (
             part.unflatten(0, (len(numbers), len(rows))) for part in found
         )
@@ -98,10 +99,10 @@ def scored_guesses_after(
     logits_XR = heads.project(heads.transform(hidden_XD, k, path_XJ, walk), k)
     ids_XC, scores_XC = _scored(heads, logits_XR, count, temperature)
     if drawn := _drawn(draws):
-        rows, guessed = [row for row, _ in drawn], [(own, k) for _, own in drawn]
+        rows, own = [row for row, _ in drawn], [draws for _, draws in drawn]
         own_X = [temperature] * len(rows)
         at = to_device(rows, logits_XR.device)
-        found = _guessed_draws(heads, logits_XR[at], guessed, count, own_X)
+        found = _guessed_draws(heads, logits_XR[at], own, [k], count, own_X)
         ids_XC[at], scores_XC[at] = found
     return ids_XC, scores_XC
 
@@ -128,20 +129,23 @@ def _log_probabilities(scores: Tensor) -> Tensor:
 def _guessed_draws(
     heads: MedusaHeads,
     logits_XR: Tensor,
-    draws_X: Sequence[tuple[RowDraws, int]],
+    draws_B: Sequence[RowDraws],
+    numbers: Sequence[int],
     count: int,
     temperatures_X: Sequence[float],
 ) -> tuple[Tensor, Tensor]:
     """(ids_XC, scores_XC): the tokens that the noise most likely picks, best first, with their
     chances as heads/draws.py has them.
 
-    `draws_X`, `temperatures_X`: along X's first dimension; with the head that guesses, and its own.
-    Beyond the AMONG best noise is not counted, only that it lifts none above the last of them.
+    X's first dimension has the rows of each head, one head (`numbers`) after the other;
+    `temperatures_X`: the heads' own there. Beyond the AMONG best noise is not counted, only that it
+    lifts none above the last of them.
     """
     device, dims = logits_XR.device, [1] * (logits_XR.dim() - 1)
-    seeds = [signed(draws.noise_seed(k)) for draws, k in draws_X]
+    seeds = torch.from_numpy(noise_seeds(draws_B, numbers).view(np.int64))
     seeds_XR = to_device(seeds, device).view(-1, *dims)
-    heat_XR = to_device([draws.heat for draws, _ in draws_X], device, torch.float32).view(-1, *dims)
+    heat = [draws.heat for draws in draws_B] * len(numbers)
+    heat_XR = to_device(heat, device, torch.float32).view(-1, *dims)
     own_XR = to_device(list(temperatures_X), device, torch.float32).view(-1, *dims)
     ids_R = heads.to_ids(torch.arange(logits_XR.shape[-1], device=device))
     wide = torch.promote_types(logits_XR.dtype, torch.float32)  # as `_scored`

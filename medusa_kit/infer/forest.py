@@ -3,9 +3,10 @@
 Shapes: B trees, N nodes with root, of all trees or of the largest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 from medusa_kit.transfer import to_device
 from medusa_kit.tree.draft_tree import DraftTree
 from medusa_kit.tree.shape import Numbers, TreeShape, chain, shape_of
+
+T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -65,16 +68,16 @@ class Forest:
     @cached_property
     def depths_N(self) -> Numbers:
         """The depth of each node in its tree, on the host."""
-        if len(self.shapes) == 1:
-            return self.shapes[0].depths_N
-        return np.concatenate([shape.depths_N for shape in self.shapes])
+        return _one_after_another(self.shapes, _depths)
 
     @property
     def sees(self) -> NDArray[np.bool_]:
         """Which nodes of each tree see which, tree after tree, on the host."""
-        if len(self.shapes) == 1:
-            return self.shapes[0].sees_NN
-        return np.concatenate([shape.sees_NN.ravel() for shape in self.shapes])
+        return _one_after_another(self.shapes, _sees)
+
+    def words(self, num_words: int) -> Numbers:
+        """words_NW of each tree, tree after tree, with so many words for each node."""
+        return _one_after_another(self.shapes, partial(_words, num_words=num_words))
 
     def token_lists(self) -> list[list[int]]:
         """The tokens of each tree, read from the device."""
@@ -114,6 +117,34 @@ class Forest:
         for row, count in enumerate(self.counts):
             at += [row * N + node for node in range(count - 1 if last_only else 0, count)]
         return to_device(at, self.tokens_N.device)
+
+
+def _one_after_another(
+    shapes: Sequence[TreeShape], of_shape: Callable[[TreeShape], NDArray[T]]
+) -> NDArray[T]:
+    """What is of each shape, of all of them. Where all trees have one shape, as those of heads do,
+    it is made at once."""
+    first = shapes[0]
+    if len(shapes) == 1:
+        return of_shape(first)
+    if all(shape is first for shape in shapes):
+        return np.concatenate([of_shape(first)] * len(shapes))
+    return np.concatenate([of_shape(shape) for shape in shapes])
+
+
+def _depths(shape: TreeShape) -> Numbers:
+    return shape.depths_N
+
+
+def _sees(shape: TreeShape) -> NDArray[np.bool_]:
+    return shape.sees_NN.ravel()
+
+
+def _words(shape: TreeShape, num_words: int) -> Numbers:
+    words_NW = shape.words_NW
+    if words_NW.shape[1] == num_words:
+        return words_NW
+    return np.pad(words_NW, ((0, 0), (0, num_words - words_NW.shape[1])))
 
 
 @lru_cache(maxsize=256)

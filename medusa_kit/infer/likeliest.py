@@ -5,8 +5,7 @@ No row is searched for NaN: torch's argmax takes it for the highest score, so th
 Shapes: N nodes, V vocabulary.
 """
 
-import math
-
+import numpy as np
 from torch import Tensor
 
 from medusa_kit.errors import NotFiniteError
@@ -23,13 +22,12 @@ def likeliest(logits_NV: Tensor, tokens_N: Tensor | None = None) -> Tensor:
 
 
 def likeliest_of(logits_NV: Tensor, tokens: list[int]) -> list[int]:
-    """The same of known tokens, in the host's memory, where reading a number takes less time than
-    an operation on few."""
-    rows = logits_NV.numpy()
-    return [
-        token if math.isfinite(rows[node, token].item()) else NO_TOKEN
-        for node, token in enumerate(tokens)
-    ]
+    """The same of known tokens, in the host's memory, where numpy takes less time for few numbers
+    than torch."""
+    finite_N = np.isfinite(logits_NV.numpy()[np.arange(len(tokens)), tokens])
+    if finite_N.all():
+        return tokens
+    return [token if known else NO_TOKEN for token, known in zip(tokens, finite_N, strict=True)]
 
 
 def no_scores(count: int) -> NotFiniteError:

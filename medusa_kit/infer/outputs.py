@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -127,9 +128,10 @@ class NodeScores:
         if tolerance is None:
             return None
         assert self.ranked_NR is not None
-        logits, best_N2 = self.logits_NV.numpy(), self.ranked_NR[:, :2].tolist()
-        gaps = (logits[n, a].item() - logits[n, b].item() for n, (a, b) in enumerate(best_N2))
-        return [int(gap < tolerance) for gap in gaps]
+        best_N2 = self.ranked_NR[:, :2].numpy()
+        scores_N2 = np.take_along_axis(self.logits_NV.numpy(), best_N2, axis=1).astype(float)
+        near: list[int] = (scores_N2[:, 0] - scores_N2[:, 1] < tolerance).astype(int).tolist()
+        return near
 
 
 def _filled_up(part_NX: Tensor, count: int, filler: float) -> Tensor:

@@ -230,8 +230,10 @@ class TreeCache(Cache):
 
     def reach(self, rows: Sequence[int], counts: Sequence[int]) -> None:
         """Note that so many nodes are written after what is committed in these rows."""
+        lengths, reached = self.lengths, self._reached
         for row, count in zip(rows, counts, strict=True):
-            self._reach(row, self.lengths[row] + count)
+            if (slots := lengths[row] + count) > reached[row]:
+                self._reach(row, slots)
 
     def _reach(self, row: int, slots: int) -> None:
         self._reached[row] = max(self._reached[row], slots)
@@ -254,12 +256,17 @@ class TreeCache(Cache):
         """Keep these nodes (ascending) of each row's last forward; forget the other nodes. `rows`:
         whose they are, all rows' unless given."""
         rows = range(len(self.lengths)) if rows is None else rows
-        moves: list[list[tuple[int, int]]] = [[] for _ in self.lengths]
+        lengths = self.lengths
+        moves = [
+            (row, lengths[row] + node, lengths[row] + index)
+            for row, nodes in zip(rows, kept, strict=True)
+            for index, node in enumerate(nodes)
+            if node != index
+        ]
+        if moves:
+            self._move(moves)
         for row, nodes in zip(rows, kept, strict=True):
-            moves[row] = _moves(nodes, self.lengths[row])
-        self._move(moves)
-        for row, nodes in zip(rows, kept, strict=True):
-            self.lengths[row] += len(nodes)
+            lengths[row] += len(nodes)
 
     @no_gradients
     def keep_first(self, row: int, length: int) -> None:
@@ -321,43 +328,26 @@ class TreeCache(Cache):
         return self._bytes([self._reached[row] for row in rows])
 
     def _bytes(self, reached: Sequence[int]) -> int:
-        tensors = [tensor for pair in self._irregular for tensor in pair]
-        tensors += [] if self._block is None else [self._block]
-        return sum(resident_bytes(tensor, reached) for tensor in tensors)
+        return sum(resident_bytes(tensor, reached) for tensor in self._tensors)
 
-    def _move(self, moves: Sequence[Sequence[tuple[int, int]]]) -> None:
-        """Copy slots of each row, all rows at once: (from, to)."""
-        J = max(len(pairs) for pairs in moves)
-        if J == 0:
-            return
-        if self._on_cpu:
-            return self._move_in_turn(moves)
-        # Rows with fewer moves repeat their last one.
-        table = [[(row, *pairs[min(j, len(pairs) - 1)]) for j in range(J)]
-                 for row, pairs in enumerate(moves) if pairs]  # fmt: skip
-        if self._block is not None:
-            rows, source, target = to_device(table, self._block.device).unbind(-1)
-            self._block[:, :, rows, :, target] = self._block[:, :, rows, :, source]
-        for pair in self._irregular:
-            rows, source, target = to_device(table, pair[0].device).unbind(-1)
-            for tensor in pair:
-                tensor[rows, :, target] = tensor[rows, :, source]
+    def _move(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Copy slots: (row, from, to), from the front of each row."""
+        sent: dict[torch.device, Tensor] = {}
+        for tensor in self._tensors:
+            device = tensor.device
+            if device.type == "cpu":
+                _move_in_turn(tensor, moves)
+                continue
+            if device not in sent:
+                sent[device] = to_device(moves, device)
+            rows, source, target = sent[device].unbind(-1)
+            tensor[..., rows, :, target, :] = tensor[..., rows, :, source, :]
 
     @property
-    def _on_cpu(self) -> bool:
-        tensors = [self._block, *(keys for keys, _ in self._irregular)]
-        return all(tensor is None or tensor.device.type == "cpu" for tensor in tensors)
-
-    def _move_in_turn(self, moves: Sequence[Sequence[tuple[int, int]]]) -> None:
-        """Slot by slot: gathering them all wakes torch's threads, which then keep a core busy that
-        the next step in C++ waits for."""
-        for row, pairs in enumerate(moves):
-            for source, target in pairs:
-                if self._block is not None:
-                    self._block[:, :, row, :, target] = self._block[:, :, row, :, source]
-                for pair in self._irregular:
-                    for tensor in pair:
-                        tensor[row, :, target] = tensor[row, :, source]
+    def _tensors(self) -> list[Tensor]:
+        """All keys and values, each [..., B, G, S, E]."""
+        block = [] if self._block is None else [self._block]
+        return [*block, *(tensor for pair in self._irregular for tensor in pair)]
 
     @no_gradients
     def grow(self, num_positions: int, num_rows: int | None = None) -> None:
@@ -388,6 +378,10 @@ class TreeCache(Cache):
         self.num_positions = num_positions
 
 
-def _moves(nodes: Sequence[int], start: int) -> list[tuple[int, int]]:
-    """(from, to) slots that move these nodes to the front, without those already there."""
-    return [(start + node, start + index) for index, node in enumerate(nodes) if node != index]
+def _move_in_turn(tensor: Tensor, moves: Sequence[tuple[int, int, int]]) -> None:
+    """Slot by slot, and by numpy, which takes less time for few numbers: torch gathers them all
+    with its threads, which then keep a core busy that the next step in C++ waits for."""
+    # numpy has no bfloat16; any numbers of that size will do.
+    slots = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    for row, source, target in moves:
+        slots[..., row, :, target, :] = slots[..., row, :, source, :]

@@ -34,6 +34,15 @@ class TreeShape:
         return np.array(depths, np.int64)
 
     @cached_property
+    def children(self) -> list[list[int]]:
+        """The children of each node."""
+        found: list[list[int]] = [[] for _ in self.parents]
+        for node, parent in enumerate(self.parents):
+            if parent >= 0:
+                found[parent].append(node)
+        return found
+
+    @cached_property
     def words_NW(self) -> Numbers:
         """Bit j % 64 of word j // 64 says whether a node sees node j: its ancestors and itself."""
         seen = list[int]()

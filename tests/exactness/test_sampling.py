@@ -173,13 +173,19 @@ def test_drafters_that_are_right_always_never_and_sometimes() -> None:
 def test_only_nodes_of_the_walk_are_processed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One draw for the prompt, then one for each token: none for a node beside the path."""
     seen: list[int] = []
-    original = Sampler.choose
+    choose, drawn_at = Sampler.choose, Sampler.drawn_at
 
-    def choose(self: Sampler, logits_V: torch.Tensor, prefix: list[int]) -> int:
-        seen.append(len(prefix))
-        return original(self, logits_V, prefix)
+    def chosen(self: Sampler, logits_V: torch.Tensor, prefix: list[int]) -> int:
+        if not self.draws_by_position(logits_V):
+            seen.append(len(prefix))
+        return choose(self, logits_V, prefix)
 
-    monkeypatch.setattr(Sampler, "choose", choose)
+    def drawn(self: Sampler, scores_V: torch.Tensor, position: int) -> int:
+        seen.append(position)
+        return drawn_at(self, scores_V, position)
+
+    monkeypatch.setattr(Sampler, "choose", chosen)
+    monkeypatch.setattr(Sampler, "drawn_at", drawn)
     engine = engine_with_heads(endless_base(8))
     result = engine.generate([5, 3, 7], max_new_tokens=24, **asdict(SETTINGS[0]))
     assert result.stats.acceptance_length > 1.1

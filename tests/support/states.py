@@ -21,7 +21,7 @@ def state_from(
             RequestText(
                 text=list(text),
                 root=root,
-                hidden_1D=hidden_BD[row : row + 1] if known and hidden_BD is not None else None,
+                hidden_ND=hidden_BD[row : row + 1] if known and hidden_BD is not None else None,
                 sampler=samplers[row] if samplers else None,
             )
             for row, (text, root) in enumerate(zip(tokens, roots_B, strict=True))

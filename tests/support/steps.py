@@ -8,6 +8,7 @@ import torch
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.decode.drafter import StepResult
 from medusa_kit.infer.forest import Forest
+from medusa_kit.infer.outputs import NodeScores
 
 EMPTY = torch.empty(0, 0)
 
@@ -24,7 +25,8 @@ def result_of(
     """What became of a draft: of each request the accepted nodes, and the token that follows."""
     trees = list[ScoredTree]()
     for row, (tokens, shape) in enumerate(zip(draft.token_lists(), draft.shapes, strict=True)):
-        tree = ScoredTree(tokens, shape.parents, EMPTY, EMPTY if logits is None else logits[row])
+        scores = NodeScores(EMPTY, EMPTY if logits is None else logits[row])
+        tree = ScoredTree(tokens, shape.parents, scores)
         tree.argmax = None if argmax is None else argmax[row]
         tree.path, tree.next_root = paths[row], next_roots[row]
         trees.append(tree)

@@ -32,6 +32,7 @@ from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode.accept.rules import accept
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.decode.drafter import RequestText, State, StepResult
+from medusa_kit.infer.outputs import NodeScores
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.drafters import DraftModelOptions
@@ -97,7 +98,7 @@ class DraftModelDrafter(TreeDrafter):
     def begin(self, request: RequestText) -> None:
         sampler = request.sampler if self._same_ids else None
         inner = RequestText(
-            hidden_1D=torch.zeros(1, 0, dtype=torch.float32, device=self.runner.device),
+            hidden_ND=torch.zeros(1, 0, dtype=torch.float32, device=self.runner.device),
             sampler=sampler,
         )
         rule = self.lengths.of_request()
@@ -158,7 +159,7 @@ class DraftModelDrafter(TreeDrafter):
             trees = list[ScoredTree]()
             for row, (chain, path) in enumerate(zip(chains, paths, strict=True)):
                 parents = draft.shapes[row].parents
-                tree = ScoredTree(tokens[row], parents, hidden[row], logits[row])
+                tree = ScoredTree(tokens[row], parents, NodeScores(hidden[row], logits[row]))
                 tree.path, tree.next_root = path or [], chain.newest
                 trees.append(tree)
             self.inside.observe(StepResult(draft, trees, inner))

@@ -15,13 +15,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from medusa_kit.base.fingerprint import contents_digest
 from medusa_kit.errors import Live
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.heads.draws import RowsDraws
+from medusa_kit.heads.draws import RowsDraws, noise_seeds
 from medusa_kit.heads.guesser import Guesses, Least, Texts
 from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
@@ -186,14 +187,13 @@ def _draws(draws_B: RowsDraws | None, num_heads: int) -> tuple[Any, int]:
     """(how the tokens that the first heads guess will be drawn, after each row's root; heads)."""
     if draws_B is None:
         return None, 0
-    structs = [
-        kernels.Draw(temperature=row_draws.heat, top_p=1.0, seed=row_draws.noise_seed(k))
-        if row_draws is not None
-        else kernels.Draw()
-        for row_draws in draws_B
-        for k in range(num_heads)
-    ]
-    return (kernels.Draw * len(structs))(*structs), num_heads
+    structs = np.zeros((len(draws_B), num_heads), kernels.Draw)
+    drawn = [own for own in draws_B if own is not None]
+    rows = [row for row, own in enumerate(draws_B) if own is not None]
+    structs["temperature"][rows] = np.array([own.heat for own in drawn])[:, None]
+    structs["top_p"][rows] = 1.0
+    structs["seed"][rows] = noise_seeds(drawn, range(num_heads)).T
+    return (kernels.Draw * structs.size).from_buffer(structs.data), num_heads
 
 
 def _texts(texts: Texts) -> Any:

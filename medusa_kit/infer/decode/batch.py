@@ -293,6 +293,8 @@ class Batch(Live):
 
     def _read_prompts(self) -> Emitted:
         """The first token of each request whose prompt has been read to its end."""
+        if not self._schedule.has_prompts:
+            return []
         if admitted := self._schedule.admit(self._slot_for):
             for request in admitted:
                 request.begin(self.verifier.attention)
@@ -407,7 +409,8 @@ class Batch(Live):
     def _begin(self, request: Request, root: int, hidden_1D: Tensor) -> None:
         if request.finish_reason is not None:  # its first token was its last
             return
-        request.text, request.root, request.hidden_1D = list(request.prompt_ids), root, hidden_1D
+        request.text, request.root = list(request.prompt_ids), root
+        request.hidden_ND, request.hidden_row = hidden_1D, 0
         if read := request.prompt_parts:
             request.prompt_hidden, request.prompt_layers = TextStates.joined(read)
         drafter = request.drafter
@@ -444,9 +447,9 @@ class Batch(Live):
                 group.accept(trees, self._last_position)
                 steps.append((group, draft, trees))
             self.cache.commit([[0, *tree.path] for tree in scored], slots)
-            counts = [len(tree.tokens) for tree in scored]
+            counts, run_by = [len(tree.tokens) for tree in scored], self.verifier.steps_run_by
             for request, padding in zip(requests, self.verifier.num_padding(counts), strict=True):
-                request.steps_run_by = self.verifier.steps_run_by
+                request.steps_run_by = run_by
                 request.num_padding += padding
             accept, num_nodes = laps.lap(), self.num_nodes + unread
             if self.cost is not None:

@@ -22,6 +22,7 @@ from medusa_kit.infer.decode.node_choice.choice import Chances
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 from medusa_kit.infer.decode.timing import StepTiming
 from medusa_kit.infer.forest import Forest
+from medusa_kit.transfer import to_device
 
 T = TypeVar("T")
 COUNTS = "tokens a step: "  # how a note begins that counts an answer's steps
@@ -36,7 +37,10 @@ class RequestText:
 
     text: list[int] = field(default_factory=list)  # prompt and committed tokens
     root: int = 0  # the base model's own next token
-    hidden_1D: Tensor | None = None  # at the last committed token, whose next token is the root
+    # Row `hidden_row` of hidden_ND is that at the last committed token, whose next token is the
+    # root. The others are of other requests of the step, or of tokens that were not accepted.
+    hidden_ND: Tensor | None = None
+    hidden_row: int = 0
     sampler: Sampler | None = None  # None: by argmax
     # While it begins, for a drafter that `reads_prompts`: hidden_TD at the last T tokens of its
     # prompt, which are all but those that were cached, where torch has read them.
@@ -47,6 +51,12 @@ class RequestText:
     finish_reason: str | None = None  # stop | length | cancelled | error
     # Sources of the tokens accepted in the newest step, where its drafter has several.
     credits: list[str] | None = None
+
+    @property
+    def hidden_1D(self) -> Tensor | None:
+        """The hidden state at the last committed token."""
+        whole_ND, row = self.hidden_ND, self.hidden_row
+        return None if whole_ND is None else whole_ND[row : row + 1]
 
     @property
     def is_complete(self) -> bool:
@@ -74,8 +84,14 @@ class State:
     def hidden_BD(self) -> Tensor:
         """Hidden states at the last committed token of each request, whose next token is the
         root."""
-        parts = [request.hidden_1D for request in self.requests if request.hidden_1D is not None]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        known = [request for request in self.requests if request.hidden_ND is not None]
+        whole_ND, rows = known[0].hidden_ND, [request.hidden_row for request in known]
+        assert whole_ND is not None
+        if any(request.hidden_ND is not whole_ND for request in known):  # not of one step
+            return torch.cat([part for one in known if (part := one.hidden_1D) is not None])
+        if rows == list(range(rows[0], rows[0] + len(rows))):
+            return whole_ND[rows[0] : rows[0] + len(rows)]
+        return whole_ND[to_device(rows, whole_ND.device)]
 
     def draws(self) -> list[RowDraws | None] | None:
         """How the tokens after each request's root will be drawn; None where no request's are."""

@@ -8,7 +8,7 @@ from medusa_kit.infer.decode.node_choice.choice import choose_nodes
 from medusa_kit.infer.decode.node_choice.cost import StepCost
 from medusa_kit.infer.decode.request import Emitted, FailAlone, Request
 from medusa_kit.infer.decode.timing import StepTiming
-from medusa_kit.infer.details import VerifiedTree, token_scores
+from medusa_kit.infer.details import NOTHING, VerifiedTree, token_scores
 from medusa_kit.infer.forest import Forest
 from medusa_kit.transfer import to_device
 
@@ -33,34 +33,45 @@ class Group:
     def accept(self, trees: Sequence[ScoredTree], last_position: int) -> None:
         """Find what each request keeps of its tree, and its next root."""
         for request, tree in zip(self.requests, trees, strict=True):
-            tree.next_root = request.root
-            with FailAlone(request):
-                tree.accept(request.sampler, request.text, last_position - len(request.text))
+            tree.next_root, text = request.root, request.text
+            try:
+                tree.accept(request.sampler, text, last_position - len(text))
+            except Exception as error:
+                request.fail(error)
 
     def go_on(self, draft: Forest, trees: Sequence[ScoredTree], timing: StepTiming) -> Emitted:
         """Tell the drafter, emit what was accepted, and move on to the next roots. `timing`: of the
         step so far."""
         self.drafter.observe(StepResult(draft, trees, self.requests, timing))
         emitted: Emitted = []
+        together = timing.num_requests if self._chosen else 0
         for request, tree in zip(self.requests, trees, strict=True):
-            accepted, last = [tree.tokens[node] for node in tree.path], [0, *tree.path][-1]
-            request.text += [request.root, *accepted]
-            request.root, request.hidden_1D = tree.next_root, tree.hidden_ND[last : last + 1]
+            tokens, path = tree.tokens, tree.path
+            following = [tokens[node] for node in path]
+            request.text += (request.root, *following)
+            request.root, request.hidden_ND = tree.next_root, tree.scores.hidden_ND
+            request.hidden_row = tree.first + (path[-1] if path else 0)
             if request.finish_reason is not None:  # it failed
                 continue
-            with FailAlone(request):
-                kept = request.take([*accepted, tree.next_root])
-                together = timing.num_requests if self._chosen else 0
-                request.count_step(len(kept), len(tree.path), len(tree.tokens), together)
+            following.append(tree.next_root)
+            try:
+                kept = request.take(following)
+                request.count_step(len(kept), len(path), len(tokens), together)
                 _report(request, tree, kept)
-                if tree.near_ties is not None and request.counts_near_ties:
-                    request.near_ties += sum(tree.near_ties[node] for node in [0, *tree.path])
+            except Exception as error:
+                request.fail(error)
+            else:
                 emitted.append((request, kept))
         return emitted
 
 
 def _report(request: Request, tree: ScoredTree, kept: Sequence[int]) -> None:
-    """Give the request the scores and the tree of the step, where it asks for them."""
+    """Give the request the scores and the tree of the step, where it asks for them, and count its
+    near ties."""
+    if tree.near_ties is not None and request.counts_near_ties:
+        request.near_ties += sum(tree.near_ties[node] for node in [0, *tree.path])
+    if request.output_options is NOTHING:
+        return
     if (count := request.output_options.num_top_tokens) is not None:
         nodes = to_device([0, *tree.path], tree.logits_NV.device)
         request.scores = token_scores(tree.logits_NV[nodes], kept, count)

@@ -3,7 +3,9 @@
 Shapes: N nodes of all requests, R likeliest tokens, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -14,6 +16,7 @@ from medusa_kit.infer.decode.request import Request
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.likeliest import NO_TOKEN
 from medusa_kit.infer.outputs import NodeScores
+from medusa_kit.transfer import to_device
 
 
 class _Read(NamedTuple):
@@ -46,23 +49,17 @@ def read_back(
         read = _Read(nodes.tokens_N.tolist(), by_rank, near_ties, known_NR, nothing)
     else:
         read = _from_device(nodes, scores, requests, ranks, tolerance)
-    trees, first, alone = list[ScoredTree](), 0, len(requests) == 1
+    if scores.ranked_NR is not read.ranked_NR:
+        scores = replace(scores, ranked_NR=read.ranked_NR)
+    trees, first = list[ScoredTree](), 0
     for request, shape, drawn in zip(requests, nodes.shapes, read.drawn, strict=True):
-        of_it = slice(first, first := first + len(shape.parents))
-        argmax = None if read.argmax is None else read.argmax[of_it]
-        trees.append(
-            ScoredTree(
-                read.tokens[of_it],
-                shape.parents,
-                scores.hidden_ND if alone else scores.hidden_ND[of_it],
-                scores.logits_NV if alone else scores.logits_NV[of_it],
-                scores.layers_NX if alone or scores.layers_NX is None else scores.layers_NX[of_it],
-                None if read.ranked_NR is None else read.ranked_NR[of_it],
-                argmax,
-                None if read.near_ties is None else read.near_ties[of_it],
-                argmax if request.sampler.takes_argmax else drawn,
-            )
-        )
+        last = first + len(shape.parents)
+        argmax = None if read.argmax is None else read.argmax[first:last]
+        near_ties = None if read.near_ties is None else read.near_ties[first:last]
+        named = argmax if request.sampler.takes_argmax else drawn
+        tokens = read.tokens[first:last]
+        trees.append(ScoredTree(tokens, shape.parents, scores, first, argmax, near_ties, named))
+        first = last
     return trees
 
 
@@ -74,25 +71,36 @@ def _from_device(
     tolerance: float | None,
 ) -> _Read:
     takes_argmax = any(request.sampler.takes_argmax for request in requests)
-    on_host = scores.logits_NV.device.type == "cpu"
+    on_host = _is_on_host(scores.logits_NV)
     ranked_NR = None
     if ranks and not on_host:
         ranked_NR = scores.logits_NV.topk(min(ranks, scores.logits_NV.shape[1])).indices
+    rows_of_draws = {} if on_host else _drawn_together(requests)
     read = _read(
         [
             nodes.tokens_N,
             scores.argmax() if takes_argmax or not on_host else None,
             None if tolerance is None else scores.near_ties(tolerance),
             None if ranked_NR is None else ranked_NR.flatten(),
-            *([None] * len(requests) if on_host else _draws(nodes, scores, requests)),
+            *(_draws(nodes, scores, requests, rows) for rows in rows_of_draws.values()),
         ]
     )
-    tokens, argmax, near_ties, ranked, *drawn = read
+    tokens, argmax, near_ties, ranked, *draws = read
     assert tokens is not None
+    drawn: list[list[int] | None] = [None] * len(requests)
+    for rows, named in zip(rows_of_draws.values(), draws, strict=True):
+        assert named is not None
+        ends = list(accumulate(nodes.counts[row] for row in rows))
+        for row, end in zip(rows, ends, strict=True):
+            drawn[row] = named[end - nodes.counts[row] : end]
     if ranked is not None and ranked_NR is not None:
         assert argmax is not None, "read from a device in any case"
         ranked_NR = _known(torch.tensor(ranked).view(ranked_NR.shape), argmax)
     return _Read(tokens, argmax, near_ties, ranked_NR, drawn)
+
+
+def _is_on_host(logits_NV: Tensor) -> bool:
+    return logits_NV.device.type == "cpu"
 
 
 def _known(ranked_NR: Tensor, argmax: Sequence[int]) -> Tensor:
@@ -105,19 +113,36 @@ def _known(ranked_NR: Tensor, argmax: Sequence[int]) -> Tensor:
 
 def _read(parts: Sequence[Tensor | None]) -> list[list[int] | None]:
     """These numbers on the host, in one transfer."""
-    known = [part for part in parts if part is not None]
-    whole = iter(torch.cat(known).tolist())
-    return [None if part is None else [next(whole) for _ in range(len(part))] for part in parts]
+    whole, first = torch.cat([part for part in parts if part is not None]).tolist(), 0
+    found = list[list[int] | None]()
+    for part in parts:
+        if part is None:
+            found.append(None)
+        else:
+            found.append(whole[first : first + len(part)])
+            first += len(part)
+    return found
+
+
+def _drawn_together(requests: Sequence[Request]) -> dict[Hashable, list[int]]:
+    """Requests whose tokens one operation draws, by how these are drawn."""
+    found: dict[Hashable, list[int]] = {}
+    for row, request in enumerate(requests):
+        if (how := request.sampler.draws_alike) is not None:
+            found.setdefault(how, []).append(row)
+    return found
 
 
 def _draws(
-    nodes: Forest, scores: NodeScores, requests: Sequence[Request]
-) -> Iterator[Tensor | None]:
-    """The drawn tokens after each request's nodes, where one operation draws them all."""
-    first = 0
-    for request, count, shape in zip(requests, nodes.counts, nodes.shapes, strict=True):
-        logits_NV = scores.logits_NV[first : first + count]
-        committed = len(request.prompt_ids) + len(request.token_ids) - 1  # the root is not
-        positions = [committed + 1 + depth for depth in shape.depths_N.tolist()]
-        yield request.sampler.drawn_after(logits_NV, positions)
-        first += count
+    nodes: Forest, scores: NodeScores, requests: Sequence[Request], rows: Sequence[int]
+) -> Tensor:
+    """The drawn tokens after the nodes of these requests, which are drawn alike."""
+    logits_NV, seeds = scores.logits_NV, list[int]()
+    for row in rows:
+        committed = len(requests[row].text) + 1  # tokens in front of what follows the root
+        seeds += requests[row].sampler.seeds(committed, nodes.shapes[row].depths_N.tolist())
+    if len(rows) < len(requests):
+        ends = list(accumulate(nodes.counts))
+        at = [n for row in rows for n in range(ends[row] - nodes.counts[row], ends[row])]
+        logits_NV = logits_NV[to_device(at, logits_NV.device)]
+    return requests[rows[0]].sampler.drawn_after(logits_NV, seeds)

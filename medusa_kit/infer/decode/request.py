@@ -101,6 +101,8 @@ class Request(RequestText, Live):
 
     def fail(self, error: Exception) -> None:
         """End it here, unless it has ended; `error` is why."""
+        if is_out_of_memory(error):
+            error.__traceback__ = None  # its frames hold tensors
         if self.finish_reason is None:
             self.finish_reason, self.error = "error", error
 
@@ -108,7 +110,7 @@ class Request(RequestText, Live):
         """Free what it and its drafter keep for further steps, now that there is none."""
         self.kept.clear()
         self.prompt_parts = []
-        self.hidden_1D = self.prompt_hidden = self.prompt_layers = None
+        self.hidden_ND = self.prompt_hidden = self.prompt_layers = None
 
     def text_ids(self, tokens: Sequence[int]) -> list[int]:
         """The tokens that belong to the answer's text: all but the stop tokens."""
@@ -176,8 +178,6 @@ class FailAlone:
     ) -> bool:
         if not isinstance(error, Exception):
             return False
-        if is_out_of_memory(error):
-            error.__traceback__ = None  # its frames hold tensors
         for request in self._requests:
             request.fail(error)
         return True

@@ -100,6 +100,13 @@ class Schedule(Generic[R]):
         return [*self.served, *self.waiting]
 
     @property
+    def has_prompts(self) -> bool:
+        """Whether a prompt may be read now."""
+        if self.waiting:
+            return True
+        return any(one.num_read < len(one.prompt_ids) for one in self.served)
+
+    @property
     def running(self) -> list[R]:
         """Those whose prompts have been read."""
         return [request for request in self.served if request.text]

@@ -171,18 +171,18 @@ class CapturedForward:
         """The numbers that the device gets: lengths, then each node's position among the padded
         nodes, its depth and its ancestors."""
         (T, N, _), cache = self.shape, self._cache
-        lengths = np.zeros(len(cache.lengths), np.int64)
-        if self._pads:  # all rows write, behind what they hold
-            lengths[:] = cache.lengths
-        positions, depths = np.empty(T, np.int64), np.empty(T, np.int64)
-        words, first = np.zeros((T, -(-N // WORD)), np.int64), 0
-        for row, shape in zip(rows, nodes.shapes, strict=True):
-            lengths[row] = cache.lengths[row]
-            end = first + len(shape)
-            positions[first:end] = np.arange(row * N, row * N + len(shape))
-            depths[first:end] = shape.depths_N
-            words[first:end, : shape.words_NW.shape[1]] = shape.words_NW
-            first = end
-        for numbers in (positions, depths, words):
-            numbers[first:] = numbers[0]
-        return np.concatenate([lengths, positions, depths, words.ravel()])
+        sent = np.empty(len(self._sent_X) - len(self._more_X), np.int64)
+        B, W, at = len(cache.lengths), -(-N // WORD), np.array(rows)
+        lengths_B, positions, depths = sent[:B], sent[B : B + T], sent[B + T : B + 2 * T]
+        words_TW = sent[B + 2 * T :].reshape(T, W)
+        lengths_B[:] = cache.lengths if self._pads else 0  # padded, all write behind what they hold
+        lengths_B[at] = [cache.lengths[row] for row in rows]
+        counts = np.array(nodes.counts)
+        # Node j of all is node j less those of earlier trees in its row.
+        earlier = (at * N - (counts.cumsum() - counts)).repeat(counts)
+        M = len(earlier)
+        positions[:M], depths[:M] = earlier + np.arange(M), nodes.depths_N
+        words_TW[:M] = nodes.words(W)
+        if M < T:
+            positions[M:], depths[M:], words_TW[M:] = positions[0], depths[0], words_TW[0]
+        return sent

@@ -11,6 +11,8 @@ likely enough counts as its own, and the longest path of such tokens is taken.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from medusa_kit.tree.shape import shape_of
+
 
 def _always(_: int) -> bool:
     return True
@@ -30,12 +32,15 @@ def accept(
     `scored(node)`: whether a token can be named after it; where not, it is not accepted. Its token
     is the next root then, which is scored again.
     """
-    children = {(parent, tokens[node]): node for node, parent in enumerate(parents) if parent >= 0}
-    node, path = 0, list[int]()
+    children, node, path = shape_of(tuple(parents)).children, 0, list[int]()
     while True:
         token = choose(node)
-        child = children.get((node, token))
-        if child is None or len(path) == max_depth or not scored(child):
+        for child in children[node]:
+            if tokens[child] == token:
+                break
+        else:
+            return path, token
+        if len(path) == max_depth or not scored(child):
             return path, token
         path.append(child)
         node = child
@@ -69,15 +74,13 @@ def accept_typical(
     `judge(node, tokens)` is called once for each passing node that has children, and for the last
     node of the path. `scored`: as in `accept`.
     """
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(parents):
-        children.setdefault(parent, []).append(node)
+    children = shape_of(tuple(parents)).children
     verdicts: dict[int, Verdict] = {}
     level, paths = {0: 0.0}, {0: list[int]()}  # passing nodes of one depth: log-probability, path
     for _ in range(max_depth):
         deeper: dict[int, float] = {}
         for node in level:
-            if guesses := children.get(node):
+            if guesses := children[node]:
                 verdicts[node] = judge(node, [tokens[guess] for guess in guesses])
                 for guess, log_prob in verdicts[node].passing(guesses).items():
                     if not scored(guess):

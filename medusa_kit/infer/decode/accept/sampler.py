@@ -20,7 +20,7 @@ from torch import Tensor
 
 from medusa_kit.heads.draws import RowDraws
 from medusa_kit.heads.noise import gumbel_of, mixed, noisy, signed
-from medusa_kit.infer.decode.accept.draws import kernels_draw, split_warpers
+from medusa_kit.infer.decode.accept.draws import Warping, kernels_draw, split_warpers
 from medusa_kit.infer.decode.accept.grammar import GrammarMask
 from medusa_kit.infer.decode.accept.logits_processing import Settings, logits_processors
 from medusa_kit.infer.decode.accept.one_thread import one_thread
@@ -64,16 +64,26 @@ class Sampler:
         what processing leaves has no finite score."""
         if self.draws and self._warping is not None and kernels_draw(logits_V.device):
             scores_V = _processed_by(self._before_warpers, logits_V, prefix)
-            token = self._warping.draw(scores_V, self.params.seed, len(prefix))
-            score = scores_V[token].item()
-        else:
-            scores_V = self.scores(logits_V, prefix)
-            best_1 = scores_V.argmax(-1, keepdim=True)
-            pair = torch.cat([best_1.double(), scores_V.gather(0, best_1)])
-            named, score = pair.tolist()  # one transfer
-            token = int(named)
+            return self.drawn_at(scores_V, len(prefix))
+        scores_V = self.scores(logits_V, prefix)
+        best_1 = scores_V.argmax(-1, keepdim=True)
+        pair = torch.cat([best_1.double(), scores_V.gather(0, best_1)])
+        token, score = pair.tolist()  # one transfer
         if not math.isfinite(score):
             raise no_scores(len(prefix))
+        return int(token)
+
+    def draws_by_position(self, logits_NV: Tensor) -> bool:
+        """Whether `drawn_at` names tokens after these nodes: nothing depends on the text."""
+        own = self.draws and self._warping is not None and not self._before_warpers
+        return own and logits_NV.dtype == torch.float32 and kernels_draw(logits_NV.device)
+
+    def drawn_at(self, scores_V: Tensor, position: int) -> int:
+        """The token at this position by the C++ kernels. Raises NotFiniteError as `choose`."""
+        assert self._warping is not None
+        token = self._warping.draw(scores_V, self.params.seed, position)
+        if not math.isfinite(scores_V[token].item()):
+            raise no_scores(position)
         return token
 
     def scores(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
@@ -84,8 +94,9 @@ class Sampler:
             return scores_V
         return noisy(scores_V, self.params.seed, len(prefix))
 
-    def drawn_after(self, logits_NV: Tensor, positions: Sequence[int]) -> Tensor | None:
-        """tokens_N as `choose` names them after nodes whose next tokens are at these positions.
+    @property
+    def draws_alike(self) -> Warping | None:
+        """Of requests with the same one, `drawn_after` of any draws the tokens of all.
 
         None where a node's logits are processed by its own prefix, or have to be sorted: for all
         nodes that takes longer than waiting for those that are reached.
@@ -93,12 +104,19 @@ class Sampler:
         warping = self._warping
         if not self.draws or self._before_warpers or warping is None:
             return None
-        if warping.top_p < 1.0 or warping.min_p > 0.0:
-            return None
+        return warping if warping.top_p == 1.0 and warping.min_p == 0.0 else None
+
+    def seeds(self, first: int, depths: Sequence[int]) -> list[int]:
+        """Of the tokens that follow nodes of these depths, for `drawn_after`. `first`: the position
+        of the one behind the root."""
+        by_depth = [signed(mixed(self.params.seed, first + d)) for d in range(max(depths) + 1)]
+        return [by_depth[depth] for depth in depths]
+
+    def drawn_after(self, logits_NV: Tensor, seeds: Sequence[int]) -> Tensor:
+        """tokens_N as `choose` names them after nodes, whose requests may be several."""
         scores_NV = logits_NV.float()
         for process in self._processors:
             scores_NV = process(None, scores_NV)
-        seeds = [signed(mixed(self.params.seed, position)) for position in positions]
         seeds_N1 = to_device(seeds, scores_NV.device)[:, None]
         tokens_V = torch.arange(scores_NV.shape[1], device=scores_NV.device)
         return (scores_NV + gumbel_of(seeds_N1, tokens_V)).argmax(-1)
