@@ -40,11 +40,13 @@ def checked_out(version: str, repository: Path = ROOT) -> Iterator[Path]:
 class Worker:
     """A version's process; what it logs goes to a file."""
 
-    def __init__(self, folder: Path, cache: Path, own: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, folder: Path, cache: Path, own: Mapping[str, str], log: Path, file: Path = WORKER
+    ) -> None:
         environment = {**os.environ, "MEDUSA_KIT_CACHE": str(cache), "PYTHONPATH": str(folder)}
         self._log = log.open("a", encoding="utf-8")
         self._process = subprocess.Popen(
-            [sys.executable, str(WORKER)], env=environment | own, cwd="/", text=True,
+            [sys.executable, str(file)], env=environment | own, cwd="/", text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
         )  # fmt: skip
 
