@@ -32,7 +32,9 @@ from medusa_kit.paths import expanded, whole
 from medusa_kit.settings.engine import DEBUG_NAME, OWN_MODELS
 
 _HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
-GGUF_NUMBERS = {"F32", "F16", "BF16"}  # kinds of tensors that are not quantised
+# Kinds of tensors in GGUF files that are not quantised.
+GGUF_NUMBERS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+BLOCKS = torch.bfloat16  # in which the others are held
 NO_TOKENIZER = "holds no tokenizer: prompts and answers are token ids"
 
 
@@ -173,7 +175,7 @@ def read_parts(location: str, source: str, revision: str | None) -> tuple[Any, P
         if not any(_is_tokenizer_file(path.name) for path in folder.iterdir()):
             raise CheckpointError(f"{folder} holds no tokenizer")
     config = read_config(str(folder))
-    return config, folder, _tokenizer(str(folder), None, quiet=True)
+    return config, folder, tokenizer_of(str(folder), None, quiet=True)
 
 
 def generation_config_of(folder: Path, config: Any) -> Any:
@@ -209,9 +211,20 @@ def _method(config: Any) -> str | None:
 
 
 def _gguf_kinds(path: Path) -> str | None:
+    return ", ".join(sorted(_kinds(path) - GGUF_NUMBERS.keys())) or None
+
+
+def _kinds(path: Path) -> set[str]:
+    """Of the matrices of a GGUF file."""
     tensors = [tensor for _, tensor in read_headers(path).tensors.values()]
-    kinds = {tensor.kind for tensor in tensors if len(tensor.shape) > 1}
-    return ", ".join(sorted(kinds - GGUF_NUMBERS)) or None
+    return {tensor.kind for tensor in tensors if len(tensor.shape) > 1}
+
+
+def dtype_of_gguf(path: Path) -> torch.dtype:
+    """The dtype to load a GGUF file in where none is asked for: its own if it is not quantised.
+    Else bfloat16: blocks have few bits, and float32 would take twice its memory and time."""
+    kinds = _kinds(path)
+    return GGUF_NUMBERS.get(next(iter(kinds)), BLOCKS) if len(kinds) == 1 else BLOCKS
 
 
 def from_pretrained(
@@ -252,7 +265,7 @@ def from_pretrained(
         if method is None:
             _check_nothing_missing(loading_info["missing_keys"], location)
         part = "tokenizer files"
-        tokenizer = _tokenizer(location, revision)
+        tokenizer = tokenizer_of(location, revision)
     except MedusaKitError:
         raise
     except Exception as error:  # from OSError to safetensors' own kinds
@@ -303,7 +316,7 @@ def _cannot_load(
     )
 
 
-def _tokenizer(location: str, revision: str | None, quiet: bool = False) -> Any | None:
+def tokenizer_of(location: str, revision: str | None = None, quiet: bool = False) -> Any | None:
     """The tokenizer; None for a folder without tokenizer files: token ids can be used without."""
     folder = Path(location)
     if folder.is_dir() and not any(_is_tokenizer_file(path.name) for path in folder.iterdir()):

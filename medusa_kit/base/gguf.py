@@ -181,7 +181,7 @@ def _dequantise(gguf: Path, folder: Path) -> None:
         return
     found = checked(gguf)
     own = found.values["general.architecture"] not in architectures.UNTESTED
-    with _explained(gguf), as_one_file(found, cache_folder(), weights=not own) as one_file:
+    with explained(gguf), as_one_file(found, cache_folder(), weights=not own) as one_file:
         tokenizer = read_tokenizer(found.path)  # first, since it is cheap
         config = read_config(one_file, found)
         _set_ids(config, tokenizer)
@@ -253,7 +253,7 @@ def _describe(gguf: Path, folder: Path) -> None:
     from medusa_kit.base.gguf_files.config import read_config
 
     found = checked(gguf)
-    with _explained(gguf), as_one_file(found, folder.parent, weights=False) as one_file:
+    with explained(gguf), as_one_file(found, folder.parent, weights=False) as one_file:
         tokenizer = read_tokenizer(found.path)
         config = read_config(one_file, found)
         _set_ids(config, tokenizer)
@@ -280,7 +280,7 @@ def _stop_ids(values: dict[str, Any], tokenizer: Any) -> int | list[int] | None:
 
 
 @contextlib.contextmanager
-def _explained(gguf: Path) -> Iterator[None]:
+def explained(gguf: Path) -> Iterator[None]:
     """Turns what transformers says about a file that it cannot read into CheckpointError."""
     if importlib.util.find_spec("gguf") is None:
         raise CheckpointError(

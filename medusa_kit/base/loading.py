@@ -6,14 +6,17 @@ from typing import Any
 import torch
 
 from medusa_kit import console
-from medusa_kit.base import adapters
+from medusa_kit.base import adapters, gguf_on_device
 from medusa_kit.base import gguf as embedded
 from medusa_kit.base.faults.small_files import AGAIN
 from medusa_kit.base.files import (
+    dtype_of_gguf,
     from_pretrained,
+    gguf_source,
     not_found,
     quiet_transformers,
     resolve,
+    tokenizer_of,
     whole_name,
 )
 from medusa_kit.base.fingerprint import Fingerprint
@@ -25,6 +28,7 @@ from medusa_kit.errors import CheckpointError, MedusaKitError
 from medusa_kit.settings.engine import check_value
 from medusa_kit.usual_device import on_usual_device
 
+HOST = torch.device("cpu")
 PERSONS_FILES = ("folder", "adapter")  # sources, of weights that may be written over
 
 
@@ -44,7 +48,8 @@ def load_base_model(
     `name`: a Hub id, a local folder (of a model, or of an adapter that Medusa-2 trained), a GGUF
     file, `smollm2-135m-instruct` (the embedded one), what `make model` fetched, by its name, or
     `debug-tiny` (random weights). `dtype`: auto
-    is the checkpoint's own on CUDA and float32 elsewhere (base/placement.py). `device`: auto
+    is the checkpoint's own on CUDA, bfloat16 of a GGUF file there, and float32 elsewhere
+    (base/placement.py). `device`: auto
     takes CUDA where there is one. `attention`: transformers' name for it; by default SDPA
     where the family has it. `four_bit`: through bitsandbytes, on a GPU. `check`: the model anew,
     even if it passed on this machine before.
@@ -54,15 +59,16 @@ def load_base_model(
     quiet_transformers()
     target_device = pick_device(device)
     target_dtype = requested_dtype(dtype, target_device)
-    source, model, tokenizer, known = _load(name, target_dtype, revision, attention, four_bit)
+    source, model, tokenizer, known = _load(
+        name, target_dtype, revision, attention, four_bit, target_device
+    )
     model = model if four_bit else _on_device(model, target_device)
     if source in PERSONS_FILES:
         copy_mapped(model)
     base = BaseModel(model, tokenizer, whole_name(name, source), source, revision, known, check)
     if target_dtype == AUTO:
-        console.note(
-            f"{name} is loaded in {base.info.dtype}, its checkpoint's dtype (auto on CUDA)"
-        )
+        whose = "as GGUF files are" if gguf_source(name) else "its checkpoint's dtype"
+        console.note(f"{name} is loaded in {base.info.dtype}, {whose} (auto on CUDA)")
     return base
 
 
@@ -82,10 +88,20 @@ def _load(
     revision: str | None,
     attention: str | None,
     four_bit: bool = False,
+    device: torch.device = HOST,
 ) -> tuple[str, Any, Any, Fingerprint | None]:
     """(source, model, tokenizer, None). For an adapter: its base with the adapter merged, and the
-    fingerprint last, since merged weights are rounded differently in every dtype.
+    fingerprint last, since merged weights are rounded differently in every dtype. `device`: where
+    weights may be dequantised.
     """
+    gguf = gguf_source(name)
+    if gguf is not None:
+        dtype = dtype_of_gguf(gguf) if isinstance(dtype, str) else dtype
+        plain = attention is None and not four_bit
+        if plain and device.type == "cuda" and gguf_on_device.loads_there(gguf):
+            source, location = resolve(name, weights=False)
+            model = gguf_on_device.model_on(gguf, Path(location), dtype, device)
+            return source, model, tokenizer_of(location), None
     source, location = resolve(name)
     if source == "debug":
         model, tokenizer = embedded.debug_model()

@@ -4,12 +4,15 @@ or run layer by layer.
 Names are those of the transformers model's state dict, whatever the file calls them.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from medusa_kit.base.families import keep_soft_cap
@@ -65,21 +68,46 @@ class GGUFTensors:
         return frozenset(self.stored)
 
     def read(self, name: str) -> Tensor:
-        parts = self._parts[name]
-        if len(parts) == 1:
-            return self._dequantised(parts[0])
-        # All experts' gates and other projections, which are one parameter, gates first.
-        parts = sorted(parts, key=lambda part: "ffn_gate_exps" not in part.name)
-        return torch.cat([self._dequantised(part) for part in parts], dim=1)
+        parts = [self.dequantised(part) for part in self.parts_of(name)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def _dequantised(self, tensor: StoredTensor) -> Tensor:
+    def parts_of(self, name: str) -> list[StoredTensor]:
+        """What is joined along dimension 1 to a parameter. Several are all experts' gates and
+        other projections, gates first."""
+        return sorted(self._parts[name], key=lambda part: "ffn_gate_exps" not in part.name)
+
+    def order_of_rows(self, tensor: StoredTensor) -> NDArray[np.int64] | None:
+        """Where each row of a tensor, all but its last dimension, is in the model's; None where the
+        converter has changed more than their order."""
+        if len(tensor.info.shape) == 1:
+            return None
+        count = math.prod(tensor.info.shape[:-1])
+        rows_R1 = np.arange(count).reshape(*tensor.info.shape[:-1], 1)
+        try:
+            stored_R1 = self._processed(rows_R1, tensor)
+        except (ValueError, TypeError, LookupError):  # it takes whole rows
+            return None
+        order_R = stored_R1.ravel()
+        if stored_R1.shape != rows_R1.shape or not np.array_equal(
+            np.sort(order_R), rows_R1.ravel()
+        ):
+            return None
+        return order_R.argsort()
+
+    def dequantised(self, tensor: StoredTensor) -> Tensor:
+        """A stored tensor in float32, as the model has it."""
         from gguf import dequantize
 
         numbers = dequantize(tensor.data, tensor.tensor_type)
+        return torch.tensor(self._processed(numbers, tensor), dtype=torch.float32)
+
+    def _processed(self, numbers: NDArray[Any], tensor: StoredTensor) -> NDArray[Any]:
+        """What the converter has changed is undone."""
         done = self._processor.process(
             numbers, tensor.name, tensor_key_mapping={}, parsed_parameters={"tensors": {}}
         )
-        return torch.tensor(done.weights, dtype=torch.float32)
+        weights: NDArray[Any] = done.weights
+        return weights
 
     def read_rows(self, name: str, rows: slice | Tensor) -> Tensor:
         from gguf import dequantize

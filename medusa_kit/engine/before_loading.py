@@ -14,6 +14,8 @@ import torch
 from medusa_kit.base.files import (
     built_sizes,
     check_readable,
+    dtype_of_gguf,
+    gguf_source,
     quiet_transformers,
     stored_config,
     stored_generation_config,
@@ -131,6 +133,8 @@ def _check_attention(
     attention: str, name: str, dtype: str, device: torch.device, revision: str | None
 ) -> None:
     load_in = requested_dtype(dtype, device)
+    if isinstance(load_in, str) and (gguf := gguf_source(name)) is not None:
+        load_in = dtype_of_gguf(gguf)
     if isinstance(load_in, str) and attention != "auto":
         config = stored_config(name, revision)
         load_in = AUTO if config is None else load_dtype(load_in, config)
