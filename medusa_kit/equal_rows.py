@@ -3,6 +3,7 @@ they were made from.
 
 Rows that are equal stay together. So do rows that have a prompt or an answer in common, but for one
 that most rows have, as where all have the same prompt, and unless it makes one group of most rows.
+An answer is one turn of a row, or all of them.
 """
 
 import hashlib
@@ -24,15 +25,14 @@ def _digest(ids: Iterable[int]) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
-def groups_of(
-    rows: Sequence[Hashable], parts: Sequence[Collection[Hashable]] | None = None
-) -> list[list[int]]:
-    """The indices of rows, in groups that stay together. `parts`: what rows may have in common."""
+def groups_of(rows: Sequence[Hashable], *parts: Sequence[Collection[Hashable]]) -> list[list[int]]:
+    """The indices of rows, in groups that stay together. `parts`: what rows may have in common;
+    several of these are tried in order, until none makes one group of most rows."""
     equal = [[("row", row)] for row in rows]
-    if parts is not None:
-        most = MAX_SHARE * len(rows)
-        counts = Counter(part for own in parts for part in set(own))
-        telling = [[part for part in own if counts[part] <= most] for own in parts]
+    most = MAX_SHARE * len(rows)
+    for some in parts:
+        counts = Counter(part for own in some for part in set(own))
+        telling = [[part for part in own if counts[part] <= most] for own in some]
         alike = _joined([[*one, *more] for one, more in zip(equal, telling, strict=True)])
         if max(map(len, alike), default=0) <= most:
             return alike

@@ -16,6 +16,10 @@ from medusa_kit.equal_rows import contents, groups_of, held_out
 from medusa_kit.errors import DataError
 from medusa_kit.train.features.rows import HeadTargets
 
+# What stays on one side of a split: rows with one turn in common, with all of an answer in common,
+# equal rows, nothing.
+TOGETHER = TURNS, ANSWERS, EQUAL, APART = ("turns", "answers", "equal rows", "nothing")
+
 
 def head_targets(example: EncodedExample, num_heads: int) -> HeadTargets:
     """Positions and targets of one example.
@@ -64,23 +68,18 @@ def on_all_tokens(items: Sequence[HeadTargets]) -> list[HeadTargets]:
 
 
 def split(
-    items: Sequence[HeadTargets],
-    eval_fraction: float,
-    seed: int,
-    together: bool = True,
-    alike: bool = True,
+    items: Sequence[HeadTargets], eval_fraction: float, seed: int, together: str = TOGETHER[0]
 ) -> tuple[list[HeadTargets], list[HeadTargets]]:
     """(training, held out), split by whole examples, the same for the same seed.
 
-    Equal rows stay on one side, and rows with a prompt or an answer in common (equal_rows.py). With
-    `alike` false the latter may part, and with `together` false equal ones too, as in earlier
-    versions. Without such rows all give the same split.
+    Equal rows stay on one side, and rows with a prompt, an answer or one turn of an answer in
+    common (equal_rows.py); less than that where `together` says so, as in earlier versions. Without
+    such rows all give the same split.
 
     Raises DataError when there are not enough examples for one on each side.
     """
-    rows = [tuple(item.input_ids) if together else index for index, item in enumerate(items)]
-    parts = [_parts(item) for item in items] if together and alike else None
-    groups = groups_of(rows, parts)
+    rows = [tuple(item.input_ids) if together != APART else n for n, item in enumerate(items)]
+    groups = groups_of(rows, *_parts(items, together))
     if len(groups) < 2:
         same = ", all of them the same" if len(items) > 1 else ""
         raise DataError(
@@ -97,8 +96,21 @@ def split(
     return training, [items[index] for index in sorted(chosen)]
 
 
-def _parts(item: HeadTargets) -> list[tuple[str, int]]:
-    """What other rows may have too: the first prompt, and all that the assistant wrote."""
+def _parts(items: Sequence[HeadTargets], together: str) -> list[list[list[tuple[str, int]]]]:
+    """What other rows may have too: the first prompt, and all that the assistant wrote; with each
+    turn of it before that."""
+    if together not in (TURNS, ANSWERS):
+        return []
+    whole = [_part(item) for item in items]
+    if together == ANSWERS:
+        return [whole]
+    turns = [stretch_contents([item])[:, 1].tolist() for item in items]
+    each = [[*own, *(("answer", turn) for turn in more)]
+            for own, more in zip(whole, turns, strict=True)]  # fmt: skip
+    return [each, whole]
+
+
+def _part(item: HeadTargets) -> list[tuple[str, int]]:
     first = int(item.positions_P[0]) + 1
     prompt, answer = contents(item.input_ids[:first], item.ahead_PJ[:, 0].tolist())
     return [("prompt", prompt), ("answer", answer)]

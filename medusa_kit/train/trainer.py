@@ -31,7 +31,7 @@ from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.settings.recipe import TrainRecipe, resolved
 from medusa_kit.train import preparation, quality, result
 from medusa_kit.train.cpu_products import by_onednn
-from medusa_kit.train.data import prepare, split
+from medusa_kit.train.data import TOGETHER, prepare, split
 from medusa_kit.train.engine import check_packages, check_precision, make_engine
 from medusa_kit.train.evaluate import HeadScores
 from medusa_kit.train.features.cache import check_cache
@@ -279,15 +279,15 @@ def _train_heads(
 def _split(
     items: Sequence[HeadTargets], recipe: TrainRecipe, checkpoint: Checkpoint | None
 ) -> tuple[list[HeadTargets], list[HeadTargets]]:
-    """(training, held out) as the run began: earlier versions had rows with the same answer, or
-    equal rows, on both sides."""
+    """(training, held out) as the run began: earlier versions had rows with the same turn, the same
+    answer, or equal rows, on both sides."""
     options = (items, recipe.data.eval_fraction, recipe.seed)
     parts = split(*options)
     saved = None if checkpoint is None else checkpoint.progress.get(identity.DATA)
     if saved in (None, identity.rows_digest(parts[0])):
         return parts
-    for together in (True, False):
-        earlier = split(*options, together=together, alike=False)
+    for together in TOGETHER[1:]:
+        earlier = split(*options, together)
         if saved == identity.rows_digest(earlier[0]):
             return earlier
     return parts

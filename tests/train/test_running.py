@@ -13,7 +13,7 @@ from medusa_kit import console
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.train import loop, result, trainer
-from medusa_kit.train.data import prepare
+from medusa_kit.train.data import APART, prepare
 from medusa_kit.train.evaluate import HeadScores, answer_starts, evaluate, simulated_acceptance
 from medusa_kit.train.features.features import FeatureOptions, collect_features
 from medusa_kit.train.preparation import Run
@@ -254,8 +254,8 @@ def test_a_run_begun_with_the_old_split_goes_on_with_it(
         for name in ("straight", "stopped", "new")
     )
 
-    def old_split(items, fraction, seed, together=True, alike=True):
-        return split(items, fraction, seed, together=False)
+    def old_split(items, fraction, seed, together=None):
+        return split(items, fraction, seed, APART)
 
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "split", old_split)

@@ -4,6 +4,8 @@ import pytest
 from medusa_kit.data.chat import EncodedExample
 from medusa_kit.errors import DataError
 from medusa_kit.train.data import (
+    ANSWERS,
+    APART,
     coverage,
     head_targets,
     most_frequent_ids,
@@ -141,6 +143,42 @@ def test_rows_with_the_same_prompt_or_answer_stay_on_one_side(fraction):
         assert len(training) + len(held_out) == 30
 
 
+def chats(*rows):
+    """A row for each tuple of answers, with prompts of its own."""
+    prompt, answered = [False] * 4, [True] * 12
+    return prepare([
+        EncodedExample([i for turn, answer in enumerate(answers)
+                        for i in [1000 + 9 * n + turn] * 4 + [answer] * 12],
+                       (prompt + answered) * len(answers), n)
+        for n, answers in enumerate(rows)
+    ], 2)  # fmt: skip
+
+
+@pytest.mark.parametrize("usual", [[], [7]])
+def test_a_turn_that_several_chats_have_stays_on_one_side(usual):
+    """As where a chat was cut into rows of one turn. One that most chats end with says nothing."""
+    cut = [(200 + n,) for n in range(6)]
+    items = chats(*((100 + n, 200 + n, *usual) for n in range(24)), *cut)
+    parted = 0
+    for seed in range(20):
+        training, held_out = split(items, 0.2, seed)
+        known = [{t for i in side for t in i.input_ids[4::16]} for side in (training, held_out)]
+        assert not known[0] & known[1] - {*usual}
+        assert len(held_out) == 6
+        parted += split(items, 0.2, seed, ANSWERS)[1] != held_out
+    assert parted
+
+
+def test_turns_that_chain_most_chats_together_say_nothing():
+    """Equal answers still do."""
+    chain = [(n, n + 1) for n in range(40)]
+    items = chats(*chain, *((100 + n // 2,) for n in range(10)))
+    training, held_out = split(items, 0.2, 0)
+    assert (training, held_out) == split(items, 0.2, 0, ANSWERS)
+    first, other = ({i.input_ids[-1] for i in side} for side in (training, held_out))
+    assert not {end for end in first & other if end >= 100}
+
+
 def test_rows_of_one_prompt_are_split_by_answer():
     training, held_out = split(conversations(*((1, 100 + n % 10) for n in range(20))), 0.2, 0)
     assert len(held_out) == 4
@@ -164,7 +202,7 @@ def test_the_stretches_of_a_row_share_its_prompt():
 def test_rows_that_differ_are_split_as_they_always_were():
     items = rows_of(*range(50))
     for seed in range(5):
-        assert split(items, 0.1, seed) == split(items, 0.1, seed, together=False)
+        assert split(items, 0.1, seed) == split(items, 0.1, seed, APART)
 
 
 def test_too_little_data_is_refused():
