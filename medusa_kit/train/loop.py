@@ -141,9 +141,8 @@ class TrainingLoop:
                 self._update(update)
                 self._keep_pace(bar)
                 bar.advance(1, self._after_update())
-                device = self.engine.module.heads.base.device  # nccl needs tensors on the GPU
-                if distributed.any_of(interrupted.is_set(), device):
-                    self._stop()
+                self._stop_where(interrupted)
+        self._stop_where(interrupted)  # typed after the last update
 
     @property
     def _goes_on(self) -> bool:
@@ -376,7 +375,11 @@ class TrainingLoop:
         }  # fmt: skip
         self.folder.save(write, {**progress, **self.identity})
 
-    def _stop(self) -> None:
+    def _stop_where(self, interrupted: threading.Event) -> None:
+        """Save and raise KeyboardInterrupt where one process was interrupted."""
+        device = self.engine.module.heads.base.device  # nccl needs tensors on the GPU
+        if not distributed.any_of(interrupted.is_set(), device):
+            return
         if self.recent:
             self._log()
         self.save()

@@ -215,6 +215,27 @@ def test_ctrl_c_saves_after_the_update_and_the_next_run_goes_on(
     assert_same_weights(trained_weights(base, report.heads_folder), expected)
 
 
+def test_ctrl_c_after_the_last_update_is_not_lost(
+    tiny_base, counting_rows, make_recipe, monkeypatch, capsys
+):
+    """Nor where the run that goes on has no update left."""
+    base, recipe, original = tiny_base(), make_recipe(), loop.TrainingLoop._updates
+
+    def updates(self):
+        yield from original(self)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.TrainingLoop, "_updates", updates)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                train_heads(base, counting_rows(), recipe)
+            stopped = f"stopped after update {loop_updates(recipe)} of {loop_updates(recipe)}"
+            assert stopped in capsys.readouterr().err
+    report = train_heads(base, counting_rows(), recipe)
+    assert report.num_updates == loop_updates(recipe)
+
+
 @pytest.mark.usefixtures("often")
 def test_a_run_may_make_do_with_fewer_updates_and_goes_on_with_their_number(
     tiny_base, counting_rows, make_recipe, monkeypatch, tmp_path
