@@ -96,10 +96,8 @@ class GGUFTensors:
 
     def dequantised(self, tensor: StoredTensor) -> Tensor:
         """A stored tensor in float32, as the model has it."""
-        from gguf import dequantize
-
-        numbers = dequantize(tensor.data, tensor.tensor_type)
-        return torch.tensor(self._processed(numbers, tensor), dtype=torch.float32)
+        done = self._processed(tensor.numbers(), tensor)
+        return torch.from_numpy(np.ascontiguousarray(done)).float()
 
     def _processed(self, numbers: NDArray[Any], tensor: StoredTensor) -> NDArray[Any]:
         """What the converter has changed is undone."""
@@ -110,12 +108,9 @@ class GGUFTensors:
         return weights
 
     def read_rows(self, name: str, rows: slice | Tensor) -> Tensor:
-        from gguf import dequantize
-
-        tensor = self.stored[name]
         chosen = rows.numpy() if isinstance(rows, Tensor) else rows
         # What transformers changes in a file's tensors is not in embeddings.
-        return torch.tensor(dequantize(tensor.data[chosen], tensor.tensor_type)).float()
+        return torch.from_numpy(self.stored[name].numbers(chosen))
 
 
 class SafetensorsFolder:

@@ -1,8 +1,8 @@
 """The C++ library: a wheel's own, or built at first use by torch's extension loader and cached;
 called through ctypes.
 
-The structures mirror those of matrix.h, recurrent.h, heads.h, copying.h, trees.h, step.h and
-draw.h, field by field.
+The structures mirror those of matrix.h, recurrent.h, heads.h, copying.h, trees.h, step.h,
+draw.h and packing.cpp, field by field.
 """
 
 import ctypes
@@ -165,6 +165,13 @@ class Grow(ctypes.Structure):
     )  # fmt: skip
 
 
+class StoredRows(ctypes.Structure):
+    _fields_ = (
+        ("stored", c_int64), ("kind", c_int64), ("rows", c_int64), ("inputs", c_int64),
+        ("from", c_void_p), ("to", c_void_p),
+    )  # fmt: skip
+
+
 @cache
 def load_library() -> ctypes.CDLL | None:
     """The library for this machine, or None where it cannot be built; the reason is printed.
@@ -283,6 +290,9 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {  # result, arguments
     "mk_draw": (c_int64, (POINTER(Draw),)),
     "mk_linear": (None, (POINTER(Matrix), c_void_p, c_int, c_void_p, c_int)),
     "mk_rows": (c_int64, (POINTER(Matrix), c_void_p, c_int64, c_float, c_void_p)),
+    "mk_stored_properties": (c_int64, (POINTER(StoredRows), c_int)),
+    "mk_pack": (None, (POINTER(StoredRows), c_int)),
+    "mk_expand": (None, (POINTER(StoredRows), c_int)),
 }
 
 

@@ -17,11 +17,11 @@ from itertools import product
 from pathlib import Path
 
 # Each by itself, side by side where there are cores.
-COMPILED = ("decoder.cpp", "products_2.cpp", "products_3.cpp", "products_1.cpp")
+COMPILED = ("decoder.cpp", "products_2.cpp", "products_3.cpp", "products_1.cpp", "packing.cpp")
 SOURCES = (
     "simd.h", "pool.h", "matrix.h", "integers.h", "dots_avx512.h", "dots_avx2.h", "dots_neon.h",
     "matmul.h", "products.h", "draw.h", "rows.h", "norms.h", "shares.h", "recurrent.h", "heads.h",
-    "copying.h", "trees.h", "step.h", "attention_parts.h", "attention.h",
+    "copying.h", "trees.h", "step.h", "attention_parts.h", "attention.h", "blocks.h",
     *COMPILED,
 )  # fmt: skip
 FLAGS = ("-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")

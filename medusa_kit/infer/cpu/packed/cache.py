@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +49,7 @@ from medusa_kit.infer.cpu.packed.int8_weights import GROUP, int8_blocks, none_fi
 from medusa_kit.infer.cpu.packed.model import PackedModel, opened
 from medusa_kit.infer.cpu.packed.packing import Blocks, Rows
 from medusa_kit.infer.cpu.packed.packing_up import Packing, model_of, row_pieces
+from medusa_kit.infer.cpu.packed.stored_rows import StoredRows, stored_rows
 from medusa_kit.infer.mkl_linear import plain_linears
 from medusa_kit.infer.model_parts import ModelParts, Unsupported, check_family
 from medusa_kit.store.builds import NotUsable, Origin, announce_work, make_file_once
@@ -250,6 +251,7 @@ class StoredWeights:
         self._linears = plain_linears(skeleton) if weights == INT8 else []
         self._rounded = {id(linear) for linear in self._linears if linear.in_features % GROUP == 0}
         self._digests: dict[str, str] = {}  # of stored tensors
+        self._orders: dict[str, Tensor | None] = {}
 
     @property
     def num_rounded(self) -> int:
@@ -270,11 +272,23 @@ class StoredWeights:
 
     def whole(self, module: Any, num_heads: int = 1) -> Rows:
         name = self.name_of(module)
-        return self._rows(module, self._read(name).float(), slice(None), num_heads)
+
+        def others() -> Blocks | Tensor:
+            return self._rows(module, self._read(name).float(), slice(None), num_heads)
+
+        if (stored := self._stored_rows(module, slice(None), others)) is None:
+            return others()
+        self._digest_stored(name, stored.numbers())
+        return stored
 
     def pieces(self, module: Any) -> Iterator[Rows]:
-        for rows, weight_OI in self._read_pieces(self.name_of(module)):
-            yield self._rows(module, weight_OI.float(), rows)
+        name = self.name_of(module)
+        for rows in self._row_pieces(name):
+
+            def others(rows: slice = rows) -> Blocks | Tensor:
+                return self._rows(module, self._stored.read_rows(name, rows).float(), rows)
+
+            yield self._stored_rows(module, rows, others) or others()
 
     def are_tied(self, embedding: nn.Embedding, output: nn.Linear) -> bool:
         return id(output) not in self._rounded and self.name_of(embedding) == self.name_of(output)
@@ -319,7 +333,30 @@ class StoredWeights:
                 if not all(torch.equal(first, second) for (_, first), (_, second) in pairs):
                     raise Unsupported(f"{name} and {stored_name} are tied but differ")
 
-    def _rows(self, module: Any, weight_OI: Tensor, rows: slice, num_heads: int = 1) -> Rows:
+    def _stored_rows(
+        self, module: Any, rows: slice, others: Callable[[], Blocks | Tensor]
+    ) -> StoredRows | None:
+        """Rows of a layer as its file has them, where C++ packs them so."""
+        if id(module) in self._rounded:
+            return None
+        return self._rows_in_file(self.name_of(module), rows, others)
+
+    def _rows_in_file(
+        self, name: str, rows: slice, others: Callable[[], Blocks | Tensor]
+    ) -> StoredRows | None:
+        if not isinstance(self._stored, GGUFTensors):
+            return None
+        if name not in self._orders:
+            self._orders[name] = _order_in_file(self._stored, name)
+        order_O, tensor = self._orders[name], self._stored.stored[name]
+        if order_O is None:
+            return None
+        kind, inputs = tensor.tensor_type.name, int(tensor.shape[0])
+        return stored_rows(tensor.data, kind, inputs, order_O[rows], others)
+
+    def _rows(
+        self, module: Any, weight_OI: Tensor, rows: slice, num_heads: int = 1
+    ) -> Blocks | Tensor:
         if id(module) in self._rounded:
             return int8_blocks(weight_OI)
         blocks = self._gguf_blocks(self.name_of(module), weight_OI, rows, num_heads)
@@ -344,11 +381,34 @@ class StoredWeights:
             self._digests[name] = fingerprint.stored_digest(tensor)
         return tensor
 
+    def _digest_stored(self, name: str, numbers: Iterable[Tensor]) -> None:
+        if name not in self._digests:
+            self._digests[name] = fingerprint.tensor_digest(self._state[name].shape, numbers)
+
     def _digest_layerwise(self, name: str) -> None:
-        numbers = (piece.flatten() for _, piece in self._read_pieces(name))
-        self._digests[name] = fingerprint.tensor_digest(self._state[name].shape, numbers)
+        self._digest_stored(name, self._numbers(name))
+
+    def _numbers(self, name: str) -> Iterator[Tensor]:
+        """All numbers of a large tensor in order, in pieces."""
+        for rows in self._row_pieces(name):
+
+            def others(rows: slice = rows) -> Tensor:
+                return self._stored.read_rows(name, rows)
+
+            stored = self._rows_in_file(name, rows, others)
+            yield from [others().flatten()] if stored is None else stored.numbers()
 
     def _read_pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
-        outputs, inputs = self._state[name].shape
-        for first, last in row_pieces(outputs, inputs):
-            yield slice(first, last), self._stored.read_rows(name, slice(first, last))
+        for rows in self._row_pieces(name):
+            yield rows, self._stored.read_rows(name, rows)
+
+    def _row_pieces(self, name: str) -> Iterator[slice]:
+        return (slice(*piece) for piece in row_pieces(*self._state[name].shape))
+
+
+def _order_in_file(stored: GGUFTensors, name: str) -> Tensor | None:
+    """Which row of the file each row of a matrix is; None where it is none of them."""
+    tensor = stored.stored[name]
+    whole = len(stored.parts_of(name)) == 1 and len(tensor.shape) == 2
+    places_O = stored.order_of_rows(tensor) if whole else None
+    return None if places_O is None else torch.from_numpy(places_O).argsort()

@@ -81,7 +81,8 @@ class FileSink:
         self._table[name] = [str(dtype).removeprefix("torch."), list(shape), offset]
 
     def finish(self, numbers: dict[str, Any]) -> None:
-        """The file is on the disk when this returns: a rename may get there before the contents."""
+        """The disk is not waited for: its digest is compared until it is known to be there
+        (`content_digest`)."""
         at = self._aligned()
         fields = {"order": sys.byteorder, "numbers": numbers, "arrays": self._table}
         header = json.dumps(fields).encode()
@@ -90,7 +91,6 @@ class FileSink:
         digest = hashlib.sha256(header).digest()
         self._file.write(PREAMBLE.pack(MAGIC, bytes(4), LAYOUT, at, len(header), digest))
         self._file.flush()
-        os.fsync(self._file.fileno())
 
     def _aligned(self) -> int:
         self._file.write(bytes(-self._file.tell() % ALIGNMENT))

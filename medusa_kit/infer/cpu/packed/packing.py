@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from medusa_kit.infer.cpu.binding.kernels import Matrix
+from medusa_kit.infer.cpu.packed.stored_rows import StoredRows, like_rows
 
 LANES = 16
 OCTET = 8
@@ -33,6 +34,10 @@ FINE = (INT8_FINE, INT8_FINE_OFFSET, INT6_SUPER)
 WITHOUT_OFFSETS = (INT8, INT8_FINE, INT6_SUPER)
 FOUR_BITS = (INT4, IN_HALVES[INT4], INT4_SUPER)
 PLAIN = {F32: torch.float32, BF16: torch.bfloat16}
+OF_STORED = {
+    "Q4_0": INT4, "Q4_1": INT4, "Q5_0": INT8, "Q5_1": INT8_OFFSET, "Q8_0": INT8,
+    "Q4_K": INT4_SUPER, "Q5_K": INT8_OFFSET, "Q6_K": INT6_SUPER,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,11 @@ class Blocks:
     scales_OQ: Tensor
     offsets_OQ: Tensor | None
     factors: tuple[Tensor, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        outputs, inputs = self.codes_OI.shape
+        return outputs, inputs
 
     @property
     def group(self) -> int:
@@ -101,7 +111,8 @@ class Blocks:
         return weights.view(shape)
 
 
-Rows = Blocks | Tensor  # of a weight: float32 numbers, or blocks that expand to them
+# Of a weight: float32 numbers, blocks that expand to them, or such blocks as a file has them.
+Rows = Blocks | Tensor | StoredRows
 
 
 @dataclass(frozen=True)
@@ -148,6 +159,9 @@ def kind_of(rows: Rows) -> int:
     """The smallest form that these rows can take."""
     if isinstance(rows, Blocks):
         return rows.kind
+    if isinstance(rows, StoredRows):
+        kind = OF_STORED[rows.stored]
+        return IN_HALVES.get(kind, kind) if rows.halves else kind
     return BF16 if torch.equal(rows.bfloat16().float(), rows) else F32
 
 
@@ -165,6 +179,11 @@ def joint_kind(kinds: Collection[int]) -> int:
 
 def packed_rows(rows: Rows, kind: int) -> Tensor:
     """Rows as the kernels read them. 32 must divide the number of all but a matrix's last rows."""
+    if isinstance(rows, StoredRows):
+        if FULL.get(kind, kind) == OF_STORED[rows.stored]:
+            data = torch.empty(packed_shape(kind, *rows.shape), dtype=torch.uint8)
+            return rows.packed_into(data, kind)
+        rows = rows.others()
     if isinstance(rows, Blocks) and kind not in PLAIN:
         return _pack_blocks(rows, kind)
     return _pack_plain(expanded(rows).to(PLAIN[kind]))
@@ -210,17 +229,30 @@ def fields(kind: int) -> list[Field]:
 
 
 def expanded(rows: Rows) -> Tensor:
+    rows = as_others(rows)
     return rows.expand() if isinstance(rows, Blocks) else rows
+
+
+def as_others(rows: Rows) -> Blocks | Tensor:
+    return rows.others() if isinstance(rows, StoredRows) else rows
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
     """Several weights that read the same input, as one."""
+    if (stored := of_one_type(parts)) is not None:
+        return like_rows(torch.cat, stored, lambda: joined([as_others(part) for part in parts]))
     if (blocks := alike(parts)) is not None:
         return joined_blocks(blocks)
     return torch.cat([expanded(part) for part in parts])
 
 
 def interleaved_rows(first: Rows, second: Rows) -> Rows:
+    if (stored := of_one_type([first, second])) is not None:
+        return like_rows(
+            lambda x: interleaved(*x),
+            stored,
+            lambda: interleaved_rows(as_others(first), as_others(second)),
+        )
     if (blocks := alike([first, second])) is not None:
         return interleaved_blocks(*blocks)
     return interleaved(expanded(first), expanded(second))
@@ -252,11 +284,35 @@ def like(arrange: Callable[[list[Tensor]], Tensor], parts: Sequence[Blocks]) -> 
     )
 
 
+def can_join(parts: Sequence[Rows]) -> bool:
+    """Whether all are blocks that one matrix can hold."""
+    forms = {_form_of(part) for part in parts}
+    return len(forms) == 1 and None not in forms
+
+
+def _form_of(rows: Rows) -> tuple[int, bool] | None:
+    """(numbers of a group, whether it has no offsets); None for plain numbers."""
+    if isinstance(rows, Blocks):
+        return rows.group, rows.offsets_OQ is None
+    if isinstance(rows, StoredRows):
+        kind = OF_STORED[rows.stored]
+        return group_of(kind), kind in WITHOUT_OFFSETS
+    return None
+
+
 def alike(parts: Sequence[Rows]) -> list[Blocks] | None:
     """The parts, if all are blocks and can be stored in one matrix; else None."""
-    whole = [part for part in parts if isinstance(part, Blocks)]
-    shapes = {(part.group, part.offsets_OQ is None) for part in whole}
-    return whole if len(whole) == len(parts) and len(shapes) == 1 else None
+    if not can_join(parts):
+        return None
+    others = [part for part in map(as_others, parts) if isinstance(part, Blocks)]
+    return others if len(others) == len(parts) else None
+
+
+def of_one_type(parts: Sequence[Rows]) -> list[StoredRows] | None:
+    """The parts, if all lie in a file as blocks of one type; else None."""
+    stored = [part for part in parts if isinstance(part, StoredRows)]
+    types = {part.stored for part in stored}
+    return stored if len(stored) == len(parts) and len(types) == 1 else None
 
 
 def _by_panel(x_OI: Tensor) -> Tensor:

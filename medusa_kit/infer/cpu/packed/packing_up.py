@@ -26,7 +26,7 @@ from medusa_kit.infer.cpu.packed.model import (
 from medusa_kit.infer.cpu.packed.packing import (
     PLAIN,
     Rows,
-    alike,
+    can_join,
     interleaved_rows,
     joined,
     joint_kind,
@@ -106,7 +106,7 @@ class Packing:
             raise Unsupported("a gated MLP with biases")
         qkv = [layer.queries, layer.keys, layer.values]
         rows = [self.weights.whole(linear, heads.get(linear, 1)) for linear in qkv]
-        if alike(rows) is None and alike(rows[:2]) is not None:  # as in llama.cpp's Q4_K_M
+        if not can_join(rows) and can_join(rows[:2]):  # as in llama.cpp's Q4_K_M
             self._matrix(f"{name}values", rows.pop(), qkv.pop().bias)
         self._matrix(f"{name}qkv", joined(rows), _joined_bias(qkv))
         self._matrix(f"{name}out", self.weights.whole(layer.out), layer.out.bias)
@@ -124,7 +124,7 @@ class Packing:
             self._layerwise(EMBEDDING, embedding, None)
 
     def _matrix(self, name: str, rows: Rows, bias: Tensor | None) -> None:
-        outputs, inputs = (rows if isinstance(rows, Tensor) else rows.codes_OI).shape
+        outputs, inputs = rows.shape
         self._write(name, kind_of(rows), outputs, inputs, [rows], bias)
 
     def _layerwise(self, name: str, module: nn.Linear | nn.Embedding, bias: Tensor | None) -> None:
