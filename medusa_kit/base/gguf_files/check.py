@@ -10,10 +10,10 @@ from typing import Any
 
 from medusa_kit.base.gguf_files.architectures import check_architecture
 from medusa_kit.base.gguf_files.header import AGAIN, Array
-from medusa_kit.base.gguf_files.parts import GGUFModel, read_headers
+from medusa_kit.base.gguf_files.parts import TOKENS, GGUFModel, read_headers
 from medusa_kit.errors import CheckpointError
 
-ARCHITECTURE, TOKENS = "general.architecture", "tokenizer.ggml.tokens"
+ARCHITECTURE = "general.architecture"
 LAYER = re.compile(r"(?:enc\.|dec\.)?blk\.(\d+)\.")
 MAX_VALUES = {  # how large a value of an architecture may be
     "context_length": 1 << 30,

@@ -52,8 +52,7 @@ class Header:
     path: Path
     values: dict[str, Any]
     tensors: tuple[TensorInfo, ...]
-    values_start: int  # where the values begin and end
-    values_end: int
+    places: dict[str, tuple[int, int]]  # where each value begins, with its name, and ends
 
 
 def read_header(path: Path, whole: Container[str] = ()) -> Header:
@@ -104,15 +103,16 @@ class _Reader:
         self.limit("tensors", num_tensors, MAX_TENSORS, MIN_TENSOR_SIZE)
         self.limit("values", num_values, MAX_VALUES, MIN_VALUE_SIZE)
         values: dict[str, Any] = {}
-        values_start = self.position
+        places: dict[str, tuple[int, int]] = {}
         for _ in range(num_values):
+            start = self.position
             key = self.name("a value's name")
             if key in values:
                 raise self.wrong(f"has the value {key!r} twice; expected it once")
             values[key] = self.value(key, self.number("I", f"the type of {key}"))
-        values_end = self.position
+            places[key] = start, self.position
         tensors = self._tensors(num_tensors, self._alignment(values))
-        return Header(self.path, values, tensors, values_start, values_end)
+        return Header(self.path, values, tensors, places)
 
     def _alignment(self, values: dict[str, Any]) -> int:
         alignment = values.get("general.alignment", ALIGNMENT)

@@ -2,7 +2,7 @@
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any
 from medusa_kit.base.gguf_files.header import (
     ALIGNMENT,
     MAGIC,
+    UINT32,
+    Array,
     Header,
     TensorInfo,
     read_header,
@@ -21,6 +23,8 @@ from medusa_kit.errors import CheckpointError
 
 NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 MAX_PARTS = 1000
+TOKENS = "tokenizer.ggml.tokens"
+LISTS = (TOKENS, *(f"tokenizer.ggml.{name}" for name in ("scores", "token_type", "merges")))
 VERSION = 3
 
 
@@ -127,8 +131,10 @@ def stem(path: Path) -> str:
 @contextmanager
 def as_one_file(model: GGUFModel, folder: Path, weights: bool = True) -> Iterator[Path]:
     """The model in one file, for readers that know no parts: its own, or one in `folder` for the
-    time being. Without `weights` that has a hole in their place, which takes no room."""
-    if len(model.headers) == 1:
+    time being. Without `weights` that has a hole in their place, which takes no room, and where
+    transformers needs it for the size of the vocabulary alone, that size instead of the lists of
+    the vocabulary: it takes seconds to read them."""
+    if len(model.headers) == 1 and weights:
         yield model.path
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -142,10 +148,16 @@ def as_one_file(model: GGUFModel, folder: Path, weights: bool = True) -> Iterato
 def _join(model: GGUFModel, stream: Any, weights: bool) -> None:
     first, tensors = model.headers[0], model.tensors.values()
     alignment = first.values.get("general.alignment", ALIGNMENT)
-    stream.write(MAGIC + struct.pack("<IQQ", VERSION, len(tensors), len(first.values)))
+    left_out, more = ((), []) if weights else _in_place_of_lists(first.values)
+    kept = [place for key, place in first.places.items() if key not in left_out]
+    stream.write(MAGIC + struct.pack("<IQQ", VERSION, len(tensors), len(kept) + len(more)))
     with first.path.open("rb") as source:
-        source.seek(first.values_start)
-        stream.write(source.read(first.values_end - first.values_start))
+        for start, end in kept:
+            source.seek(start)
+            stream.write(source.read(end - start))
+    for key, number in more:
+        stream.write(struct.pack("<Q", len(key)) + key.encode())
+        stream.write(struct.pack("<II", UINT32, number))
     numbers = {kind.name: number for number, kind in TYPES.items()}
     offset = 0
     for _, tensor in tensors:
@@ -163,6 +175,20 @@ def _join(model: GGUFModel, stream: Any, weights: bool) -> None:
                 _copy(source, stream, tensor.size)
             stream.seek(-(stream.tell() - begin) % alignment, 1)
     stream.truncate(begin + offset)
+
+
+def _in_place_of_lists(values: dict[str, Any]) -> tuple[Sequence[str], list[tuple[str, int]]]:
+    """(names of the vocabulary's lists, values that a config needs instead); none for kinds of
+    models whose config has another way to it."""
+    from transformers.modeling_gguf_pytorch_utils import GGUF_TO_TRANSFORMERS_MAPPING
+
+    kind = str(values.get("general.architecture"))
+    key, tokens = f"{kind}.vocab_size", values.get(TOKENS)
+    known = GGUF_TO_TRANSFORMERS_MAPPING["config"].get(kind, {})
+    if known.get("vocab_size") != "vocab_size" or not isinstance(tokens, Array | tuple):
+        return (), []
+    size = tokens.length if isinstance(tokens, Array) else len(tokens)
+    return LISTS, [] if key in values else [(key, size)]
 
 
 def _copy(source: Any, target: Any, count: int) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.base.gguf_files.header import AGAIN, read_header
+from medusa_kit.base.gguf_files.parts import LISTS
 from medusa_kit.base.gguf_files.pre_tokenizers import RULES, Rule, rule_of
 from medusa_kit.errors import CheckpointError
 
 GGML = "tokenizer.ggml."
 PRE = GGML + "pre"
-LISTS = tuple(GGML + name for name in ("tokens", "token_type", "scores", "merges"))
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 SENTENCEPIECE, GEMMA4 = "llama", "gemma4"
 BPE = ("gpt2", GEMMA4)
