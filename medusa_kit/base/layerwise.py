@@ -92,9 +92,21 @@ class LayerwiseModel:
         return ((name, self._stored.read(name)) for name in sorted(self._stored.names))
 
     def last_logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """logits_BV after the last token of each text."""
-        found = dict(self.logits(texts, [len(text) - 1 for text in texts]))
-        return torch.cat([found[index] for index in range(len(texts))])
+        """logits_BV after the last token of each text. One with which another text begins is read
+        within that: a causal model gives the same there."""
+        longest = list[Sequence[int]]()
+        read_in = dict[int, int]()  # a text -> the one of `longest` that it is read in
+        for index in sorted(range(len(texts)), key=lambda i: -len(texts[i])):
+            text = list(texts[index])
+            whole = (i for i, other in enumerate(longest) if list(other[: len(text)]) == text)
+            if (read_in_one := next(whole, None)) is None:
+                read_in_one = len(longest)
+                longest.append(text)
+            read_in[index] = read_in_one
+        ends = [(read_in[index], len(text) - 1) for index, text in enumerate(texts)]
+        wanted = [sorted({end for own, end in ends if own == i}) for i in range(len(longest))]
+        found = dict(self._logits_at(longest, wanted))
+        return torch.stack([found[own][wanted[own].index(end)] for own, end in ends])
 
     def logits(
         self, texts: Sequence[Sequence[int]], starts: Sequence[int]
@@ -104,11 +116,18 @@ class LayerwiseModel:
 
         They are padded on the right, which changes nothing before it.
         """
-        for batch in self._batches(texts, starts):
+        ends = zip(starts, map(len, texts), strict=True)
+        return self._logits_at(texts, [range(*places) for places in ends])
+
+    def _logits_at(
+        self, texts: Sequence[Sequence[int]], places_of: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, Tensor]]:
+        """As `logits`, after the tokens at these places of each text."""
+        for batch in self._batches(texts, [len(places) for places in places_of]):
             ids_BT = nn.utils.rnn.pad_sequence(
                 [torch.tensor(list(texts[index])) for index in batch], batch_first=True
             )
-            places = [range(starts[index], len(texts[index])) for index in batch]
+            places = [places_of[index] for index in batch]
             with torch.inference_mode(), lock_of(self.model):
                 self._output.places = [(row, place) for row, own in enumerate(places)
                                        for place in own]  # fmt: skip
@@ -116,11 +135,11 @@ class LayerwiseModel:
             yield from zip(batch, logits_NV.split([len(own) for own in places]), strict=True)
 
     def _batches(
-        self, texts: Sequence[Sequence[int]], starts: Sequence[int]
+        self, texts: Sequence[Sequence[int]], nums_wanted: Sequence[int]
     ) -> Iterator[list[int]]:
         batch, num_wanted = list[int](), 0
         for index in sorted(range(len(texts)), key=lambda i: -len(texts[i])):
-            own = len(texts[index]) - starts[index]
+            own = nums_wanted[index]
             tokens = (len(batch) + 1) * len(texts[batch[0]] if batch else texts[index])
             if batch and (tokens > MAX_TOKENS or (num_wanted + own) * self.num_logits > MAX_LOGITS):
                 yield batch
