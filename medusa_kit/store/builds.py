@@ -96,11 +96,12 @@ def make_file_once(
     Raises OSError where it cannot be written or be opened when it is new, and what `make` raises.
     """
     values, errors = list[_Value](), list[Exception]()
+    made = list[str]()  # the digest of what was made here, which need not be read once more
 
-    def is_whole(folder: Path) -> bool:
+    def is_whole(folder: Path, known: str | None = None) -> bool:
         values.clear()
         try:
-            known = (file_digest if check else content_digest)(path)
+            known = known or (file_digest(path) if check else content_digest(path, own=True))
             if (folder / digest).read_bytes() != known.encode():
                 raise NotUsable("its contents are damaged")
             values.append(opened(path))
@@ -111,17 +112,18 @@ def make_file_once(
 
     def make_whole(temporary: Path) -> None:
         temporary.mkdir()
-        made = temporary / path.name
-        make(made)
-        (temporary / digest).write_text(known := file_digest(made))
-        _link_same(made, path.parent.parent.glob(f"[!.]*/{path.name}"), digest, known)
+        new = temporary / path.name
+        make(new)
+        (temporary / digest).write_text(known := file_digest(new))
+        made.append(known)
+        _link_same(new, path.parent.parent.glob(f"[!.]*/{path.name}"), digest, known)
         if origin is not None:
             (temporary / ORIGIN).write_text(json.dumps(_origin_record(origin)), encoding="utf-8")
 
     make_once(path.parent, doing, is_whole, make_whole, announce)
     if origin is not None and errors:
         _remove_outdated(path.parent, origin)
-    if values or is_whole(path.parent):
+    if values or is_whole(path.parent, *made) or is_whole(path.parent):
         return values[0]
     raise OSError(str(errors[-1]))
 

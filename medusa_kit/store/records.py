@@ -140,11 +140,13 @@ def _checksum(record: Mapping[str, Any]) -> str:
         raise ValueError("it is nested too deeply") from None
 
 
-def content_digest(path: Path) -> str:
+def content_digest(path: Path, own: bool = False) -> str:
     """SHA-256 of the whole file: a fine-tune may have the same name, size and beginning.
 
     Digests are recorded with the file's path, size and times, so that later starts need not read
     it. Times are coarse, so a file that was written just now may change without a new time.
+    `own`: the kit wrote it, and may not have waited for the disk. This waits before the digest is
+    recorded: after a power cut the record must not stand for contents that were lost.
     """
     about = path if path.suffix == ".gguf" else path.parent  # the model, not one of its files
     path = Path(os.path.realpath(path))  # links in a circle are an OSError where they are read
@@ -152,17 +154,24 @@ def content_digest(path: Path) -> str:
     if (known := _digests.get(tuple(stamp.values()))) is not None:
         return known
     record = Record("digests", short_digest(str(path)), stamp, about)
-    digest = str((record.read() or {}).get("sha256") or _new_digest(path, stamp, record))
+    digest = str((record.read() or {}).get("sha256") or _new_digest(path, stamp, record, own))
     if _is_settled(stamp, time.time_ns()):
         _digests[tuple(stamp.values())] = digest
     return digest
 
 
-def _new_digest(path: Path, stamp: dict[str, Any], record: Record) -> str:
+def _new_digest(path: Path, stamp: dict[str, Any], record: Record, own: bool) -> str:
     digest, now = file_digest(path), time.time_ns()
     if _is_settled(stamp, now) and _stamp(path) == stamp:
+        if own:
+            _wait_for_disk(path)
         record.write(sha256=digest)
     return digest
+
+
+def _wait_for_disk(path: Path) -> None:
+    with contextlib.suppress(OSError), path.open("rb") as file:  # Windows needs it to be writable
+        os.fsync(file.fileno())
 
 
 def settled_stamp(path: Path) -> tuple[Any, ...] | None:
