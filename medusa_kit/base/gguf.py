@@ -181,7 +181,7 @@ def _dequantise(gguf: Path, folder: Path) -> None:
         return
     found = checked(gguf)
     own = found.values["general.architecture"] not in architectures.UNTESTED
-    with explained(gguf), as_one_file(found, cache_folder(), weights=not own) as one_file:
+    with as_one_file(found, cache_folder(), weights=not own) as one_file, explained(gguf):
         tokenizer = read_tokenizer(found.path)  # first, since it is cheap
         config = read_config(one_file, found)
         _set_ids(config, tokenizer)
@@ -253,7 +253,7 @@ def _describe(gguf: Path, folder: Path) -> None:
     from medusa_kit.base.gguf_files.config import read_config
 
     found = checked(gguf)
-    with explained(gguf), as_one_file(found, folder.parent, weights=False) as one_file:
+    with as_one_file(found, folder.parent, weights=False) as one_file, explained(gguf):
         tokenizer = read_tokenizer(found.path)
         config = read_config(one_file, found)
         _set_ids(config, tokenizer)

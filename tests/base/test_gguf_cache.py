@@ -228,5 +228,5 @@ def test_where_nothing_can_be_written_it_is_described_for_now(
         described_folder(large)
 
 
-def refuse(**_: Any) -> str:
+def refuse(*_: Any, **__: Any) -> str:
     raise OSError(errno.ENOSPC, "No space left on device")

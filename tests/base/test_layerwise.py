@@ -53,6 +53,25 @@ def test_logits_are_those_of_the_whole_model(
     torch.testing.assert_close(pieces.last_logits(TEXTS), last_BV, atol=1e-4, rtol=1e-4)
 
 
+def test_a_text_with_which_another_begins_is_read_within_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any order, and equal ones once: the paths of a tree share most of their tokens."""
+    model, pieces = saved(tmp_path, "llama")
+    long = TEXTS[1]
+    texts = [long[:4], long, [*long[:5], 7], long[:4], long[:6], TEXTS[0]]
+    expected_BV = torch.stack([plain_logits(model, text)[-1] for text in texts])
+    read = list[list[int]]()
+    forward = pieces.model.forward
+    monkeypatch.setattr(
+        pieces.model,
+        "forward",
+        lambda ids_BT, **more: read.extend(ids_BT) or forward(ids_BT, **more),
+    )
+    torch.testing.assert_close(pieces.last_logits(texts), expected_BV, atol=1e-4, rtol=1e-4)
+    assert len(read) == 3
+
+
 def test_a_checkpoint_in_16_bits_is_computed_in_32(tmp_path: Path) -> None:
     tiny_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
     found = layerwise_model(str(tmp_path)).last_logits(TEXTS)

@@ -19,7 +19,8 @@ import pytest
 from support.callers import all_at_once
 from support.full_disk import full
 
-from medusa_kit.store import builds
+from medusa_kit.files import file_digest
+from medusa_kit.store import builds, records
 from medusa_kit.store.builds import (
     ORIGIN,
     NotUsable,
@@ -64,6 +65,21 @@ def maker(cache: Path) -> Maker:
 def test_a_file_is_made_once(maker: Maker) -> None:
     assert maker() == maker() == maker(check=False)
     assert maker.made == 1
+
+
+def test_what_was_just_made_is_read_once(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have gigabytes."""
+    read = list[Path]()
+
+    def digest(path: Path) -> str:
+        read.append(path)
+        return file_digest(path)
+
+    monkeypatch.setattr(builds, "file_digest", digest)
+    monkeypatch.setattr(records, "file_digest", digest)
+    maker(check=False)
+    assert len(read) == 1
+    assert maker.made == len(maker.opened) == 1
 
 
 @pytest.mark.parametrize("check", [False, True])

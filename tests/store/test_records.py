@@ -197,3 +197,22 @@ def test_a_file_that_may_change_without_a_new_time_is_not_remembered(
     monkeypatch.setattr(records, "SETTLED_SECONDS", -60)
     content_digest(path)
     assert len(list(cache.glob("digests/*"))) == 1
+
+
+def test_a_digest_of_the_kits_own_file_is_recorded_once_the_disk_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut may take contents that were not written yet, and leave size and times."""
+    done = list[str]()
+    sync, write = os.fsync, Record.write
+    monkeypatch.setattr(os, "fsync", lambda file: done.append("synced") or sync(file))
+    monkeypatch.setattr(
+        Record, "write", lambda record, **found: done.append("recorded") or write(record, **found)
+    )
+    for own, expected in ((True, ["synced", "recorded"]), (False, ["recorded"])):
+        path = tmp_path / f"file-{own}"
+        path.write_bytes(b"contents")
+        monkeypatch.setattr(records, "SETTLED_SECONDS", 0)
+        content_digest(path, own=own)
+        assert done == expected
+        done.clear()

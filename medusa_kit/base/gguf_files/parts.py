@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from medusa_kit.base.gguf_files.architectures import IN_CPP
 from medusa_kit.base.gguf_files.header import (
     ALIGNMENT,
     MAGIC,
@@ -131,9 +132,8 @@ def stem(path: Path) -> str:
 @contextmanager
 def as_one_file(model: GGUFModel, folder: Path, weights: bool = True) -> Iterator[Path]:
     """The model in one file, for readers that know no parts: its own, or one in `folder` for the
-    time being. Without `weights` that has a hole in their place, which takes no room, and where
-    transformers needs it for the size of the vocabulary alone, that size instead of the lists of
-    the vocabulary: it takes seconds to read them."""
+    time being. Without `weights` that has a hole in their place, which takes no room, and mostly
+    the vocabulary's size in place of its lists: transformers takes seconds to read them."""
     if len(model.headers) == 1 and weights:
         yield model.path
         return
@@ -178,16 +178,12 @@ def _join(model: GGUFModel, stream: Any, weights: bool) -> None:
 
 
 def _in_place_of_lists(values: dict[str, Any]) -> tuple[Sequence[str], list[tuple[str, int]]]:
-    """(names of the vocabulary's lists, values that a config needs instead); none for kinds of
-    models whose config has another way to it."""
-    from transformers.modeling_gguf_pytorch_utils import GGUF_TO_TRANSFORMERS_MAPPING
-
-    kind = str(values.get("general.architecture"))
-    key, tokens = f"{kind}.vocab_size", values.get(TOKENS)
-    known = GGUF_TO_TRANSFORMERS_MAPPING["config"].get(kind, {})
-    if known.get("vocab_size") != "vocab_size" or not isinstance(tokens, Array | tuple):
+    """(names of the vocabulary's lists, values that a config needs instead), where C++ can run the
+    model: of others transformers may read more of them."""
+    kind, tokens = str(values.get("general.architecture")), values.get(TOKENS)
+    if kind not in IN_CPP or not isinstance(tokens, Array | tuple):
         return (), []
-    size = tokens.length if isinstance(tokens, Array) else len(tokens)
+    key, size = f"{kind}.vocab_size", tokens.length if isinstance(tokens, Array) else len(tokens)
     return LISTS, [] if key in values else [(key, size)]
 
 

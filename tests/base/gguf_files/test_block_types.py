@@ -12,7 +12,10 @@ from support.gguf.blocks import SIZES, random_rows
 from support.gguf.tiny_files import tiny_model, write_model
 
 from medusa_kit.base.gguf import dequantised_folder
+from medusa_kit.base.gguf_files import tensors
+from medusa_kit.base.gguf_files.header import TensorInfo
 from medusa_kit.base.gguf_files.scales import READERS
+from medusa_kit.base.gguf_files.tensors import StoredTensor
 from medusa_kit.base.stored_tensors import GGUFTensors, SafetensorsFolder, skeleton_of
 
 gguf = pytest.importorskip("gguf")
@@ -47,6 +50,21 @@ def test_every_type_is_read_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert np.isfinite(expected).all(), kind
         assert expected.std() > 0, kind
         assert np.array_equal(found.numpy(), expected), kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_in_pieces_have_the_same_numbers(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces end anywhere, within rows too, and threads fill them."""
+    data = random_rows(kind, 11, 3 * SIZES[kind][0])
+    path = tmp_path / "tensor"
+    path.write_bytes(data.tobytes())
+    monkeypatch.setattr(tensors, "PIECE", 2 * SIZES[kind][0])
+    info = TensorInfo("name", (11, 3 * SIZES[kind][0]), kind, 0, data.nbytes)
+    expected = gguf.dequantize(data, gguf.GGMLQuantizationType[kind])
+    for rows in (slice(None), slice(3, 8), np.array([9, 0, 4])):
+        assert np.array_equal(StoredTensor(path, info).numbers(rows), expected[rows])
 
 
 @pytest.mark.parametrize("kind", READERS)

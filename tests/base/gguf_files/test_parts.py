@@ -9,7 +9,11 @@ from support.gguf.tiny_files import tiny_model, write_model
 
 from medusa_kit.base.files import stored_quantised
 from medusa_kit.base.gguf import dequantised_folder, described_folder
+from medusa_kit.base.gguf_files.architectures import IN_CPP
 from medusa_kit.base.gguf_files.check import checked
+from medusa_kit.base.gguf_files.config import read_config
+from medusa_kit.base.gguf_files.header import read_header
+from medusa_kit.base.gguf_files.parts import LISTS, as_one_file
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.stored_tensors import GGUFTensors, skeleton_of
 from medusa_kit.errors import CheckpointError
@@ -46,6 +50,20 @@ def test_a_described_model_takes_no_room(parts: list[Path]) -> None:
     folder = described_folder(parts[0])
     assert {path.suffix for path in folder.iterdir()} == {".json"}
     assert not [path for path in folder.parent.iterdir() if path.name.startswith(".joined")]
+
+
+@pytest.mark.parametrize("architecture", IN_CPP)
+def test_a_config_needs_no_lists_of_the_vocabulary(architecture: str, tmp_path: Path) -> None:
+    """transformers takes seconds to read them."""
+    path = tmp_path / "model.gguf"
+    write_model(path, architecture, tiny_model(architecture))
+    model = checked(path)
+    with as_one_file(model, tmp_path / "cache", weights=False) as one_file:
+        short = read_config(one_file, model)
+        assert not any(key in LISTS for key in read_header(one_file).values)
+    whole = read_config(path, model)
+    where = {"_name_or_path": None}  # which is not kept
+    assert short.to_dict() | where == whole.to_dict() | where
 
 
 def test_a_changed_part_is_another_model(parts: list[Path]) -> None:
