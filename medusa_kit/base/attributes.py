@@ -82,18 +82,21 @@ def with_type(value: Any) -> tuple[type, Any]:
     return type(value), value
 
 
-def described(value: Any, configs: list[Any]) -> Any:
-    """What compares equal as long as the value computes the same. Tensors are compared apart."""
+def described(value: Any, configs: list[Any], around: tuple[Any, ...] = ()) -> Any:
+    """What compares equal as long as the value computes the same. Tensors are compared apart.
+    `around`: the containers that it is in, of which it may be one."""
     if isinstance(value, SETTING):
         return with_type(value)
     if isinstance(value, Tensor):
         return Tensor
-    if _is_config(value):
+    if is_config(value):
         return "config", _place_in(configs, value)
     if isinstance(value, np.ndarray):
         return value.dtype, value.shape, value.tobytes()
+    if _is_among(around, value):
+        return "around", [one is value for one in around]
     if (parts := _parts(value)) is not None:
-        return type(value), [described(part, configs) for part in parts]
+        return type(value), [described(part, configs, (*around, value)) for part in parts]
     return id(value) if isinstance(value, nn.Module) else _kept(value)
 
 
@@ -123,16 +126,21 @@ def _parts(value: Any) -> list[Any] | None:
     return None
 
 
-def _within(value: Any) -> Iterator[Any]:
+def _within(value: Any, around: tuple[Any, ...] = ()) -> Iterator[Any]:
     """The value itself, or what a container holds."""
-    parts = None if isinstance(value, partial) or _is_config(value) else _parts(value)
-    for part in [] if parts is None else parts:
-        yield from _within(part)
+    parts = None if isinstance(value, partial) or is_config(value) else _parts(value)
     if parts is None:
         yield value
+    elif not _is_among(around, value):
+        for part in parts:
+            yield from _within(part, (*around, value))
 
 
-def _is_config(value: Any) -> bool:
+def _is_among(around: tuple[Any, ...], value: Any) -> bool:
+    return any(one is value for one in around)
+
+
+def is_config(value: Any) -> bool:
     return hasattr(value, "to_dict") and hasattr(value, "model_type")
 
 

@@ -22,7 +22,7 @@ from medusa_kit import console
 from medusa_kit.base import families, fingerprint, hooks, text_part
 from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.logit_scale import LogitScale
-from medusa_kit.base.model_state import watch_of
+from medusa_kit.base.model_state import config_of, watch_of
 from medusa_kit.base.origin import BASE, CONFIG
 from medusa_kit.base.own_code import replaced_function
 from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
@@ -102,7 +102,7 @@ class BaseModel(Live):
     ) -> None:
         """`known`: the fingerprint, where it is not computed from the weights. `check`: whatever
         is remembered of earlier checks."""
-        text = model.config.get_text_config()
+        text = config_of(model).get_text_config()
         if model.config.is_encoder_decoder or families.too_short(text):
             families.refuse_impossible(model.config, name)
         model.eval().requires_grad_(False)
@@ -199,7 +199,7 @@ class BaseModel(Live):
 
     def _look_again(self) -> None:
         model, info, number = self.own_model, self.info, watch_of(self.own_model).number
-        self.config = model.config.get_text_config()
+        self.config = config_of(model).get_text_config()
         self.scale_logits, self.checks_are_remembered = LogitScale.of(self.config), False
         self.check_output()
         known = self._describe(info.name, info.source, info.revision, None)

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medusa_kit.base.attributes import STANDS_FOR, Attributes, with_type
+from medusa_kit.base.attributes import STANDS_FOR, Attributes, is_config, with_type
 from medusa_kit.base.exchanged import Exchanges
 from medusa_kit.base.fingerprint import contents_digest, version_of
 from medusa_kit.base.hooks import EVERY_MODULE, foreign_hooks
 from medusa_kit.base.own_code import PLAIN_CODE, functions_of
+from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.locks import lock_of
 
 ATTRIBUTE = "medusa_kit_watch"
@@ -55,7 +56,7 @@ class ModelState:
         tensors, tables = _tensors_of(noted, moving, hooked), _tables(noted, moving)
         # Weights of a quantiser's own class are its library's to change, and nothing copies them.
         plain = [tensor for tensor in tensors if type(tensor) in PLAIN_TENSORS]
-        configs = [model.config]
+        configs = [config_of(model)]
         self._facts = (
             [(*_code(module), _children(module)) for module in modules],
             [_settings(module, one, moving, configs) for module, one in noted.items()],
@@ -212,6 +213,17 @@ def _is_plain(model: Any, noted: dict[nn.Module, Attributes], tensors: list[Tens
         if "forward" in vars(module) or not is_plain:
             return False
     return all(type(tensor) in PLAIN_TENSORS and not tensor.is_inference() for tensor in tensors)
+
+
+def config_of(model: nn.Module) -> Any:
+    """Raises IncompatibleBaseError for a model that has none any more."""
+    config = getattr(model, "config", None)
+    if not is_config(config):
+        raise IncompatibleBaseError(
+            f"the model's config is {config!r}; expected one of transformers",
+            hint="put its own config back",
+        )
+    return config
 
 
 def _without(config: dict[str, Any]) -> dict[str, Any]:

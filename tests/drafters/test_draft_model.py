@@ -24,7 +24,7 @@ from medusa_kit.drafters.draft_model import runner as draft_runner
 from medusa_kit.drafters.draft_model.drafter import DraftModelDrafter
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.engine.engine import Engine
-from medusa_kit.errors import ConfigError
+from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.infer.attention.step import current_step
 from medusa_kit.infer.decode.drafter import Drafter, State
 from medusa_kit.infer.decode.request import make_request
@@ -325,3 +325,27 @@ def test_a_draft_model_that_was_changed_before_its_first_answer() -> None:
     engine.draft_model = draft
     result = engine.generate(prompt, max_new_tokens=12, drafter="draft-model")
     assert result.token_ids == plain_answer("llama", prompt, 12)
+
+
+def test_a_draft_model_that_is_changed_while_it_is_prepared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What fails amid the change is not the model's fault; where nothing was changed, it is."""
+    engine, draft = build_engine(endless_base(96)), endless_base(96, seed=1)
+    weight, prepared, tries = draft.model.lm_head.weight, draft_loading.prepare_backends, []
+
+    def amid_a_change(*arguments: Any, **options: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            weight.data[5] += 1
+            raise RuntimeError("half of it")
+        return prepared(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(draft_loading, "prepare_backends", amid_a_change)
+        drafter_for(engine, draft, {})
+        assert len(tries) == 2
+        tries.clear()
+        weight = torch.zeros(96, 1)  # of no model
+        with pytest.raises(IncompatibleBaseError, match=r"draft model 'endless-96'.*half of it"):
+            drafter_for(build_engine(endless_base(96)), draft, {})

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.base.model_state import ModelState
-from medusa_kit.errors import ModelChangedError
+from medusa_kit.errors import IncompatibleBaseError, ModelChangedError
 from medusa_kit.infer.cpu.binding.kernels import load_library
 from medusa_kit.infer.decode.request import make_request
 from medusa_kit.settings.sampling import SamplingParams
@@ -64,6 +64,66 @@ def test_functions_of_modules(way: str, by: str) -> None:
         activation(FUNCTIONS[way])(one)
     assert answer(engine) == plain(twin)
     assert answer(engine) == plain(twin)
+
+
+@dataclass
+class Ring:
+    value: float
+    next: Any = None
+
+
+def circles() -> dict[str, Any]:
+    """Containers that hold themselves, each with a number in it, and a way of changing it."""
+    a_list: list[Any] = [2.5]
+    a_dict: dict[str, Any] = {"value": 2.5}
+    ring = Ring(2.5, Ring(1.0))
+    a_list.append((a_list, a_dict))
+    a_dict["all"] = [a_dict, a_list]
+    ring.next.next = ring
+    return {
+        "a list": (a_list, lambda: a_list.__setitem__(0, 3.5)),
+        "a dict": (a_dict, lambda: a_dict.update(value=3.5)),
+        "objects": (ring, lambda: setattr(ring.next, "value", 3.5)),
+    }
+
+
+@pytest.mark.parametrize("kind", circles())
+def test_a_container_that_holds_itself_is_looked_at_once(kind: str) -> None:
+    model, (container, change) = made("gemma3"), circles()[kind]
+    model.model.layers[0].container = container
+    engine = build_engine(wrap_model(model))
+    assert engine.base.model is model
+    assert answer(engine) == plain(made("gemma3"))
+    number = engine.base.look()
+    assert engine.base.look() == number
+    change()
+    assert engine.base.look() > number
+
+
+@pytest.mark.parametrize("config", [None, {}, "llama"])
+def test_a_model_without_its_config_is_refused_in_words(config: Any) -> None:
+    """Before it is wrapped, between two answers, and amid one."""
+    model = made("gemma3")
+    engine, own = build_engine(wrap_model(model)), model.config
+
+    def take(*_: Any) -> None:
+        model.config = config
+
+    refused = pytest.raises(IncompatibleBaseError, match=r"config is .*; expected one of tra")
+    expected = answer(engine)
+    take()
+    with refused:
+        wrap_model(model)
+    with refused:
+        answer(engine)
+    model.config = own
+    assert answer(engine) == expected
+    hook = model.model.layers[0].register_forward_hook(take)
+    with refused:
+        answer(engine)
+    hook.remove()
+    model.config = own
+    assert answer(engine) == expected
 
 
 @pytest.mark.skipif(load_library() is None, reason="no C++ kernels on this machine")

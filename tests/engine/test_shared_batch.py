@@ -6,6 +6,7 @@ import weakref
 from typing import Any
 
 import pytest
+import torch
 from support.batches import engine_for
 from support.callers import DRAFTERS, Words, all_at_once, requests_of
 from support.small_engines import build_engine as built
@@ -14,7 +15,7 @@ from support.tiny_models import tiny_model
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
-from medusa_kit.errors import ClosedError, ConfigError
+from medusa_kit.errors import ClosedError, ConfigError, DeviceMemoryError
 
 FAMILIES = ["llama-tied", "gemma3", "gpt2"]  # the first two in C++, where it can be built
 SOON = 60.0  # seconds after which a test has failed
@@ -179,6 +180,23 @@ def test_what_earlier_prompts_began_with_is_read_once(prefix_cache: str) -> None
     assert [one.token_ids for one in answers] == [alone.token_ids] * 2
     cached = [one.stats.cached_tokens for one in answers]
     assert cached == ([0, 39] if prefix_cache == "on" else [0, 0])
+
+
+@pytest.mark.parametrize("error", [MemoryError("2 GB"), torch.OutOfMemoryError("2 GB")])
+def test_a_batch_that_has_no_room_is_refused_in_words(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_for("gpt2")
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(engine.verifier), "new_cache", full)
+        with pytest.raises(DeviceMemoryError, match=r"no room for a batch of 3 requests .2 G"):
+            engine.shared_batch(max_rows=3)
+    with engine.shared_batch(max_rows=3) as shared:
+        assert shared.generate([3, 4, 5], max_new_tokens=2).token_ids
 
 
 def test_what_cannot_be_done_is_refused_at_once() -> None:

@@ -3,10 +3,17 @@
 from medusa_kit import console
 from medusa_kit.base.families import needs_chains
 from medusa_kit.base.model import BaseModel
+from medusa_kit.base.still import while_still
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.native.damaged import A_MODEL, check_stored_numbers
 from medusa_kit.drafters.native.other_kinds import refuse_other_kinds
-from medusa_kit.errors import AnyError, CheckpointError, ConfigError, IncompatibleBaseError
+from medusa_kit.errors import (
+    AnyError,
+    CheckpointError,
+    ConfigError,
+    IncompatibleBaseError,
+    ModelChangedError,
+)
 from medusa_kit.infer.cpu.packed_base import base_for_decoding
 from medusa_kit.infer.runners.adapted_verifier import AdaptedVerifier
 from medusa_kit.infer.runners.backends import prepare_backends
@@ -36,14 +43,18 @@ def draft_verifier(context: DraftContext) -> Verifier:
                 "costs more than one it may save"
             )
         try:
-            draft.changes()  # since the caller wrapped it
-            return _read_back(prepare_backends(draft, fixed_shapes="never").verifier)
-        except (CheckpointError, IncompatibleBaseError) as error:
+            return while_still(lambda: draft.look(), lambda: _prepared(draft))
+        except (CheckpointError, IncompatibleBaseError, ModelChangedError) as error:
             raise of_draft_model(draft.info.name, error) from error
 
     return context.memory.loaded.remembered(
         ("draft model", named if isinstance(named, str) else id(named)), prepare
     )
+
+
+def _prepared(draft: BaseModel) -> Verifier:
+    draft.changes()  # since the caller wrapped it
+    return _read_back(prepare_backends(draft, fixed_shapes="never").verifier)
 
 
 def of_draft_model(name: str, error: AnyError) -> AnyError:

@@ -12,7 +12,7 @@ from weakref import ref
 import torch
 
 from medusa_kit.base.faults.out_of_memory import is_out_of_memory
-from medusa_kit.errors import Live
+from medusa_kit.errors import DeviceMemoryError, Live
 from medusa_kit.infer.decode.batch import Batch
 from medusa_kit.infer.decode.batches import Batches
 from medusa_kit.infer.decode.caller import Caller, Waiting
@@ -89,9 +89,18 @@ class Scheduler(Live):
 
     def prepare(self, caller: Caller, watched: Sequence[int] = ()) -> None:
         """Make a batch that stays as long as the caller, and what its first requests would wait
-        for. `watched`: layers that drafters may read."""
+        for. `watched`: layers that drafters may read. Raises DeviceMemoryError."""
         self._note_settings(caller)
-        self.thread.hand_and_wait(partial(self.batches.prepare, caller, watched))
+        try:
+            self.thread.hand_and_wait(partial(self.batches.prepare, caller, watched))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise DeviceMemoryError(
+                f"{self.verifier.base.info.device} has no room for a batch of {caller.max_rows} "
+                f"requests ({error})",
+                hint="give a smaller max_rows, or end what else takes memory",
+            ) from error
 
     @property
     def idle(self) -> list[Batch]:
