@@ -34,7 +34,7 @@ from medusa_kit.together import moved_together
 from medusa_kit.train.engine import TrainingEngine
 from medusa_kit.train.processes import distributed
 from medusa_kit.train.run.folder import RunFolder
-from medusa_kit.train.run.own_files import BEGUN, PROVENANCE, keep_theirs
+from medusa_kit.train.run.own_files import BEGUN, PROVENANCE, keep_theirs, note_files
 from medusa_kit.train.run.provenance import provenance
 
 
@@ -82,6 +82,7 @@ def save_merged(recipe: TrainRecipe) -> Path:
         if merged.tokenizer is not None:
             merged.tokenizer.save_pretrained(temporary)
         _copy_heads(source / PAIRED_FOLDER, temporary / PAIRED_FOLDER, merged, str(target))
+        note_files(temporary)
         keep_theirs(target, temporary)
     return target
 
@@ -142,6 +143,7 @@ def _save_joint(base: BaseModel, heads: MedusaHeads, recipe: TrainRecipe, record
             base.tokenizer.save_pretrained(temporary)
         named = replace(heads.config, base_model_name=str(target), base_fingerprint=own)
         _save_heads(heads, recipe, temporary / PAIRED_FOLDER, named, record)
+        note_files(temporary)
         keep_theirs(target, temporary)
 
 

@@ -149,8 +149,15 @@ def test_what_a_run_wrote_within_a_model_is_its_own(make_recipe, tmp_path, kind)
     train(recipe)
     folder = tmp_path / "run"
     assert (folder / kind / "config.json").is_file() == (kind != "adapter")
+    assert not (folder / kind / "README.md").exists()  # so that one there is a person's
     for begins in (False, True):
         check_own(folder, recipe, begins=begins)
+    for name in ("tokenizer_config.json", "vocab.mine.txt", "model-00001-of-00002.safetensors"):
+        copy = tmp_path / "copy" / name
+        shutil.copytree(folder, copy)
+        put(copy, f"{kind}/{name}", "mine")  # under a name that runs write
+        with pytest.raises(ConfigError, match=f"no run of ours put there.*: {kind}/{name}"):
+            check_own(copy, recipe, begins=True)
 
 
 @pytest.mark.parametrize("kind", JOINT)

@@ -16,7 +16,7 @@ import yaml
 from medusa_kit.base.adapters import OWN_NAME
 from medusa_kit.base.origin import HEADS
 from medusa_kit.errors import ConfigError
-from medusa_kit.files import write_json, write_text
+from medusa_kit.files import file_digest, write_json, write_text
 from medusa_kit.heads.checkpoint import CONFIG_NAME, PAIRED_FOLDER, WEIGHTS_NAME, stored_digest
 from medusa_kit.heads.derived import DERIVED
 from medusa_kit.outputs import Ours, check_folder, has_keys, json_object
@@ -44,7 +44,8 @@ MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors",
                "added_tokens.json", "chat_template.jinja", "additional_chat_templates", "*.model",
                "*.tiktoken")  # fmt: skip
 # Of hidden files, what this kit may leave and systems write by themselves.
-HIDDEN = (".*.tmp", f".*{WHOLE}", ".*.old", ".*.lock", GATHERED, ".DS_Store")
+FILES = ".medusa-kit-files"  # JSON: what a run wrote into such a folder, by its name
+HIDDEN = (FILES, ".*.tmp", f".*{WHOLE}", ".*.old", ".*.lock", GATHERED, ".DS_Store")
 HEADS_FILES = (CONFIG_NAME, WEIGHTS_NAME, PROVENANCE, "calibration_answers.jsonl*", *DERIVED)
 
 
@@ -97,6 +98,11 @@ def results(recipe: TrainRecipe) -> tuple[str, ...]:
     return ("adapter", "merged") if recipe.joint_options.save_merged else ("adapter",)
 
 
+def note_files(folder: Path) -> None:
+    """Write down which files a run has written into a new folder with a model or adapter."""
+    write_json(folder / FILES, _written_into(folder))
+
+
 def keep_theirs(folder: Path, new: Path) -> None:
     """Copy into `new`, which takes the place of a folder with a model or adapter, what a person has
     put there while the run went on."""
@@ -115,7 +121,8 @@ def _theirs(path: Path, recipe: TrainRecipe) -> Iterator[str]:
         if _holds_something(path / name) and not (is_run and _is_result(path / name)):
             yield name
         elif recipe.stage != "medusa1":  # what lies there is replaced as a whole
-            yield from (str(one.relative_to(path)) for one in _own_among(path / name))
+            theirs = (*_own_among(path / name), *_changed_among(path / name))
+            yield from (str(one.relative_to(path)) for one in theirs)
 
 
 def _own_among(folder: Path) -> Iterator[Path]:
@@ -128,6 +135,25 @@ def _own_among(folder: Path) -> Iterator[Path]:
             if (ours and found) or path == folder / PAIRED_FOLDER:
                 continue
             yield path
+
+
+def _changed_among(folder: Path) -> Iterator[Path]:
+    """Files under names that a run writes, which are not as the run that wrote the folder left
+    them. Of earlier versions, which noted nothing, none is known."""
+    if (noted := json_object(folder / FILES)) is not None:
+        for name, contents in _written_into(folder).items():
+            if noted.get(name) != contents:
+                yield folder / name
+
+
+def _written_into(folder: Path) -> dict[str, str | int]:
+    """The digest of each file under a name that runs write, of weights the size."""
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and any(
+        fnmatch(path.name, pattern) for pattern in MODEL_FILES)]  # fmt: skip
+    return {
+        path.name: path.stat().st_size if path.suffix == ".safetensors" else file_digest(path)
+        for path in files
+    }
 
 
 def _holds_something(path: Path) -> bool:
