@@ -321,7 +321,8 @@ class MedusaHeads(Live, nn.Module):
         """The chosen rows of the base's output embedding; gathered once where that is frozen."""
         number = self.base.number
         if self._reduced is None or self._reduced[0].dtype != dtype or self._number != number:
-            rows_RD, bias_R = self.base.output_rows(self.column_ids)
+            last = self.base.info.vocab_size - 1  # it may have had more rows when heads were made
+            rows_RD, bias_R = self.base.output_rows(self.column_ids.clamp(max=last))
             weight_RD = rows_RD.detach().to(dtype)
             bias_R = None if bias_R is None else bias_R.detach().to(dtype)
             if rows_RD.requires_grad:

@@ -5,6 +5,7 @@ Shapes: B batch, T tokens, N nodes with root, M of them kept, D hidden, V vocabu
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,7 @@ class Verifier(Live):
         self.rounding_tolerance = 0.0  # of forwards that were compiled, beyond the self-check's
         self.watched: tuple[int, ...] = ()
         self._watching: dict[tuple[int, ...], Self] = {}
+        self._most_rows = base.info.vocab_size  # that the model has had
         self.number = base.number  # of the changes of the model that what is kept here includes
         if not base.is_light:
             _ = self._holder
@@ -170,8 +172,13 @@ class Verifier(Live):
         return TreeCache(self.num_layers, batch_size, num_positions, self.cache_dtype)
 
     def fitted(self, draft: Forest) -> Forest:
-        """As much of a draft as can be verified."""
-        return draft
+        """As much of a draft as can be verified. What drafters keep of a model's tokens may be of a
+        time when it had more rows: a token without one is replaced, which changes no answer."""
+        num_rows = self.base.info.vocab_size
+        self._most_rows = max(self._most_rows, num_rows)
+        if num_rows == self._most_rows:
+            return draft
+        return replace(draft, tokens_N=draft.tokens_N.clamp(max=num_rows - 1))
 
     def prompt_chunk(self, num_rows: int) -> int:
         """How many tokens of each of `num_rows` prompts one forward reads."""

@@ -102,8 +102,9 @@ class DraftModelDrafter(TreeDrafter):
             sampler=sampler,
         )
         rule = self.lengths.of_request()
-        reader = self._reader()
-        request.kept[self] = _Kept(self.runner.begin(), reader, rule, inner)
+        slot = self.runner.begin()  # looks at the draft model
+        self._look_at_vocabulary()
+        request.kept[self] = _Kept(slot, self._reader(), rule, inner)
 
     def finish(self, requests: Sequence[RequestText]) -> None:
         for own in [one.kept[self] for one in requests if self in one.kept]:
@@ -217,6 +218,18 @@ class DraftModelDrafter(TreeDrafter):
     def _same_ids(self) -> bool:
         vocabulary = self.vocabulary
         return vocabulary.kind == "same" and vocabulary.base_size == vocabulary.draft_size
+
+    def _look_at_vocabulary(self) -> None:
+        """Either model may have other rows than when the drafter was made."""
+        base, draft, known = self.base, self.verifier.base, self.vocabulary
+        sizes = base.info.vocab_size, draft.info.vocab_size
+        if sizes == (known.base_size, known.draft_size):
+            return
+        if known.overlap is None and known.kind == "same":
+            self.vocabulary = Vocabulary("same", *sizes)
+        else:
+            will_do = self.options.width == 1
+            self.vocabulary = shared_vocabulary(self.options.tokenizer, base, draft, will_do)
 
     def _reader(self) -> Reader:
         if self.vocabulary.reads_text:

@@ -58,6 +58,7 @@ class ChainVerifier(Verifier):
     def fitted(self, draft: Forest) -> Forest:
         """The draft with the first path of each row's tree: at each node its first child, the
         likeliest one where drafters put these in order."""
+        draft = super().fitted(draft)
         paths, first, kept = [_first_path(shape.parents) for shape in draft.shapes], 0, list[int]()
         for path, count in zip(paths, draft.counts, strict=True):
             kept += [first + node for node in path]
