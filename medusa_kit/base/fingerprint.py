@@ -106,9 +106,15 @@ def digests_of(
             continue
         if id(tensor) not in found:
             with made_whole(tensor):
-                found[id(tensor)] = stored_digest(tensor.detach())
+                found[id(tensor)] = stored_digest(_detached(tensor))
         digests[name] = found[id(tensor)]
     return digests
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    """Weights of a quantiser's class cannot be detached in the inference mode of a step."""
+    with torch.inference_mode(False):
+        return tensor.detach()
 
 
 def output_digest(weights: Sequence[Tensor], variant: str | None = None) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.models.changes import answer, made, plain
 from support.small_engines import BUSHY, build_engine, lively_chat_base, random_heads, random_prompt
 from support.tiny_models import tiny_model
 from torch import Tensor, nn
@@ -160,6 +161,18 @@ def test_weights_that_claim_to_be_float32_are_found_out() -> None:
     numbers = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear))
     left = 4 * model.lm_head.weight.numel()
     assert numbers < _weight_bytes(engine) - left < 2 * numbers  # eight bits, and their scales
+
+
+@needs("torchao")
+def test_a_loaded_model_that_is_quantised_then() -> None:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    engine = build_engine(wrap_model(made("llama-tied")))
+    before, other = answer(engine), made("llama-tied")
+    for model in (engine.base.model, other):
+        model.model.layers[0].mlp.down_proj.weight.data.mul_(-1.5)
+        quantize_(model.model, Int8WeightOnlyConfig())
+    assert answer(engine) == plain(other) != before
 
 
 @needs("torchao")
