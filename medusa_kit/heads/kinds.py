@@ -321,8 +321,10 @@ class MedusaHeads(Live, nn.Module):
         """The chosen rows of the base's output embedding; gathered once where that is frozen."""
         number = self.base.number
         if self._reduced is None or self._reduced[0].dtype != dtype or self._number != number:
-            last = self.base.info.vocab_size - 1  # it may have had more rows when heads were made
-            rows_RD, bias_R = self.base.output_rows(self.column_ids.clamp(max=last))
+            ids_R, last = self.column_ids, self.base.info.vocab_size - 1
+            if ids_R is not None:  # the base may have had more rows when heads were made
+                ids_R = ids_R.clamp(max=last)
+            rows_RD, bias_R = self.base.output_rows(ids_R)
             weight_RD = rows_RD.detach().to(dtype)
             bias_R = None if bias_R is None else bias_R.detach().to(dtype)
             if rows_RD.requires_grad:
