@@ -142,7 +142,8 @@ class Engine(Live):
         plain decoding through the same loop. The text is the same with each of them.
         `sampling`: the fields of SamplingParams (temperature, top_k, top_p, seed, grammar, …);
         greedy unless given.
-        Raises ConfigError, ContextLengthError.
+        Raises ConfigError, ContextLengthError, and what one of the answers failed of, such as
+        NotFiniteError: the others of its list are lost. `shared_batch` has an error for each.
         """
         prompts, single = prompt_list(prompt)
         check_count("batch_size", batch_size)

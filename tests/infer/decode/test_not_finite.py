@@ -177,6 +177,22 @@ def test_a_prompt_with_the_token(runner: str, rule: str, engine: Engine) -> None
         assert (row.error, row.token_ids) == (None, alone(runner, rule, tuple(row.prompt_ids)))
 
 
+@pytest.mark.parametrize("runner", ["C++", "torch"])
+def test_one_of_a_list_fails_the_call_and_one_of_a_shared_batch_itself(
+    runner: str, engine: Engine
+) -> None:
+    prompts = [PROMPTS[0], [*PROMPTS[1][:9], unused(runner)], PROMPTS[2]]
+    with pytest.raises(NotFiniteError, match="NaN or infinite"):
+        engine.generate(prompts, max_new_tokens=TOKENS)
+    with engine.shared_batch(max_rows=3) as shared:
+        answers = [shared.submit(one, max_new_tokens=TOKENS) for one in prompts]
+        with pytest.raises(NotFiniteError, match="NaN or infinite"):
+            answers[1].result()
+        for number in (0, 2):
+            expected = sound_answer(runner, tuple(prompts[number]))
+            assert answers[number].result().token_ids == expected
+
+
 @pytest.mark.parametrize("rule", ["greedy", "drawn"])
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_an_answer_with_the_token(runner: str, rule: str, request: pytest.FixtureRequest) -> None:
