@@ -135,7 +135,7 @@ class Work:
             figures = {name: undisturbed(of) for name, of in times.items()}
             if not parts:
                 return figures
-            with parted() as spent:
+            with parted(rows) as spent:
                 self._answer(engine, drafter, rows, 3 * steps)
         return figures | undisturbed_parts(spent)
 
@@ -223,7 +223,7 @@ def undisturbed(times: Sequence[float]) -> float:
 
 def undisturbed_parts(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     """The seconds of each part, of the quarter of pairs that took least."""
-    pairs = sorted(itertools.pairwise(steps[1:]), key=lambda two: sum(map(total, two)))
+    pairs = sorted(itertools.pairwise(steps[1:-1]), key=lambda two: sum(map(total, two)))
     fast = [step for two in pairs[: max(len(pairs) // 4, 1)] for step in two]
     names = {name for step in fast for name in step}
     return {
@@ -237,8 +237,8 @@ def total(step: dict[str, float]) -> float:
 
 
 @contextmanager
-def parted() -> Iterator[list[dict[str, float]]]:
-    """The seconds of each part of each step, without those of parts within it."""
+def parted(rows: int) -> Iterator[list[dict[str, float]]]:
+    """The seconds of each part of each step of so many rows, without those of parts within it."""
     steps, within = [defaultdict[str, float](float)], list[float]()
 
     def wrapped(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -253,6 +253,9 @@ def parted() -> Iterator[list[dict[str, float]]]:
                 if within:
                     within[-1] += taken
                 elif part == "scheduler":
+                    (batch,) = given[0].used or (None,)
+                    if batch is None or batch.num_running != rows or "forward" not in steps[-1]:
+                        steps.pop()
                     steps.append(defaultdict(float))
 
         return timed

@@ -187,6 +187,10 @@ def _draws(draws_B: RowsDraws | None, num_heads: int) -> tuple[Any, int]:
     """(how the tokens that the first heads guess will be drawn, after each row's root; heads)."""
     if draws_B is None:
         return None, 0
+    if len(draws_B) == 1 and (alone := draws_B[0]) is not None:  # numpy takes longer for few
+        few = [kernels.Draw(temperature=alone.heat, top_p=1.0, seed=alone.noise_seed(k))
+               for k in range(num_heads)]  # fmt: skip
+        return (kernels.Draw * num_heads)(*few), num_heads
     structs = np.zeros((len(draws_B), num_heads), kernels.Draw)
     drawn = [own for own in draws_B if own is not None]
     rows = [row for row, own in enumerate(draws_B) if own is not None]
