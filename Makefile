@@ -115,6 +115,7 @@ stress: install ## Engines in many threads, the long form (`test` has the short 
 SANITIZED := tests/sanitizers tests/infer/cpu/test_native.py tests/infer/cpu/test_native_heads.py \
 	tests/infer/cpu/test_native_recurrent.py tests/infer/cpu/test_native_trees.py \
 	tests/infer/cpu/test_int8_weights.py tests/infer/cpu/test_packed_model.py \
+	tests/infer/cpu/test_stored_rows.py \
 	tests/infer/decode/accept/test_draws.py tests/base/gguf_files tests/engine/test_light_base.py
 sanitize: install ## The C++ kernels and the GGUF fuzz under AddressSanitizer and UndefinedBehaviorSanitizer
 	OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(CURDIR)/build/sanitized \
