@@ -8,14 +8,15 @@ from safetensors import SafetensorError, safe_open
 from medusa_kit import console
 from medusa_kit.base.origin import BASE, check_origin, compare
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.heads.config import CONFIG_NAME, FORMAT, HeadsConfig
+from medusa_kit.heads.config import CONFIG_NAME, HeadsConfig
 
 HINT = f"copy it with the {CONFIG_NAME} of its own folder, or take heads trained on this base"
 
 
 def metadata_of(config: HeadsConfig) -> dict[str, str]:
-    """What a file of these heads' weights says of itself."""
-    return {"format": FORMAT, BASE: config.base_fingerprint}
+    """What a file of these heads' weights says of itself. One key: safetensors writes several in
+    any order, and the same heads would be other bytes each time."""
+    return {BASE: config.base_fingerprint}
 
 
 def check_weights_base(

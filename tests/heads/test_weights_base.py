@@ -112,3 +112,11 @@ def test_files_of_other_engines_become_heads_of_the_base_that_was_named(
         torch.equal(one, load_file(tmp_path / "back" / WEIGHTS)[name])
         for name, one in load_file(tmp_path / "heads" / WEIGHTS).items()
     )
+
+
+def test_the_same_heads_are_the_same_bytes(tmp_path: Path) -> None:
+    heads, written = random_heads(tiny_base("llama")), set[bytes]()
+    for number in range(16):
+        save_heads(heads, tmp_path / str(number))
+        written.add((tmp_path / str(number) / WEIGHTS).read_bytes())
+    assert len(written) == 1
