@@ -26,6 +26,7 @@ from medusa_kit.store.records import Record, short_digest
 from medusa_kit.version import __version__
 
 REPEATS = 8  # turns: where another program computes beside, few of them see the machine alone
+PATIENCE = 1.0  # seconds of steps, after which turns of a free machine are enough once two agree
 LONGEST = 0.5  # seconds of one step from which on no larger ones are measured
 # Times within this factor are about the same.
 NEAR = 1.15
@@ -166,7 +167,8 @@ def measured(verifier: Verifier, clock: Clock, waits: Waits = waits) -> dict[int
     """The turns by the nodes of their steps, which draft nothing, up to the largest size that the
     context holds and that is not too slow. Sizes take turns, so that all see the same machine; the
     least of several is what it takes where nothing else runs. Sizes fall, and have several steps
-    in a row, since a small step takes longer behind a large one."""
+    in a row, since a small step takes longer behind a large one. Somebody waits for an answer
+    meanwhile, so a large model's steps have fewer turns."""
     context = verifier.base.info.context_length
     sizes = [size for size in SIZES if 1 + size < context]
     steps = RepeatedSteps(verifier, [[0]], clock)
@@ -177,7 +179,10 @@ def measured(verifier: Verifier, clock: Clock, waits: Waits = waits) -> dict[int
         if first.verifying > LONGEST and size > 1:
             sizes = sizes[: sizes.index(size) + 1]
             break
-    for _ in range(REPEATS):
+    spent = 0.0
+    for turn in range(REPEATS):
+        if turn > 1 and spent > PATIENCE and _was_alone(times):
+            break
         for size in reversed(sizes):
             taken, before = list[float](), waits()
             for timing in steps.timings(drafters[size], IN_A_ROW):
@@ -185,5 +190,6 @@ def measured(verifier: Verifier, clock: Clock, waits: Waits = waits) -> dict[int
                 if sum(taken[:-1]) > SETTLED:
                     break
             free = longest(before, waits()) <= WAITED * sum(taken)
+            spent += sum(taken)
             times.setdefault(size, []).append(Turn(min(taken), free))
     return times

@@ -236,6 +236,32 @@ def test_a_turn_counts_once_however_many_steps_it_has(verifier: Verifier) -> Non
     assert {len(turns) for turns in times.values()} == {measured.REPEATS}
 
 
+@pytest.mark.parametrize(
+    ("scale", "disturbed", "turns"), [(1, 0, 8), (50, 0, 2), (50, 2, 4), (50, 8, 8)]
+)
+def test_slow_steps_are_timed_until_the_machine_was_seen_free_twice(
+    verifier: Verifier, scale: int, disturbed: int, turns: int
+) -> None:
+    """`disturbed`: first turns beside another program."""
+    now = waited = 0.0
+    steps = 0
+
+    def step(compute: Any, cache: Any, trees: Any, rows: Any) -> Any:
+        nonlocal now, waited, steps
+        busy = steps < warm_ups + disturbed * per_turn
+        taken = scale * (0.002 + 0.00001 * trees.counts[0])
+        now, steps = now + taken * (1 + busy), steps + 1
+        waited += taken * busy
+        return compute(cache, trees, rows)
+
+    per_turn = len(SIZES) * (2 if scale > 1 else 4)
+    warm_ups = len(SIZES)
+    timed: Any = WrappedVerifier(verifier, score=step)
+    times = measured.measured(timed, lambda: now, lambda: {"of the kernels": waited})
+    assert {len(found) for found in times.values()} == {turns}
+    assert times[1][-1].seconds == pytest.approx(scale * 0.00201 * (1 + (disturbed > 7)))
+
+
 def test_other_kernels_are_timed_anew(
     verifier: Verifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
