@@ -19,13 +19,13 @@ def run_quick(
     refused: Sequence[str],
     model: str,
     prompts: str | None,
-    answers: Path | None,
     hours: float,
     output: Path | None,
     device: str,
     fresh: bool,
     dry_run: bool = False,
     engine: str = "kit",
+    answers: Path | None = None,
 ) -> None:
     """`refused`: what was given and does not go with it."""
     made_for = _check(refused, prompts, answers, hours, engine)

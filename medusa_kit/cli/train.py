@@ -97,8 +97,8 @@ def train(
             f"the recipe {str(recipe)!r}": recipe,
             "--nproc": options.was_given(context, "nproc"),
         }
-        run_quick([name for name, given in refused.items() if given], model, prompts, answers,
-                  hours, output, device, fresh, dry_run, engine)  # fmt: skip
+        run_quick([name for name, given in refused.items() if given], model, prompts, hours,
+                  output, device, fresh, dry_run, engine, answers)  # fmt: skip
         return
     _check(context, recipe)
     assert recipe is not None

@@ -31,7 +31,7 @@ PANELS: Mapping[str, Sequence[str]] = {
         "host", "port", "served_model_name", "api_key_file", "endpoint", "endpoint_model",
         "endpoint_only", "api_key_env", "concurrency", "arrivals", "rate", "return_token_ids",
         "max_rows", "max_queue", "default_max_tokens", "request_timeout", "heads_dir", "heads_hub",
-        "cors_origin", "allowed_hosts", "log_format",
+        "cors_origin", "allowed_hosts", "log_format", "record",
     ),
     MEMORY: ("batch_size", "prefix_cache", "cache", "heads_memory", "layer_by_layer"),
     OUTPUT: (
