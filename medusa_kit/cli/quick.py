@@ -45,9 +45,13 @@ def run_quick(
     pick_device(device)
     source = prompts if answers is None else str(answers)
     assert source is not None
-    folder = output or folder_for(model, made_for)
-    answered = answers is not None
-    request = Request(model, source, hours, folder, device, made_for, answered)
+    folder, answered = output or folder_for(model, made_for), answers is not None
+    earlier = folder_for(model, made_for) / "run" / "heads" if answered else None
+    if answered and output is None:
+        folder = folder.with_name(f"{folder.name}-served")
+    if earlier is not None and not (earlier / "config.json").is_file():
+        earlier = None
+    request = Request(model, source, hours, folder, device, made_for, answered, earlier)
     session = prepared(request, fresh)
     resolve(model, weights=False)  # is it there?
     if dry_run:

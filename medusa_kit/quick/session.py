@@ -13,7 +13,7 @@ from medusa_kit.data.readers import AnswerRow, Row
 from medusa_kit.distill.generate import asked_messages
 from medusa_kit.engine.before_loading import AnyTree
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine, with_heads
+from medusa_kit.engine.load import build_engine, find_heads, with_heads
 from medusa_kit.errors import CheckpointError, ConfigError, DataError
 from medusa_kit.infer.cpu.packed_base import base_for_decoding
 from medusa_kit.paths import beside
@@ -39,6 +39,7 @@ class Request:
     device: str = "auto"
     engine: MadeFor = "kit"  # that is to load the heads
     answered: bool = False  # whether `prompts` is a file of answers (answered.py)
+    earlier: Path | None = None  # heads of an earlier run, which these answers are to improve
     clock: Clock = time.monotonic
 
     @property
@@ -136,6 +137,15 @@ class Session:
             self.state.path, {CONFIG: self.state.recall(CONFIG)}, {CONFIG: base.computation}, AGAIN
         )
         return base
+
+    @cached_property
+    def earlier(self) -> Path | None:
+        """Heads to go on from, where answers are what was served with them: those of an earlier
+        run, or those that are found for the model."""
+        request = self.request
+        if not self.prompts.answered or request.engine != "kit":
+            return None
+        return request.earlier or find_heads(self.base, "auto")
 
     def base_to_train(self, *_: Any, dtype: str, **__: Any) -> BaseModel:
         """The base in this dtype, as it is in a new process: on a CPU, torch's layers were replaced

@@ -5,6 +5,8 @@ from typing import Any
 
 from medusa_kit.base.files import lasting_name
 from medusa_kit.base.model import BaseModel
+from medusa_kit.heads.checkpoint import read_config
+from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.settings.quick import MadeFor
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train.cpu_products import fast_in_bfloat16
@@ -23,6 +25,7 @@ HEADS: dict[str, Any] = {"kind": "recurrent", "num_heads": 4, "further_heads": 2
 # What other engines load: heads that read the hidden state alone, of one block, as every format
 # takes it.
 PLAIN_HEADS: dict[str, Any] = {"kind": "medusa", "num_heads": 4, "num_blocks": 1}
+GOING_ON = 5.0e-4  # the learning rate from earlier heads: a quarter of TRAIN's
 TRAIN: dict[str, Any] = {
     "learning_rate": 2.0e-3,
     "warmup_ratio": 0.05,
@@ -51,12 +54,17 @@ def recipe_for(
     folder: Path,
     engine: MadeFor = "kit",
     *,
+    earlier: Path | None = None,
     epochs: int = 1,
     limit: int | None = None,
     **train: Any,
 ) -> TrainRecipe:
-    """The recipe for the answers in `folder`, of heads for `engine`; `limit`: rows read, `train`:
-    more of that section."""
+    """The recipe for the answers in `folder`, of heads for `engine`, or to go on from `earlier`
+    heads; `limit`: rows read, `train`: more of that section."""
+    heads = heads_for(engine, base.info.vocab_size)
+    if earlier is not None:
+        heads = section_of(read_config(earlier))
+        train |= {"heads_from": str(earlier), "learning_rate": GOING_ON}
     paths = paths_in(folder)
     data = {**paths["data"], "max_length": MAX_LENGTH,
             "eval_fraction": EVAL_FRACTION, "limit": limit, "train_on": "all"}  # fmt: skip
@@ -70,7 +78,7 @@ def recipe_for(
                 "dtype": training_dtype(base),
                 "device": base.info.device,
             },
-            "heads": heads_for(engine, base.info.vocab_size),
+            "heads": heads,
             "data": data,
             "train": {**TRAIN, **size, **paths["train"], **train},
             "deepspeed": {"enabled": False},  # one process, which torch alone trains as fast
@@ -85,6 +93,12 @@ def paths_in(folder: Path) -> dict[str, Any]:
         "data": {"sources": [str(folder / ANSWERS)]},
         "train": {"cache_dir": str(folder / FEATURES)},
     }
+
+
+def section_of(config: HeadsConfig) -> dict[str, Any]:
+    """The section `heads` of a recipe that goes on from heads of this config."""
+    names = ("kind", "num_heads", "num_blocks", "mlp_size", "projection", "reduced_size")
+    return {**{name: getattr(config, name) for name in names}, "save_dtype": "bfloat16"}
 
 
 def heads_for(engine: MadeFor, vocab_size: int | None = None) -> dict[str, Any]:

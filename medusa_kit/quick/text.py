@@ -116,7 +116,9 @@ def _measured(session: Session, answer_rate: float) -> Rates:
 
 def _trial(session: Session, answer_rate: float, expected: float) -> Rates:
     rows = read_answers(session.held_out)
-    recipe = settings.recipe_for(session.base, session.request.output, session.request.engine)
+    recipe = settings.recipe_for(
+        session.base, session.request.output, session.request.engine, earlier=session.earlier
+    )
     base = session.base_in(recipe.base.dtype)
     return trial.measure(base, rows, recipe, answer_rate, expected, session.clock)
 

@@ -76,10 +76,13 @@ def _recipe(session: Session) -> TrainRecipe:
     pause = min(max(SAVE_SECONDS[0], seconds / 10), SAVE_SECONDS[1])
     recipe = settings.recipe_for(
         session.base, session.request.output.resolve(), session.request.engine,
+        earlier=session.earlier and session.earlier.resolve(),
         epochs=max(1, math.ceil(epochs)), limit=limit, eval_every=every,
         save_every=max(1, round(pause / max(each, 1e-6))),
     )  # fmt: skip
     write_text(session.recipe, _header(session) + dump(recipe))
+    if session.earlier is not None:
+        console.note(f"going on from the heads in {session.earlier}")
     console.note(f"training on {positions:,} training tokens, about {epochs:.1f} epochs")
     return load_recipe(session.recipe)
 

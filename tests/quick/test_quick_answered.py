@@ -13,13 +13,17 @@ from support.typed import typed_command
 
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.origin import BASE
+from medusa_kit.cli.quick import run_quick
 from medusa_kit.data.answer_settings import read_settings, rows_of, settings_path, write_settings
 from medusa_kit.data.readers import AnswerRow, read_rows
 from medusa_kit.distill.generate import generate_answers
 from medusa_kit.errors import ConfigError, DataError
+from medusa_kit.heads.checkpoint import read_config
 from medusa_kit.quick import run as quick_run
+from medusa_kit.quick import session as quick_session
 from medusa_kit.quick import text
 from medusa_kit.quick.session import Request, Session
+from medusa_kit.settings.recipe import load_recipe
 
 PROMPTS = 30
 
@@ -79,6 +83,48 @@ def test_heads_come_of_the_answers_that_are_there(
     for path in (session.answers, session.held_out):
         assert not rows_of(str(path)).doubtful
     assert (session.heads / "heads.safetensors").is_file()
+
+
+def test_it_goes_on_from_the_heads_that_served(
+    request_from: Callable[..., Request], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Those of an earlier run, or those found for the model; for another engine from none."""
+    session = quick_run.prepared(request_from())
+    assert session.earlier is None  # none are found for the debug model
+    quick_run.run(session)
+    again = quick_run.prepared(request_from(output=tmp_path / "more", earlier=session.heads))
+    quick_run.run(again)
+    first, recipe = load_recipe(session.recipe), load_recipe(again.recipe)
+    assert first.train.heads_from is None
+    assert recipe.train.heads_from == str(session.heads)
+    assert recipe.train.learning_rate < first.train.learning_rate
+    assert recipe.heads.num_heads == first.heads.num_heads
+    assert read_config(again.heads).kind == read_config(session.heads).kind
+    monkeypatch.setattr(quick_session, "find_heads", lambda base, heads: session.heads)
+    assert quick_run.prepared(request_from(output=tmp_path / "a")).earlier == session.heads
+    other = request_from(output=tmp_path / "b", engine="vllm")
+    assert quick_run.prepared(other).earlier is None
+
+
+def test_the_command_finds_the_heads_of_its_own_earlier_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: Path
+) -> None:
+    requests = list[Request]()
+
+    def noted(request: Request, fresh: bool) -> Session:
+        requests.append(request)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(quick_run, "prepared", noted)
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run_quick([], "debug-tiny", None, 1.0, None, "cpu", False, answers=file)
+        heads = Path("heads-debug-tiny/run/heads")
+        heads.mkdir(parents=True, exist_ok=True)
+        (heads / "config.json").write_text("{}")
+    assert [request.earlier for request in requests] == [None, heads]
+    assert {str(request.output) for request in requests} == {"heads-debug-tiny-served"}
 
 
 def test_a_server_may_write_on(
