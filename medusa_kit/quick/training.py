@@ -82,7 +82,7 @@ def _recipe(session: Session) -> TrainRecipe:
     )  # fmt: skip
     write_text(session.recipe, _header(session) + dump(recipe))
     if session.earlier is not None:
-        console.note(f"going on from the heads in {session.earlier}")
+        console.note(f"continuing from the heads in {session.earlier}")
     console.note(f"training on {positions:,} training tokens, about {epochs:.1f} epochs")
     return load_recipe(session.recipe)
 
