@@ -242,13 +242,9 @@ def replay_equals_decoding(case: Case) -> Finding:
 @check("data and decoded text", data=True, heads=True, trees=True)
 def data_is_like_decoded_text(case: Case) -> Finding:
     """Do the heads guess the data as well as the text that the base writes?"""
-    on_data, counts_data = chain_shares(case.statistics)
-    on_text, counts_text = chain_shares(case.served_statistics)
-    known = [d for d, pair in enumerate(zip(counts_data, counts_text, strict=True))
-             if min(pair) >= MIN_POSITIONS]  # fmt: skip
-    if not known:
+    if (both := _comparable(case.statistics, case.served_statistics)) is None:
         return skipped(f"fewer than {MIN_POSITIONS} tokens to compare")
-    on_data, on_text = on_data[: len(known)], on_text[: len(known)]
+    on_data, on_text, counts_text = both
     what = f"heads right down to each depth: data {_shown(on_data)}, decoded {_shown(on_text)}"
     # Few answers are decoded, so differences of up to three standard errors are allowed.
     excess = [abs(a - b) - 3 * math.sqrt(a * (1 - a) / count)
@@ -270,13 +266,9 @@ def data_is_like_calibration(case: Case) -> Finding:
     statistics = RankStatistics.load(path)
     if compare_origins(statistics.meta, {HEADS: case.heads.digest}).other:
         return skipped(f"{path} is about other heads")
-    on_data, counts_data = chain_shares(case.statistics)
-    then, counts = chain_shares(statistics)
-    known = [d for d, pair in enumerate(zip(counts_data, counts, strict=False))
-             if min(pair) >= MIN_POSITIONS]  # fmt: skip
-    if not known:
+    if (both := _comparable(case.statistics, statistics)) is None:
         return skipped(f"fewer than {MIN_POSITIONS} tokens to compare")
-    on_data, then = on_data[: len(known)], then[: len(known)]
+    on_data, then, _ = both
     what = f"heads right down to each depth: data {_shown(on_data)}, tree search {_shown(then)}"
     if max(b - a for a, b in zip(on_data, then, strict=True)) > case.tolerance:
         return warning(
@@ -284,6 +276,16 @@ def data_is_like_calibration(case: Case) -> Finding:
             "let a server record it, and train on that: `medusa-kit train --quick --from FILE`",
         )
     return ok(what)
+
+
+def _comparable(
+    data: RankStatistics, other: RankStatistics
+) -> tuple[list[float], list[float], list[int]] | None:
+    """The `chain_shares` of both and the numbers of `other`, down to where both have enough of
+    them; None where they have too few at any depth."""
+    (shares, counts), (others, counts_other) = chain_shares(data), chain_shares(other)
+    depths = sum(min(pair) >= MIN_POSITIONS for pair in zip(counts, counts_other, strict=False))
+    return (shares[:depths], others[:depths], counts_other) if depths else None
 
 
 def chain_shares(statistics: RankStatistics) -> tuple[list[float], list[int]]:

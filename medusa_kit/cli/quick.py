@@ -45,12 +45,12 @@ def run_quick(
     pick_device(device)
     source = prompts if answers is None else str(answers)
     assert source is not None
-    folder, answered = output or folder_for(model, made_for), answers is not None
-    earlier = folder_for(model, made_for) / "run" / "heads" if answered else None
-    if answered and output is None:
+    folder, answered, earlier = folder_for(model, made_for), answers is not None, None
+    if answered:
+        heads = folder / "run" / "heads"
+        earlier = heads if (heads / "config.json").is_file() else None
         folder = folder.with_name(f"{folder.name}-served")
-    if earlier is not None and not (earlier / "config.json").is_file():
-        earlier = None
+    folder = output or folder
     request = Request(model, source, hours, folder, device, made_for, answered, earlier)
     session = prepared(request, fresh)
     resolve(model, weights=False)  # is it there?

@@ -15,6 +15,7 @@ from medusa_kit.engine.before_loading import AnyTree
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine, find_heads, with_heads
 from medusa_kit.errors import CheckpointError, ConfigError, DataError
+from medusa_kit.heads.checkpoint import says_ours
 from medusa_kit.infer.cpu.packed_base import base_for_decoding
 from medusa_kit.paths import beside
 from medusa_kit.quick import plan, settings
@@ -50,11 +51,11 @@ class Request:
         """The settings that may not change while a run is resumed; `digest`: of the prompts."""
         return {
             "model": beside(self.model),
-            "prompts": digest,
+            # A file that a server writes to grows; the run has a copy of it.
+            "prompts": beside(self.prompts) if self.answered else digest,
             "hours": self.hours,
             "for": self.engine,
             "answer_tokens": settings.ANSWER_TOKENS,
-            **({"from": beside(self.prompts)} if self.answered else {}),
         }
 
 
@@ -145,7 +146,8 @@ class Session:
         request = self.request
         if not self.prompts.answered or request.engine != "kit":
             return None
-        return request.earlier or find_heads(self.base, "auto")
+        found = request.earlier or find_heads(self.base, "auto")
+        return found if found is not None and says_ours(found) else None
 
     def base_to_train(self, *_: Any, dtype: str, **__: Any) -> BaseModel:
         """The base in this dtype, as it is in a new process: on a CPU, torch's layers were replaced

@@ -55,9 +55,9 @@ class Recorder:
         self._path, self._open = expanded(path), contextlib.ExitStack()
         self._file: AnswerFile = self._open.enter_context(answer_file(self._path, settings))
         self._waiting: Queue[Request | None] = Queue(MAX_WAITING)
+        self._ended = False
         self._writing = Thread(target=self._write, name="medusa-kit recorder", daemon=True)
         self._writing.start()
-        self._ended = False
 
     def add(self, request: Request) -> None:
         """Record a request that has ended, unless somebody cut it short, or the answer is that of
@@ -79,14 +79,12 @@ class Recorder:
     def _write(self) -> None:
         while (request := self._waiting.get()) is not None:
             if not self._ended:
-                self._write_rows(request)
+                self._write_row(request)
 
-    def _write_rows(self, request: Request) -> None:
+    def _write_row(self, request: Request) -> None:
         asked = digest_of_ids(request.prompt_ids)
         if self._file.has_asked(asked):
             return
-        if reason := self._reason_to_end():
-            return self._end(reason)
         row: dict[str, Any] = {
             "id": f"served-{secrets.token_hex(8)}",
             ASKED: asked,
@@ -96,6 +94,8 @@ class Recorder:
             "sampling": sampling_record(request.sampler.params),
         }
         try:
+            if reason := self._reason_to_end():
+                return self._end(reason)
             self._for_owner()
             self._file.append([row])
         except (MedusaKitError, OSError) as error:

@@ -193,10 +193,11 @@ class Service:
         called = config.names_of(base_name(engine.base.info))
         self.name = called[0]
         self.names: ModelNames = names or ServedModels(engine, called, self.heads, self.started)
+        # Refused before there is a batch to end.
+        self._recorder = None if config.record is None else Recorder(config.record, engine.base)
         self.batch = engine.shared_batch(config.max_rows, config.max_queue, config.max_pause)
         self.acceptance = ServedAcceptance(engine.plan)
         self.metrics = Metrics(lambda: self.stats, self.heads, self.acceptance.measured)
-        self._recorder = None if config.record is None else Recorder(config.record, engine.base)
         self.closing = False  # no new requests are taken
         kept = RecentTurns() if engine.scheduler.reuse_prefixes else None
         self.conversations = Conversations(engine.base.tokenizer, kept)

@@ -152,6 +152,24 @@ def test_a_server_may_write_on(
     assert sum(map(len, divided)) == PROMPTS + 1
 
 
+def test_a_row_that_comes_while_a_run_begins_is_part_of_it(
+    request_from: Callable[..., Request], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = quick_run.prepared(request_from())
+    row = json.loads(file.read_text().splitlines()[0])
+    more = {**row, "id": "more", "prompt_ids": [*row["prompt_ids"], 7]}
+    more.pop("origin")
+    with file.open("a") as stream:
+        stream.write(json.dumps(more) + "\n")
+    monkeypatch.setattr(quick_run, "run_training", _interrupted)
+    for _ in range(2):  # it resumes
+        with pytest.raises(KeyboardInterrupt):
+            quick_run.run(session)
+        session = quick_run.prepared(request_from())
+    divided = (session.prompts.training, session.prompts.calibration, session.prompts.test)
+    assert sum(map(len, divided)) == PROMPTS + 1
+
+
 def test_the_model_must_be_the_one_that_answered(
     request_from: Callable[..., Request], file: Path
 ) -> None:
