@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 
@@ -66,19 +65,3 @@ def test_a_random_file_has_the_mix_of_q4_k_m(monkeypatch: pytest.MonkeyPatch) ->
             assert kinds.count("Q6_K") == finer, name
         assert found["token_embd.weight"][1] == embedding
         assert found.get("output.weight", [None, None])[1] == (None if preset == "1B" else "Q6_K")
-
-
-def test_tokens_that_a_precision_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds as Wilson's formula gives them, and which of float32's margins are told."""
-    monkeypatch.syspath_prepend(SCRIPTS)
-    script = importlib.import_module("precision")
-    for found, low, high in ((0, 0.0, 0.0370), (50, 0.4038, 0.5962), (100, 0.9630, 1.0)):
-        assert script.wilson(found, 100) == pytest.approx((low, high), abs=1e-4)
-    exact_NV = torch.tensor([[3.0, 2.5, 0.0], [1.0, 0.0, 0.9], [0.0, 5.0, 1.0]])
-    other_NV = torch.tensor([[3.0, 2.5, 0.0], [0.8, 0.0, 0.9], [1.0, 5.0, 1.0]])
-    agreement = script.Agreement()
-    agreement.add(exact_NV, other_NV)
-    assert agreement.margins == pytest.approx([0.1])
-    log_p, log_q = exact_NV.log_softmax(-1), other_NV.log_softmax(-1)
-    divergence = torch.nn.functional.kl_div(log_q, log_p, reduction="sum", log_target=True)
-    assert agreement.kl == pytest.approx(float(divergence), rel=1e-5)
