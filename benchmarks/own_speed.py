@@ -23,9 +23,10 @@ class OwnSpeed:
     def ids(self, count: int) -> list[int]:
         return random.Random(SEED).choices(range(self._size), k=count)
 
-    def prompt(self, tokens: int, repeats: int = 1) -> list[float]:
-        """Seconds to read so many tokens and choose the next, after once without a stopwatch."""
-        return [self._row(tokens, 1).first_seconds for _ in range(1 + repeats)][1:]
+    def prompt(self, tokens: int, repeats: int = 1, before: int = 1) -> list[float]:
+        """Seconds to read so many tokens and choose the next, after `before` without a
+        stopwatch."""
+        return [self._row(tokens, 1).first_seconds for _ in range(before + repeats)][before:]
 
     def decode(self, tokens: int, depth: int) -> float:
         """Seconds of one token behind a prompt of this depth, in an answer of so many."""
