@@ -1,21 +1,24 @@
 """A reference for models whose float32 form is too large for the memory: transformers' own forward
 with stock attention, whose weights are read layer by layer from the checkpoint.
 
-A layer's weights are there, in float32, only while it runs. Of the embeddings, which are large too,
-some rows are there at a time. None of the kit's other ways of computing a forward is used.
+A layer's weights are there, in float32, only while it runs; of linear layers and embeddings, which
+are large, some rows are there at a time. None of the kit's other ways of computing a forward is
+used, nor of reading blocks of a file.
 
-Shapes: B texts, T tokens, N places in them, D hidden, V vocabulary, R rows of an embedding.
+Shapes: B texts, T tokens, N places in them, D hidden, V vocabulary, R rows of an embedding, O and I
+outputs and inputs of a linear layer.
 """
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from medusa_kit.base.distinct_prefixes import DistinctPrefixes
 from medusa_kit.base.files import gguf_source, resolve, stored_generation_config
 from medusa_kit.base.remembered_configs import own_config, read_config
 from medusa_kit.base.stored_tensors import StoredTensors, skeleton_of, stored_tensors
@@ -25,7 +28,7 @@ from medusa_kit.locks import lock_of
 # Of one forward: more would save reading weights, but activations take memory as well.
 MAX_TOKENS = 2048
 MAX_LOGITS = 1 << 27  # 512 MB
-PIECE = 1 << 24  # numbers of the output embedding that are read at a time
+PIECE = 1 << 19  # numbers of a weight that are read at a time: they stay in the processor's cache
 
 # What becomes of a linear layer's weights before they are used.
 Change = Callable[[nn.Linear, Tensor], Tensor]
@@ -60,9 +63,15 @@ class LayerwiseModel:
         # Rows are read for each call; Llama 4 looks at the device before.
         embedding.weight = nn.Parameter(embedding.weight.new_empty(0, device="cpu"), False)
         embedding.register_forward_pre_hook(self._read_used_rows)
-        self._output = _Output(output, self._output_rows)
+        bias_V = None if output.bias is None else self._bias_of(output)
+        self._output = _Output(output, self._product, bias_V)
         self.model.set_output_embeddings(self._output)
+        self._buffer = torch.empty(PIECE, dtype=torch.float32)  # for one piece after another
+        self._prefixes: DistinctPrefixes | None = None  # of the forward under way
         inside = {module for layer in layers for module in layer.modules()}
+        self._linears = {module for module in inside if type(module) is nn.Linear}
+        for linear in self._linears:
+            linear.forward = partial(self._linear, linear)  # type: ignore[method-assign]
         for module in self._names:
             if module not in inside and module not in (embedding, output):
                 self._fill_own(module)
@@ -131,6 +140,7 @@ class LayerwiseModel:
             with torch.inference_mode(), lock_of(self.model):
                 self._output.places = [(row, place) for row, own in enumerate(places)
                                        for place in own]  # fmt: skip
+                self._prefixes = DistinctPrefixes([texts[index] for index in batch])
                 logits_NV = self.model(ids_BT, use_cache=False).logits
             yield from zip(batch, logits_NV.split([len(own) for own in places]), strict=True)
 
@@ -159,6 +169,8 @@ class LayerwiseModel:
         """Read the parameters that are the module's own; what was in their place."""
         before = list[tuple[nn.Module, str, Any]]()
         for name, empty in list(module.named_parameters(recurse=False)):
+            if module in self._linears and name == "weight":
+                continue
             weight = self._stored.read(self._stored_name(f"{self._names[module]}.{name}")).float()
             if name == "weight":
                 weight = self._changed(module, weight)
@@ -182,13 +194,27 @@ class LayerwiseModel:
         embedding.weight = nn.Parameter(rows_RD, requires_grad=False)
         return (places_BT,)
 
-    def _output_rows(self, output: nn.Linear, rows: slice) -> tuple[Tensor, Tensor | None]:
-        name = self._names[output]
-        weight_RD = self._stored.read_rows(self._stored_name(f"{name}.weight"), rows).float()
-        bias_R = None
-        if output.bias is not None:
-            bias_R = self._stored.read_rows(self._stored_name(f"{name}.bias"), rows).float()
-        return self._changed(output, weight_RD), bias_R
+    def _bias_of(self, linear: nn.Linear) -> Tensor:
+        return self._stored.read(self._stored_name(f"{self._names[linear]}.bias")).float()
+
+    def _linear(self, linear: nn.Linear, inputs: Tensor) -> Tensor:
+        """What the layer computes."""
+        inputs_ND, back_N = inputs.flatten(0, -2), None
+        if self._prefixes is not None:
+            inputs_ND, back_N = self._prefixes.chosen(inputs_ND)
+        outputs_NO = self._product(linear, inputs_ND)
+        if linear.bias is not None:
+            outputs_NO += linear.bias
+        outputs_NO = outputs_NO if back_N is None else outputs_NO[back_N]
+        return outputs_NO.view(*inputs.shape[:-1], -1)
+
+    def _product(self, linear: nn.Linear, inputs_NI: Tensor) -> Tensor:
+        """inputs @ weight.T, piece by piece of the weight's rows."""
+        outputs_NO = inputs_NI.new_empty(len(inputs_NI), linear.out_features)
+        name = self._stored_name(f"{self._names[linear]}.weight")
+        for rows, weight_RI in self._stored.pieces(name, self._buffer):
+            outputs_NO[:, rows] = inputs_NI @ self._changed(linear, weight_RI).T
+        return outputs_NO
 
 
 def layerwise_model(
@@ -218,7 +244,7 @@ def _cannot(what: str, why: str) -> IncompatibleBaseError:
 
 
 class _Output(nn.Module):
-    """In place of the output embedding: logits_NV at `places` (row, token), in pieces.
+    """In place of the output embedding: logits_NV at `places` (row, token).
 
     `weight` has the right number of rows, and none of the numbers.
     """
@@ -226,21 +252,20 @@ class _Output(nn.Module):
     weight: Tensor
 
     def __init__(
-        self, output: nn.Linear, read: Callable[[nn.Linear, slice], tuple[Tensor, Tensor | None]]
+        self,
+        output: nn.Linear,
+        product: Callable[[nn.Linear, Tensor], Tensor],
+        bias_V: Tensor | None,
     ) -> None:
         super().__init__()
         self.register_buffer(
             "weight", torch.empty(output.out_features, 0, dtype=torch.float32), persistent=False
         )
-        self._replaced, self._read = [output], read  # in a list, so as to be no submodule
+        self._replaced, self._product = [output], product  # in a list, so as to be no submodule
+        self._bias_V = bias_V
         self.places: list[tuple[int, int]] = []
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         rows_N, tokens_N = torch.tensor(self.places).T
-        hidden_ND = hidden_BTD[rows_N, tokens_N]
-        logits_NV = hidden_ND.new_empty(len(hidden_ND), len(self.weight))
-        step = max(1, PIECE // hidden_ND.shape[1])
-        for start in range(0, len(self.weight), step):
-            rows = slice(start, start + step)
-            logits_NV[:, rows] = F.linear(hidden_ND, *self._read(self._replaced[0], rows))
-        return logits_NV
+        logits_NV = self._product(self._replaced[0], hidden_BTD[rows_N, tokens_N])
+        return logits_NV if self._bias_V is None else logits_NV + self._bias_V

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from medusa_kit.base.families import keep_soft_cap
 from medusa_kit.base.gguf_files.check import checked
+from medusa_kit.base.gguf_files.dequantise import EVERYWHERE, dequantised
 from medusa_kit.base.gguf_files.names import IN_CONFIG, tensor_names
 from medusa_kit.base.gguf_files.tensors import StoredTensor, tensors_of
 from medusa_kit.base.remembered_configs import own_config
@@ -40,6 +41,10 @@ class StoredTensors(Protocol):
 
     def read_rows(self, name: str, rows: slice | Tensor) -> Tensor:
         """A copy of some rows of an embedding, whose rows are stored in their order."""
+
+    def pieces(self, name: str, buffer: Tensor) -> Iterator[tuple[slice | Tensor, Tensor]]:
+        """(which rows, their numbers in float32) of a matrix, as many rows at a time as `buffer`,
+        float32, has room for. They may lie in it, and last until the next ones are asked for."""
 
 
 class GGUFTensors:
@@ -112,6 +117,22 @@ class GGUFTensors:
         # What transformers changes in a file's tensors is not in embeddings.
         return torch.from_numpy(self.stored[name].numbers(chosen))
 
+    def pieces(self, name: str, buffer: Tensor) -> Iterator[tuple[slice | Tensor, Tensor]]:
+        tensor = self.stored[name]
+        rows_R = None
+        if len(self._parts[name]) == 1 and tensor.info.kind in EVERYWHERE:
+            rows_R = self.order_of_rows(tensor)
+        if rows_R is None:
+            yield slice(None), self.read(name)
+            return
+        raw_RB = tensor.data.reshape(len(rows_R), -1).view(np.uint8)
+        columns = math.prod(tensor.info.shape) // len(rows_R)
+        for rows in _row_slices(len(rows_R), columns, buffer):
+            piece = torch.from_numpy(raw_RB[rows].copy())  # a file is mapped read-only
+            room = buffer[: len(piece) * columns]
+            out = room.view(len(piece), columns) if columns <= len(buffer) else None
+            yield torch.from_numpy(rows_R[rows]), dequantised(piece, tensor.info.kind, out)
+
 
 class SafetensorsFolder:
     """Of a folder of safetensors files, one or several with an index."""
@@ -156,6 +177,17 @@ class SafetensorsFolder:
             else file.get_tensor(stored)[rows]
         )
         return rows_read.clone()  # the file may be replaced while it is mapped
+
+    def pieces(self, name: str, buffer: Tensor) -> Iterator[tuple[slice | Tensor, Tensor]]:
+        file, stored = self._sources[name]
+        outputs, inputs = file.get_slice(stored).get_shape()
+        for rows in _row_slices(outputs, inputs, buffer):
+            yield rows, self.read_rows(name, rows).float()
+
+
+def _row_slices(count: int, columns: int, buffer: Tensor) -> Iterator[slice]:
+    step = max(1, len(buffer) // columns)
+    return (slice(first, first + step) for first in range(0, count, step))
 
 
 def _names(folder: Path, skeleton: Any, stored: Iterable[str]) -> Mapping[str, str]:

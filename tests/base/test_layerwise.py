@@ -97,10 +97,56 @@ def test_a_gguf_file_is_read_without_dequantising_it(
     assert settings.eos_token_id == base.model.generation_config.eos_token_id
 
 
-def test_one_layer_at_a_time_has_weights(
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma2", "phi3", "qwen3moe"])
+def test_blocks_of_a_file_are_read_in_pieces(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where rows lie in another order than the model's, as Llama's queries and keys."""
+    pytest.importorskip("gguf")
+    from support.gguf.quantised_files import quantised
+
+    monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(layerwise, "PIECE", 7 * 256)
+    path = quantised(tmp_path / "model.gguf", architecture)
+    found = layerwise_model(str(path)).last_logits(TEXTS)
+    model = load_base_model(str(path), device="cpu").model
+    expected_BV = torch.stack([plain_logits(model, text)[-1] for text in TEXTS])
+    spread = float(expected_BV.std())
+    torch.testing.assert_close(found / spread, expected_BV / spread, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_equal_beginnings_are_multiplied_once_unless_a_model_tells_texts_apart(
+    mixes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, pieces = saved(tmp_path, "llama")
+    texts = [[5, 6, 7, 8], [5, 6, 7, 9], [5, 6, 4]]
+    counts, product = list[int](), pieces._product
+
+    def counted(linear: Any, inputs_NI: Tensor) -> Tensor:
+        counts.append(len(inputs_NI))
+        return product(linear, inputs_NI)
+
+    def mix(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (args[0] * (1 + torch.arange(len(args[0]))[:, None, None]), *args[1:])
+
+    monkeypatch.setattr(pieces, "_product", counted)
+    if mixes:
+        for one in (model, pieces.model):
+            one.model.layers[0].mlp.register_forward_pre_hook(mix)
+    found_BV = pieces.last_logits(texts)
+    ids_BT = torch.tensor([texts[0], texts[1], [*texts[2], 0]])
+    with torch.no_grad():
+        whole_BTV = model(ids_BT, use_cache=False).logits
+    expected_BV = torch.stack([whole_BTV[row, len(text) - 1] for row, text in enumerate(texts)])
+    torch.testing.assert_close(found_BV, expected_BV, atol=1e-4, rtol=1e-4)
+    assert set(counts[:-1]) == ({6, 12} if mixes else {6})
+
+
+def test_few_weights_are_there_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_pieces: None
 ) -> None:
-    """Of the embeddings there are no more than a piece and the rows of the tokens read."""
+    """A layer's vectors, a piece of a matrix and the rows of the tokens read."""
     alive: list[tuple[StorageWeakRef, int]] = []
     sizes: list[int] = []
 
@@ -119,9 +165,11 @@ def test_one_layer_at_a_time_has_weights(
     monkeypatch.setattr(stored, "read", watching(lambda name: whole[name].clone()))
     monkeypatch.setattr(stored, "read_rows", watching(stored.read_rows))
     pieces.last_logits(TEXTS)
-    layer = sum(one.nbytes for one in model.model.layers[0].parameters())
+    whole_layer = list(model.model.layers[0].parameters())
+    layer = sum(one.nbytes for one in whole_layer)
+    vectors = sum(one.nbytes for one in whole_layer if one.dim() == 1)
     embedded = 4 * 32 * len({token for text in TEXTS for token in text})
-    assert layer <= max(sizes) <= layer + embedded + 4 * layerwise.PIECE
+    assert vectors <= max(sizes) <= vectors + embedded + 3 * 4 * layerwise.PIECE < layer
     assert sum(size for _, size in alive) > 2 * 6 * layer, "two batches"
     inside = [one for layer in pieces.model.model.layers for one in layer.parameters()]
     assert {one.device.type for one in inside} == {"meta"}

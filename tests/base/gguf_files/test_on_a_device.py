@@ -10,6 +10,7 @@ import torch
 from support import cuda_stand_in as stand_in
 from support.cuda_stand_in import Device
 from support.gguf.blocks import SIZES, random_rows
+from support.gguf.quantised_files import quantised
 from support.gguf.tiny_files import MODELS, tiny_model, write_model
 
 from medusa_kit.base import gguf_on_device
@@ -32,30 +33,6 @@ def test_blocks_are_dequantised_bit_for_bit(kind: str) -> None:
     found = dequantised(torch.from_numpy(rows.view(np.uint8).copy()), kind).numpy()
     assert expected.std() > 0
     assert np.array_equal(found.view(np.int32), expected.astype(np.float32).view(np.int32))
-
-
-def quantised(path: Path, architecture: str) -> Path:
-    """A file of a tiny model whose matrices of 256 columns have blocks of several kinds."""
-    model = tiny_model(architecture, hidden_size=256, head_dim=64)
-    write_model(path, architecture, model)
-    reader = gguf.GGUFReader(path)
-    kinds = ("Q4_K", "Q6_K", "Q8_0", "IQ2_S")  # the last is dequantised on the host
-    large = [one for one in reader.tensors if len(one.shape) > 1 and one.shape[0] == 256]
-    raw = {
-        one.name: (
-            _blocks(kinds[number % 4], [int(n) for n in one.shape[:0:-1]]),
-            kinds[number % 4],
-        )
-        for number, one in enumerate(large)
-    }
-    path.unlink()
-    write_model(path, architecture, model, more=raw)
-    return path
-
-
-def _blocks(kind: str, shape: list[int]) -> np.ndarray:
-    rows = random_rows(kind, int(np.prod(shape)), 256)
-    return rows.reshape(*shape, -1)
 
 
 @pytest.mark.parametrize("architecture", [name for name in MODELS if name != "lfm2"])
