@@ -18,6 +18,7 @@ from medusa_kit import console
 from medusa_kit.base.faults.finite import check_fit, check_numbers
 from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
 from medusa_kit.base.model import BaseModel
+from medusa_kit.base.placement import DTYPES
 from medusa_kit.errors import (
     DID_YOU_MEAN,
     CheckpointError,
@@ -40,6 +41,8 @@ from medusa_kit.heads.config import (
 )
 from medusa_kit.heads.digest import heads_digest
 from medusa_kit.heads.formats.recognise import read_foreign
+from medusa_kit.heads.int8 import expanded as from_int8
+from medusa_kit.heads.int8 import rounded as in_int8
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.undrawn import Undrawn
 from medusa_kit.heads.weights_base import check_weights_base, metadata_of
@@ -51,6 +54,7 @@ from medusa_kit.usual_device import on_usual_device
 
 WEIGHTS_NAME = "heads.safetensors"
 PAIRED_FOLDER = "medusa_heads"  # heads inside their base's folder
+STORED_DTYPES = {**DTYPES, "int8": torch.int8}
 SHARED = "recurrent."  # how the names of tensors that all heads share begin
 
 
@@ -63,8 +67,8 @@ def save_heads(
 ) -> None:
     """Write heads into `folder` (made if missing; other files in it stay).
 
-    `dtype`: of the stored weights; by default theirs. `config`: by default theirs. Raises
-    ConfigError for the folder of a model, whose config would be replaced.
+    `dtype`: of the stored weights, also int8 (int8.py); by default theirs. `config`: by default
+    theirs. Raises ConfigError for the folder of a model, whose config would be replaced.
     """
     folder = expanded(folder)
     check_replaced(folder)
@@ -89,7 +93,10 @@ def check_replaced(folder: Path) -> None:
 
 
 def tensors_to_save(heads: MedusaHeads, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """The tensors of a file of these heads; `dtype`: of those with a point, by default theirs."""
+    """The tensors of a file of these heads; `dtype`: of those with a point, by default theirs; with
+    int8 only matrices change."""
+    if dtype is torch.int8:
+        return in_int8(heads.state_dict())
     return {
         name: (tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor).contiguous()
         for name, tensor in heads.state_dict().items()
@@ -203,7 +210,7 @@ def load_heads(
     config = read_config(folder)
     check_base(config, base, force)
     check_weights_base(folder / WEIGHTS_NAME, config, force)
-    tensors = _read_tensors(folder / WEIGHTS_NAME)
+    tensors = read_tensors(folder / WEIGHTS_NAME)
     _check_columns(config, tensors.get("column_ids"), folder / WEIGHTS_NAME)
     _check_number(config, tensors, folder / WEIGHTS_NAME)
     expected = _shared_tensors(config, base.embedding_size)
@@ -220,7 +227,7 @@ def read_whole(folder: Path) -> HeadsConfig:
     """The config in `folder`, whose weights are all there as far as that shows without a base.
     Raises CheckpointError."""
     config, path = read_config(folder), Path(folder) / WEIGHTS_NAME
-    tensors = _read_tensors(path)
+    tensors = read_tensors(path)
     _check_columns(config, tensors.get("column_ids"), path)
     _check_number(config, tensors, path)
     return config
@@ -265,7 +272,7 @@ def check_base(config: HeadsConfig, base: BaseModel, force: bool) -> None:
 def read_heads(folder: Path) -> tuple[HeadsConfig, dict[str, Tensor]]:
     """Config and tensors as stored, without a base; blocks and columns are checked."""
     config, path = read_config(folder), Path(folder) / WEIGHTS_NAME
-    tensors = _read_tensors(path)
+    tensors = read_tensors(path)
     _check_columns(config, tensors.get("column_ids"), path)
     _check_number(config, tensors, path)
     if config.kind == "medusa":
@@ -276,7 +283,7 @@ def read_heads(folder: Path) -> tuple[HeadsConfig, dict[str, Tensor]]:
 def stored_digest(folder: Path) -> str | None:
     """The digest of the heads in `folder`; None where there are none of ours that can be read."""
     try:
-        return heads_digest(read_config(folder), _read_tensors(Path(folder) / WEIGHTS_NAME))
+        return heads_digest(read_config(folder), read_tensors(Path(folder) / WEIGHTS_NAME))
     except CheckpointError:
         return None
 
@@ -312,17 +319,23 @@ def _shared_tensors(config: HeadsConfig, embedding_size: int) -> dict[str, Tenso
     return {SHARED + name: tensor for name, tensor in network.state_dict().items()}
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file of heads, those in eight bits as float32. Raises CheckpointError."""
+    tensors = from_int8(path, read_stored(path))
+    check_numbers(path, tensors)
+    return tensors
+
+
+def read_stored(path: Path) -> dict[str, Tensor]:
+    """The same as they are stored, whatever their numbers."""
     if not path.is_file():
         raise CheckpointError(f"{path} is missing", hint="the folder is incomplete: copy it again")
     try:
-        tensors = load_file(path)
+        return load_file(path)
     except (SafetensorError, OSError) as error:
         raise unreadable(error)(
             f"{path} cannot be read: {error}", hint="the file is cut off or damaged: copy it again"
         ) from error
-    check_numbers(path, tensors)
-    return tensors
 
 
 def _check_columns(config: HeadsConfig, ids_R: Tensor | None, path: Path) -> None:

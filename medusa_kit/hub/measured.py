@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch import Tensor
-
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import CHECKPOINT
 from medusa_kit.base.origin import (
@@ -36,9 +34,15 @@ from medusa_kit.base.tokenizer.encoding_digest import ENCODING
 from medusa_kit.bench.about import About
 from medusa_kit.bench.report import BenchReport
 from medusa_kit.bench.verify_report import VerifyReport
-from medusa_kit.errors import CheckpointError, ConfigError, DataError, first_found, in_one_line
+from medusa_kit.errors import ConfigError, DataError, first_found
 from medusa_kit.files import file_digest, parse_json
-from medusa_kit.heads.checkpoint import CONFIG_NAME, PAIRED_FOLDER, WEIGHTS_NAME, read_config
+from medusa_kit.heads.checkpoint import (
+    CONFIG_NAME,
+    PAIRED_FOLDER,
+    WEIGHTS_NAME,
+    read_config,
+    read_tensors,
+)
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.heads.derived import TREE_NAME
 from medusa_kit.heads.digest import heads_digest
@@ -145,7 +149,7 @@ def read_measured(
     folder = expanded(folder)
     config = _config(folder)
     digest = file_digest(folder / WEIGHTS_NAME)
-    heads = heads_digest(config, _finite(folder / WEIGHTS_NAME))
+    heads = heads_digest(config, read_tensors(folder / WEIGHTS_NAME))
     check_weights_base(folder / WEIGHTS_NAME, config)
     tree, plan = _tree(folder, config, heads)
     here = Here(config, heads, digest, plan)
@@ -165,22 +169,6 @@ def read_measured(
         _provenance(folder, here),
         _run(folder),
     )
-
-
-def _finite(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    from medusa_kit.base.faults.finite import check_numbers
-
-    try:
-        tensors = load_file(path)
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"{path} is no safetensors file: {in_one_line(error)}", hint="copy the heads again"
-        ) from error
-    check_numbers(path, tensors)
-    return tensors
 
 
 def _run(folder: Path) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from medusa_kit.settings.joint import LoraSection as LoraSection
 from medusa_kit.settings.schema import Removed, Section, apply_override, explain, read_yaml
 
 TrainingDType = Literal["float32", "bfloat16", "float16"]
+StoredDType = Literal["float32", "bfloat16", "float16", "int8"]
 # A path, or a name; Python may give a Path.
 PathText = Annotated[str, BeforeValidator(lambda v: str(v) if isinstance(v, PurePath) else v)]
 ROOTED_WHY = (
@@ -55,7 +56,7 @@ class HeadsSection(Section):
     mlp_size: int | None = Field(default=None, ge=1)  # of recurrent heads; the base's, unless given
     projection: Literal["shared", "own", "reduced"] = "shared"
     reduced_size: int | None = Field(default=None, ge=1)  # tokens a reduced projection keeps
-    save_dtype: TrainingDType | None = None  # the base's, unless given
+    save_dtype: StoredDType | None = None  # the base's, unless given; int8: see docs/formats.md
 
     @model_validator(mode="after")
     def _reduced_size_belongs_to_reduced(self) -> "HeadsSection":

@@ -10,6 +10,8 @@ import torch
 from medusa_kit.base.placement import DTYPES
 from medusa_kit.errors import WriteError
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.heads.checkpoint import STORED_DTYPES
+from medusa_kit.heads.int8 import stored_bytes
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train.features.features import FeatureOptions
 from medusa_kit.train.optimizer import moments
@@ -58,12 +60,9 @@ def weights_of(
     moments: int,
 ) -> Weights:  # fmt: skip
     """`moving`: what is trained of the base. Files are in the dtype that they are written in."""
-    saved = DTYPES[recipe.heads.save_dtype or recipe.base.dtype].itemsize
+    saved = STORED_DTYPES[recipe.heads.save_dtype or recipe.base.dtype]
     further = heads.with_heads(heads.num_heads + recipe.heads.further_heads)
-    heads_bytes = sum(
-        tensor.numel() * (saved if tensor.is_floating_point() else tensor.element_size())
-        for tensor in further.state_dict().values()
-    )
+    heads_bytes = stored_bytes(further.state_dict(), saved)
     moved = sum(tensor.numel() for tensor in moving)
     base_bytes = base_numbers * DTYPES[recipe.base.dtype].itemsize
     whole = recipe.trains_whole_base

@@ -15,20 +15,23 @@ from medusa_kit.base.files import lasting_name
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import VARIANT_KEY, BaseModel
 from medusa_kit.base.origin import HEADS
-from medusa_kit.base.placement import DTYPES
 from medusa_kit.errors import NotFiniteError
 from medusa_kit.files import atomic_write, parse_json, write_json
 from medusa_kit.heads import MedusaHeads, save_heads
 from medusa_kit.heads.checkpoint import (
     PAIRED_FOLDER,
+    STORED_DTYPES,
+    WEIGHTS_NAME,
     check_replaced,
     read_heads,
+    read_stored,
     tensors_to_save,
     write_tensors,
 )
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.heads.derived import drop_derived
 from medusa_kit.heads.digest import heads_digest
+from medusa_kit.heads.int8 import expanded
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.together import moved_together
 from medusa_kit.train.engine import TrainingEngine
@@ -91,9 +94,9 @@ def _copy_heads(source: Path, target: Path, merged: BaseModel, name: str) -> Non
     """Copy the heads with the merged model's name, and its fingerprint, which is that of the
     weights on disk."""
     shutil.copytree(source, target)
-    config, tensors = read_heads(target)
+    config, _ = read_heads(target)
     own = replace(config, base_model_name=name, base_fingerprint=merged.fingerprint())
-    write_tensors(target, own, tensors)
+    write_tensors(target, own, read_stored(target / WEIGHTS_NAME))
 
 
 def _save_heads(
@@ -105,7 +108,7 @@ def _save_heads(
 ) -> None:
     """`record`: the provenance, written beside them. Raises NotFiniteError, before anything is
     written, for weights that would be no finite numbers in the file."""
-    dtype = DTYPES[recipe.heads.save_dtype or recipe.base.dtype]
+    dtype = STORED_DTYPES[recipe.heads.save_dtype or recipe.base.dtype]
     heads = heads.with_heads(heads.num_heads + recipe.heads.further_heads)
     config, tensors = replace(config, num_heads=heads.num_heads), tensors_to_save(heads, dtype)
     if (found := damage_in(tensors.items())) is not None:
@@ -113,7 +116,7 @@ def _save_heads(
             f"heads cannot be written to {folder}: {found}",
             hint="their numbers are too large for that dtype: set heads.save_dtype to a wider one",
         )
-    digest = heads_digest(config, tensors)
+    digest = heads_digest(config, expanded(folder / WEIGHTS_NAME, tensors))
     check_replaced(folder)
     drop_derived(folder, digest)
     with moved_together(folder) as new:

@@ -82,7 +82,7 @@ def test_the_peak_is_the_runs(tmp_path, overrides):
 
 @pytest.mark.parametrize("overrides", [
     ["heads.save_dtype=bfloat16"],
-    ["stage=medusa2", "joint.save_merged=true"],
+    ["stage=medusa2", "joint.save_merged=true", "heads.save_dtype=int8"],
     ["heads.projection=own", "heads.num_heads=2", "train.average=0.9"],
 ], ids=" ".join)  # fmt: skip
 def test_files_have_the_sizes_that_were_told(tmp_path, overrides, monkeypatch):
@@ -116,6 +116,8 @@ def test_files_have_the_sizes_that_were_told(tmp_path, overrides, monkeypatch):
         assert told(said, "adapter ") == pytest.approx(adapter, abs=room)
         merged = (run / "merged/model.safetensors").stat().st_size
         assert told(said, "merged model ") == pytest.approx(merged, abs=room, rel=0.05)
+        in_merged = (run / "merged/medusa_heads/heads.safetensors").stat().st_size
+        assert in_merged == heads
     check_table(said)
 
 
