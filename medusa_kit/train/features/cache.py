@@ -18,6 +18,7 @@ Shapes: P positions, D hidden, K heads, J = K + 1 tokens ahead, S likeliest toke
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ from medusa_kit.train.features.shards import (
     OTHER_PLACE,
     check_shards,
     read_shards,
+    remove_unfinished,
     shard_files,
     write_shard,
 )
@@ -66,6 +68,7 @@ from medusa_kit.train.processes import distributed
 INDEX, WHOLE_ROWS = "index.json", "whole_rows"
 RUNNERS_UP, OTHERS = "runners_up", ("others_P1", "others_PD")
 SHARD_BYTES = 256 << 20
+SHARD_SECONDS = 60.0  # of a slow base: what a killed run computes again, at most
 SPARE_BYTES = 64 << 20  # kept free on the disk
 
 
@@ -130,6 +133,8 @@ def cached_positions(
     """
     open_cache(base, recipe, options)
     folder = cache_folder(recipe)
+    if distributed.is_main():
+        remove_unfinished(folder)
     missing = {row_digest(item): item for item in items}
     identity = _identity(base, recipe, options)
     check_shards(
@@ -314,7 +319,7 @@ def _fill(
     own_rows = by_length(missing)[distributed.rank() :: distributed.world()]
     total = sum(len(item.positions_P) for item in own_rows)
     pending: list[tuple[HeadTargets, Positions]] = []
-    size = 0
+    size, began = 0, time.monotonic()
     with console.progress("hidden states", total, unit="tok") as bar:
         for item, positions in _rows(base, own_rows, options):
             _check_fit(positions, dtype)
@@ -322,9 +327,9 @@ def _fill(
             pending.append((item, positions._replace(hidden_PD=hidden_PD, others_PD=others_PD)))
             size += hidden_PD.nbytes + others_PD.nbytes
             bar.advance(len(item.positions_P))
-            if size >= SHARD_BYTES:
+            if size >= SHARD_BYTES or time.monotonic() - began >= SHARD_SECONDS:
                 _write(folder, pending, identity)
-                pending, size = [], 0
+                pending, size, began = [], 0, time.monotonic()
         if pending:
             _write(folder, pending, identity)
 

@@ -7,8 +7,10 @@ something else, as copied from another cache, is refused.
 Shapes: P positions, D hidden, S likeliest tokens of the base.
 """
 
+import contextlib
 import hashlib
 import json
+import time
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +29,7 @@ from medusa_kit.train.processes import distributed
 ROWS, MADE_WITH, CRC32 = "rows", "made_with", "crc32"  # in a shard's header
 OTHER_PLACE = "choose another train.cache_dir, or remove the folder"
 UNREADABLE = (SafetensorError, OSError, KeyError, TypeError, ValueError)
+UNFINISHED, OLD_SECONDS = ".shard-*.tmp", 600.0  # long after a process would have renamed it
 # In words, how what a file was made with differs from what this run would make it with.
 Differs = Callable[[Mapping[str, Any]], str]
 
@@ -78,6 +81,14 @@ def _checksum(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
 
 def shard_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("shard-*.safetensors"))
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a killed process left of a shard; what another run writes just now stays."""
+    for path in folder.glob(UNFINISHED):
+        with contextlib.suppress(FileNotFoundError):  # renamed by now, or removed by another run
+            if time.time() - path.stat().st_mtime > OLD_SECONDS:
+                path.unlink()
 
 
 def check_shards(folder: Path, requested: Collection[str], differs: Differs) -> None:

@@ -1,6 +1,7 @@
 """Hidden states on disk: the same training, nothing stored twice, nothing lost."""
 
 import json
+import os
 import shutil
 import threading
 from collections import namedtuple
@@ -10,6 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from support.killed import after_each_rename
 
 from medusa_kit import console
 from medusa_kit.base.fingerprint import Fingerprint
@@ -133,6 +135,68 @@ def test_a_cache_is_added_to_and_goes_on_after_an_interruption(
     )
     cached_positions(base, items, recipe, options)
     assert len(done) == 6  # nothing is missing any more
+
+
+def test_what_a_killed_run_has_written_is_not_computed_again(
+    tiny_base, counting_rows, recipe_with_cache, monkeypatch, capsys
+):
+    """Killed before each of its renames: of the index, of each shard, of the index again."""
+    base, recipe = tiny_base(), recipe_with_cache()
+    items, options = prepare(counting_rows(4), 4), FeatureOptions(30)
+    monkeypatch.setattr(feature_cache, "SHARD_SECONDS", 0.0)  # a shard a row
+    original, computed = feature_cache.run, []
+    monkeypatch.setattr(
+        feature_cache, "run", lambda base, group, *more: computed.append(len(group))
+        or original(base, group, *more),
+    )  # fmt: skip
+    expected = collect_features(base, items, options).hidden_PD.sort(0).values
+    there = []
+    for _ in after_each_rename(
+        lambda: cached_positions(base, items, recipe, options),
+        lambda: shutil.rmtree(cache_folder(recipe), ignore_errors=True),
+    ):
+        there.append(len(shards(recipe)))
+        computed.clear()
+        capsys.readouterr()
+        found = cached_positions(base, items, recipe, options)
+        assert sum(computed) == 4 - there[-1]
+        said = f"{20 * sum(computed)} of 80 training tokens are missing"
+        assert said in capsys.readouterr().err
+        every = found.rows(torch.arange(80))[0].sort(0).values
+        torch.testing.assert_close(every, expected, rtol=1e-4, atol=1e-5)
+    assert there == [0, 0, 1, 2, 3, 4]
+
+
+def test_rows_that_are_added_later_are_the_only_ones_computed(
+    tiny_base, counting_rows, recipe_with_cache, monkeypatch
+):
+    """Also where prompts are trained on, and where rows held out are others than before."""
+    base, rows = tiny_base(), counting_rows(20)
+    original, computed = feature_cache.run, []
+    monkeypatch.setattr(
+        feature_cache, "run", lambda base, group, *more: computed.extend(
+            tuple(item.input_ids) for item in group) or original(base, group, *more),
+    )  # fmt: skip
+    for name, count in (("first", 9), ("second", 20)):
+        recipe = recipe_with_cache(name)
+        data = recipe.data.model_copy(update={"train_on": "all"})
+        train_heads(base, rows[:count], recipe.model_copy(update={"data": data}))
+    assert len(computed) == len(set(computed))
+
+
+def test_what_a_killed_process_left_of_a_shard_is_removed_later(
+    tiny_base, counting_rows, recipe_with_cache
+):
+    base, recipe = tiny_base(), recipe_with_cache()
+    items, options = prepare(counting_rows(2), 4), FeatureOptions(30)
+    folder = cache_folder(recipe)
+    folder.mkdir()
+    left, written_now = (folder / f".shard-0.safetensors.{n * 8}.tmp" for n in "ab")
+    for path in (left, written_now):
+        path.write_bytes(b"part")
+    os.utime(left, (0, 0))
+    cached_positions(base, items, recipe, options)
+    assert [left.exists(), written_now.exists()] == [False, True]
 
 
 def test_a_shard_that_is_cut_off_is_named_and_made_again(
