@@ -18,7 +18,7 @@ OnError = Annotated[
     str, typer.Option(help="For a row that cannot be used: skip (and count) or fail.")
 ]
 FOR_A_SERVER = ("endpoint_model", "return_token_ids", "concurrency", "api_key_env")
-FOR_A_MODEL = ("batch_size", "dtype", "device")
+FOR_A_MODEL = ("batch_size", "dtype", "device", "activations")
 
 
 @app.command("generate", cls=command.Command)
@@ -53,6 +53,7 @@ def generate(
     ] = False,
     dtype: options.DType = "auto",
     device: options.Device = "auto",
+    activations: options.Activations = "float32",
 ) -> None:
     """Let the base model answer prompts: its own answers are what its heads should learn from.
 
@@ -68,9 +69,10 @@ def generate(
     how = {"sampling": params, "turns": turns, "on_error": on_error}
     try:
         if endpoint is None:
-            sizes = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
+            how |= {"max_new_tokens": max_new_tokens, "batch_size": batch_size,
+                    "activations": activations}  # fmt: skip
             place = {"revision": revision, "dtype": dtype, "device": device}
-            report = _generate_here(source, limit, output, model, place, {**sizes, **how})
+            report = _generate_here(source, limit, output, model, place, how)
         else:
             server = Endpoint(endpoint, endpoint_model or model, api_key_env, max_new_tokens,
                               params, return_token_ids)  # fmt: skip
@@ -117,9 +119,12 @@ def _generate_here(
     from medusa_kit.distill.answer_file import check_answer_file
     from medusa_kit.distill.generate import generate_answers
     from medusa_kit.engine.before_loading import check_bias
+    from medusa_kit.infer.cpu.activations import check_before_loading
     from medusa_kit.infer.cpu.packed_base import base_for_decoding
+    from medusa_kit.settings.engine import EngineConfig
 
     check_answer_file(output)
+    check_before_loading(EngineConfig(model=model, activations=how["activations"], **place))
     check_bias(model, place["revision"], how["sampling"])
     base = base_for_decoding(model, **place)
     return generate_answers(base, read_good_and_bad(source, limit, extras=True), output, **how)

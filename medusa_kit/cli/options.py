@@ -43,6 +43,7 @@ Model = Annotated[str, engine_option("model")]
 Heads = Annotated[str, engine_option("heads")]
 DType = Annotated[str, engine_option("dtype")]
 Device = Annotated[str, engine_option("device")]
+Activations = Annotated[str, engine_option("activations")]
 Force = Annotated[bool, engine_option("force")]
 Revision = Annotated[str | None, engine_option("revision")]
 ModelArgument = Annotated[

@@ -17,8 +17,10 @@ from medusa_kit.data.sources import read_items
 from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.files import link_target, parse_json, write_json
 from medusa_kit.paths import expanded
+from medusa_kit.settings.engine import FLOAT32
 
 SERVED = "served"  # in the settings: requests of a server, each with a length of its own
+ACTIVATIONS = "activations"  # there, the precision of answers that were not made in float32
 
 
 def settings_path(answers: Path) -> Path:
@@ -44,6 +46,11 @@ def read_settings(answers: Path) -> dict[str, Any] | None:
     if not isinstance(settings, dict):
         raise DataError(f"{path} holds a {type(settings).__name__}, expected settings")
     return settings
+
+
+def activations_in(settings: Mapping[str, Any]) -> str:
+    """The precision of activations in which a file's answers were made."""
+    return str(settings.get(ACTIVATIONS, FLOAT32))
 
 
 def write_settings(answers: Path, settings: dict[str, Any]) -> None:

@@ -26,7 +26,9 @@ from medusa_kit.base.origin import compare as compare_origins
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING
 from medusa_kit.data.answer_digests import FORM, check_rows, parts_of, with_origin
 from medusa_kit.data.answer_settings import (
+    ACTIVATIONS,
     SERVED,
+    activations_in,
     compared_rows,
     read_settings,
     settings_path,
@@ -299,6 +301,7 @@ def _differing(now: dict[str, Any], then: dict[str, Any]) -> list[str]:
     """Each setting that is another, but how text is encoded. Earlier versions wrote neither
     config nor dtype."""
     said = compare_origins(then, {key: now.get(key) for key in SAID_LATER})
+    now, then = ({**one, ACTIVATIONS: activations_in(one)} for one in (now, then))
     return [f"{key}: {here!r} ≠ {there!r}" for key, (there, here) in said.other.items()] + [
         f"{key}: {now.get(key)!r} ≠ {then.get(key)!r}"
         for key in sorted({*now, *then} - {ENCODING, FORM, *SAID_LATER})

@@ -18,6 +18,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.base.origin import BASE_DTYPE
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING, encoding_digest
 from medusa_kit.base.tokenizer.ids import check_token_ids
+from medusa_kit.data.answer_settings import ACTIVATIONS
 from medusa_kit.data.chat import encode_row_prompt
 from medusa_kit.data.readers import AnswerRow, BadRow, Conversation, Message
 from medusa_kit.data.row_keys import refuse_extras
@@ -31,6 +32,7 @@ from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.mkl_linear import pack_for_rows
 from medusa_kit.infer.runners.backends import Backends, prepare_backends
+from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.settings.sampling import SamplingParams
 
 GROUP_BATCHES = (
@@ -76,12 +78,15 @@ def generate_answers(
     turns: str = "first",
     on_error: str = "skip",
     earlier: Sequence[Path] = (),
+    activations: str = FLOAT32,
 ) -> GenerateReport:
     """Append the model's answers to `out_path`, going on where an earlier run stopped. `earlier`:
-    files of answers that serve too, where they were made in the same way.
+    files of answers that serve too, where they were made in the same way. `activations`: the
+    precision of what quantised weights are multiplied by.
 
     Raises ConfigError when the file holds answers made with other settings, for a lossy acceptance
-    rule or rounded weights and for a bias on a token the model does not have, DataError for a bad
+    rule or rounded weights, for activations that these steps do not have and for a bias on a token
+    the model does not have, DataError for a bad
     row with on_error="fail", IncompatibleBaseError for a model that takes no tree (heads would be
     of no use to it), MedusaKitError for a full disk.
     """
@@ -100,6 +105,7 @@ def generate_answers(
         "max_new_tokens": max_new_tokens,
         "turns": turns,
         "sampling": sampling_record(sampling),
+        **({} if activations == FLOAT32 else {ACTIVATIONS: activations}),
     }
     room = base.info.context_length - max_new_tokens
     with answer_file(out_path, settings, earlier) as out:
@@ -107,7 +113,7 @@ def generate_answers(
         vocab_size = base.info.vocab_size
         tasks = _tasks(base.tokenizer, rows, turns, on_error, room, vocab_size, out, report)
         tasks = _with_earlier(tasks, out, report, base.stop_token_ids)
-        _answer(base, tasks, out, report, max_new_tokens, batch_size, sampling)
+        _answer(base, tasks, out, report, max_new_tokens, batch_size, sampling, activations)
     return report
 
 
@@ -119,8 +125,10 @@ def _answer(
     max_new_tokens: int,
     batch_size: int,
     sampling: SamplingParams,
+    activations: str,
 ) -> None:
-    backends = prepare_backends(base)  # answers come through the cache and attention of trees
+    # Answers come through the cache and attention of trees.
+    backends = prepare_backends(base, activations=activations)
     missing = [task for task in tasks if not task.answered]
     with console.progress("answering", len(tasks), "prompts", done=report.already_there) as bar:
         for task, request in _answered(backends, missing, max_new_tokens, batch_size, sampling):

@@ -10,6 +10,7 @@ from medusa_kit import console
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING
 from medusa_kit.data.answer_settings import (
+    activations_in,
     compared_rows,
     read_settings,
     tell_doubtful,
@@ -19,9 +20,11 @@ from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.readers import AnswerRow, Row, read_rows
 from medusa_kit.distill.answer_file import whole_lines
 from medusa_kit.distill.generate import asked_messages, generate_answers
-from medusa_kit.errors import ConfigError, DataError, DeviceMemoryError
+from medusa_kit.errors import ConfigError, DataError, DeviceMemoryError, IncompatibleBaseError
+from medusa_kit.infer.runners.backends import prepare_backends
 from medusa_kit.quick import settings
 from medusa_kit.quick.state import Clock
+from medusa_kit.settings.engine import FLOAT32, INT8
 
 OTHER_ROWS = "remove these rows, name another folder with --output, or add --fresh to start over"
 
@@ -51,8 +54,27 @@ class Written:
 More = Callable[[Written], int]
 
 
+def activations_for(base: BaseModel, path: Path) -> str:
+    """The precision of the answers that are trained on: that of the file where there is one, else
+    8 bits where a quantised base can be multiplied so on a CPU."""
+    if path.is_file():
+        return activations_in(read_settings(path) or {})
+    if not base.is_light:
+        return FLOAT32
+    try:
+        prepare_backends(base, activations=INT8)
+    except (ConfigError, IncompatibleBaseError):  # not with these weights, or not precise enough
+        return FLOAT32
+    return INT8
+
+
 def answer(
-    base: BaseModel, prompts: Sequence[Row], path: Path, more: More, clock: Clock
+    base: BaseModel,
+    prompts: Sequence[Row],
+    path: Path,
+    more: More,
+    clock: Clock,
+    activations: str = FLOAT32,
 ) -> Written:
     """Answer prompts in order until `more` says 0 or none is left; resumes the file."""
     if path.is_file():
@@ -65,8 +87,9 @@ def answer(
         began = clock()
         try:
             report = generate_answers(
-                base, usable_prompts, path, max_new_tokens=settings.ANSWER_TOKENS, batch_size=batch
-            )
+                base, usable_prompts, path, max_new_tokens=settings.ANSWER_TOKENS,
+                batch_size=batch, activations=activations,
+            )  # fmt: skip
         except DeviceMemoryError:
             if batch == 1:
                 raise

@@ -7,12 +7,14 @@ from typing import Any
 from medusa_kit import console
 from medusa_kit.base.origin import HEADS
 from medusa_kit.bench.report import NO_DRAFTER, known_by
+from medusa_kit.data.answer_settings import activations_in
 from medusa_kit.files import write_json, write_text
 from medusa_kit.heads.formats.engines import ENGINES, engines_for
 from medusa_kit.quick.plan import minutes
 from medusa_kit.quick.session import Session
 from medusa_kit.quick.settings import FEATURES, heads_for
 from medusa_kit.quick.state import PHASES, folder_bytes
+from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.settings.quick import MadeFor
 from medusa_kit.settings.recipe import HeadsSection
 
@@ -94,8 +96,8 @@ def rows_of(record: dict[str, Any]) -> list[Row]:
     times = ", ".join(f"{NAMES[name]} {minutes(phases[name]['seconds'])}" for name in PHASES)
     static = " · ".join(f"{n}: {length:.2f}" for n, length in search["static"].items())
     return [
-        ("text", f"{text['answers']:,} answers, {training['positions']:,} training tokens, "
-                 f"{training['epochs']:g} epochs"),
+        ("text", f"{text['answers']:,} answers{_rounded(text)}, "
+                 f"{training['positions']:,} training tokens, {training['epochs']:g} epochs"),
         ("held out", f"{phases['held_out']['answers']:,} answers for the tree, "
                      f"{search['calibration_positions']:,} tokens used"),
         ("time", f"{minutes(record['seconds'])} of {minutes(3600 * record['hours'])}"),
@@ -109,6 +111,11 @@ def rows_of(record: dict[str, Any]) -> list[Row]:
         ("disk", f"heads {_mb(record['disk']['heads'])}, hidden states "
                  f"{_mb(record['disk']['hidden_states'])}, all {_mb(record['disk']['all'])}"),
     ]  # fmt: skip
+
+
+def _rounded(text: dict[str, Any]) -> str:
+    activations = activations_in(text)
+    return "" if activations == FLOAT32 else f" with {activations} activations"
 
 
 def _chained(engine: MadeFor, search: dict[str, Any]) -> list[Row]:

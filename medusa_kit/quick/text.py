@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from medusa_kit import console
+from medusa_kit.data.answer_settings import ACTIVATIONS
 from medusa_kit.errors import DataError, MedusaKitError
 from medusa_kit.quick import plan, settings, trial
 from medusa_kit.quick.answered import take
-from medusa_kit.quick.answers import Written, answer, read_answers
+from medusa_kit.quick.answers import Written, activations_for, answer, read_answers
 from medusa_kit.quick.plan import MIN_POSITIONS, Rates, minutes
 from medusa_kit.quick.session import Session, encoded
+from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.train.features.cache import SPARE_BYTES
 from medusa_kit.tuning import calibrate
 
@@ -128,13 +130,21 @@ def run_answers(session: Session) -> dict[str, Any]:
     if session.prompts.answered:
         return _take_answers(session)
     more = _Enough(session)
-    written = answer(session.base, session.prompts.training, session.answers, more, session.clock)
+    activations = activations_for(session.base, session.answers)
+    if activations != FLOAT32:
+        console.note(
+            f"training prompts are answered with {activations} activations, which is faster"
+        )
+    written = answer(
+        session.base, session.prompts.training, session.answers, more, session.clock, activations
+    )
     rates = replace(more.rates, answers=written.rate or more.rates.answers)
     session.state.note("rates", rates.as_dict())
     prompts = len(session.prompts.training)
     if written.num_prompts >= prompts:
         console.note(f"all {prompts:,} prompts are answered")
-    return {"answers": written.answers, "tokens": written.tokens, "prompts": prompts}
+    return {"answers": written.answers, "tokens": written.tokens, "prompts": prompts,
+            ACTIVATIONS: activations}  # fmt: skip
 
 
 def _take_answers(session: Session) -> dict[str, Any]:
