@@ -27,6 +27,7 @@ from medusa_kit.distill.answer_file import ASKED, AnswerFile, answer_file, diges
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.errors import ConfigError, DataError, unknown_value
 from medusa_kit.infer.cpu.packed.int8_weights import refuse_int8_weights
+from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.decode.accept.logits_processing import check_bias_ids
 from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
@@ -345,6 +346,8 @@ def _answered(
     A prompt draws by its own seed, so that its answer is the same in every batch.
     """
     verifier, group = backends.verifier, batch_size * GROUP_BATCHES
+    # A system prompt is read once where that leaves every bit as it is.
+    reuse = isinstance(verifier, NativeVerifier)
     for start in range(0, len(tasks), group):
         tasks_together = tasks[start : start + group]
         requests = [
@@ -359,7 +362,8 @@ def _answered(
         pack_for_rows(verifier.base.own_modules(), min(batch_size, len(requests)))
         waiting = deque(zip(tasks_together, requests, strict=True))
         drafter = PlainDrafter(verifier.base.device)
-        for _ in Scheduler(verifier).run(requests, drafter, batch_size):
+        scheduler = Scheduler(verifier, reuse_prefixes=reuse)
+        for _ in scheduler.run(requests, drafter, batch_size):
             while waiting and waiting[0][1].is_complete:  # others are cut where one has failed
                 yield waiting.popleft()
 

@@ -14,20 +14,26 @@ from support.kernels.rounded import (
     multiplies_integers,
     plainly,
 )
+from support.small_engines import lively_chat_base
 from support.typed import typed_command
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
 from medusa_kit.data.answer_settings import read_settings
 from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
+from medusa_kit.distill import generate
 from medusa_kit.distill.generate import generate_answers
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
+from medusa_kit.infer.cpu.binding import kernels
+from medusa_kit.infer.decode.request import Request
+from medusa_kit.infer.decode.slots import common_length
+from medusa_kit.infer.model_parts import Unsupported
+from medusa_kit.infer.runners import backends
 from medusa_kit.quick import answers as quick_answers
 from medusa_kit.quick import run as quick_run
-from medusa_kit.quick import settings
+from medusa_kit.quick import session, settings
 from medusa_kit.quick.answers import activations_for
 from medusa_kit.quick.run import prepared, run
-from medusa_kit.quick.session import Request
 
 TOKENS = 12
 KIND = "Q4_K"
@@ -65,6 +71,40 @@ def test_answers_are_those_of_plain_decoding_in_the_precision(tmp_path: Path) ->
     answers = [row.response_ids for row in rows]
     assert answers == expected(rows, "int8")
     assert answers != expected(rows, "float32")
+
+
+def unsupported(base: BaseModel) -> None:
+    raise Unsupported("this is a test of torch")
+
+
+@pytest.mark.parametrize("in_cpp", [True, False])
+def test_a_system_prompt_is_read_once_where_that_changes_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_cpp: bool
+) -> None:
+    """In C++: in torch a reused prefix differs from one read anew by rounding."""
+    if in_cpp and kernels.load_library() is None:
+        pytest.skip("the C++ kernels cannot be built here")
+    if not in_cpp:
+        monkeypatch.setattr(backends, "native_decoder", unsupported)
+    requests, make = list[Request](), generate.make_request
+
+    def noted(*arguments: Any) -> Request:
+        requests.append(make(*arguments))
+        return requests[-1]
+
+    monkeypatch.setattr(generate, "make_request", noted)
+    begin = "You answer as briefly as you can, and never without a reason. "
+    asked = [
+        Conversation([{"role": "user", "content": begin + word}], n, None, "prompts.jsonl")
+        for n, word in enumerate(("one", "two", "six", "four"), start=1)
+    ]
+    out = tmp_path / "answers.jsonl"
+    generate_answers(lively_chat_base(), asked, out, max_new_tokens=4, batch_size=2)
+    texts = [list(request.prompt_ids) for request in requests]
+    shared = common_length(min(texts), max(texts))
+    assert shared > 20
+    cached = [request.num_cached for request in requests]
+    assert cached == ([0, 0, shared, shared] if in_cpp else [0] * 4)  # two are read together
 
 
 @integers_only
@@ -117,15 +157,15 @@ def test_the_command_refuses_before_a_base_is_loaded(
 
 
 @pytest.fixture
-def quick_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
+def quick_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> session.Request:
     monkeypatch.setattr(settings, "ANSWER_TOKENS", TOKENS)
     asked = tmp_path / "prompts.txt"
     asked.write_text("".join(f"Count from {i} to {i * i}.\n" for i in range(30)))
-    return Request(str(gguf_file(KIND)), str(asked), 1.0, tmp_path / "heads", "cpu",
+    return session.Request(str(gguf_file(KIND)), str(asked), 1.0, tmp_path / "heads", "cpu",
                    clock=lambda: 0.0)  # fmt: skip
 
 
-def until_training(request: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+def until_training(request: session.Request, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -136,7 +176,9 @@ def until_training(request: Request, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @integers_only
 def test_quick_answers_training_prompts_in_8_bits_and_no_others(
-    quick_request: Request, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    quick_request: session.Request,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     until_training(quick_request, monkeypatch)
     folder = quick_request.output
@@ -151,7 +193,7 @@ def test_quick_answers_training_prompts_in_8_bits_and_no_others(
 
 @integers_only
 def test_a_quick_run_of_an_earlier_version_goes_on_in_float32(
-    quick_request: Request, monkeypatch: pytest.MonkeyPatch
+    quick_request: session.Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its answers were made so."""
     with monkeypatch.context() as patch:
