@@ -116,7 +116,7 @@ def check_base(info: AdapterInfo, found: str, folder: Path) -> None:
     from medusa_kit.base import fingerprint
 
     match = fingerprint.compare(info["base_fingerprint"], found)
-    if match is fingerprint.Match.OTHER:
+    if match not in fingerprint.SAME_MODEL:
         raise IncompatibleBaseError(
             f"the adapter in {folder} belongs to a base with fingerprint "
             f"{info['base_fingerprint']}; {info['base_model']!r} has {found}",

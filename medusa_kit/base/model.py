@@ -469,9 +469,9 @@ class BaseModel(Live):
         variant = variant or getattr(self.config, VARIANT_KEY, None)
         console.stage("computing the model's fingerprint")
         digests = fingerprint.digests_of(self.own_model, self._made_whole)
-        whole = fingerprint.whole_digest(digests, variant)
+        whole = fingerprint.whole_digest(digests.by_name, variant)
         output = fingerprint.output_digest(self.output_weights(), variant)
-        return str(Fingerprint(whole, output, quantised))
+        return str(Fingerprint(whole, output, quantised, None if variant else digests.vectors))
 
     def _made_whole(self, weight: Tensor) -> AbstractContextManager[Any]:
         """A context in which this process can read `weight`."""

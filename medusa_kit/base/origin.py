@@ -79,12 +79,12 @@ def compare(then: Mapping[str, Any], now: Mapping[str, Any]) -> Comparison:
 def _of_config(
     then: Mapping[str, Any], now: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Of configs only what differs. A quantised copy is of another file, which says it otherwise;
-    of another base its config is no matter."""
+    """Of configs only what differs. Another quantisation is of another file, which says it
+    otherwise; of another base its config is no matter."""
     if not (isinstance(then.get(CONFIG), Mapping) and isinstance(now.get(CONFIG), Mapping)):
         return then, now
     bases = (then.get(BASE), now.get(BASE))
-    if None not in bases and compare_bases(*bases) in (Match.COPY, Match.OTHER):
+    if None not in bases and compare_bases(*bases) not in (Match.SAME, Match.OLD):
         return {**then, CONFIG: {}}, {**now, CONFIG: {}}
     first, second = _differing(then[CONFIG], now[CONFIG])
     return {**then, CONFIG: first}, {**now, CONFIG: second}

@@ -58,8 +58,11 @@ def parts_of(settings: Mapping[str, Any]) -> dict[str, str]:
     """Short digests of what rows are made with, by name."""
     apart = (BASE, CONFIG, BASE_DTYPE)
     named = {name: settings[name] for name in apart if name in settings}
-    if BASE in named and Fingerprint.parse(str(named[BASE])).whole is None:
-        del named[BASE]  # of version 1, another one for the same base
+    if BASE in named:
+        base = Fingerprint.parse(str(named[BASE]))
+        named[BASE] = base.of_weights
+        if base.whole is None:
+            del named[BASE]  # of version 1, another one for the same base
     named[SETTINGS] = {
         name: value for name, value in settings.items() if name not in (*apart, ENCODING, FORM)
     }

@@ -305,8 +305,12 @@ def _differing(now: dict[str, Any], then: dict[str, Any]) -> list[str]:
     return [f"{key}: {here!r} ≠ {there!r}" for key, (there, here) in said.other.items()] + [
         f"{key}: {now.get(key)!r} ≠ {then.get(key)!r}"
         for key in sorted({*now, *then} - {ENCODING, FORM, *SAID_LATER})
-        if now.get(key) != then.get(key) and not (key == BASE and _is_older(now, then))
+        if now.get(key) != then.get(key) and not (key == BASE and _same_base(now, then))
     ]
+
+
+def _same_base(now: dict[str, Any], then: dict[str, Any]) -> bool:
+    return compare(now.get(BASE), then.get(BASE)) in (Match.SAME, Match.OLD)
 
 
 def _is_older(now: dict[str, Any], then: dict[str, Any]) -> bool:

@@ -63,7 +63,7 @@ from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.plan import Tree, TreePlan
 from medusa_kit.usual_device import on_usual_device
 
-FITTING = (Match.SAME, Match.COPY)
+FITTING = (Match.SAME, Match.COPY, Match.SAME_NORMS)  # best first
 PLAIN = EngineOptions(heads=None, guesses="all")
 
 
@@ -278,13 +278,14 @@ def find_heads(base: BaseModel, heads: str | Path) -> Path | None:
 
 
 def shipped_heads(fingerprint: str) -> Path | None:
-    """Heads that lie in the package for the base with this fingerprint."""
+    """Heads that lie in the package for the base with this fingerprint, or for another quantisation
+    of it: those that fit best."""
     root = Path(str(importlib.resources.files("medusa_kit"))) / "assets" / "heads"
+    found = dict[Match, Path]()
     for config in sorted(root.glob("*/config.json")):
         description = json.loads(config.read_text(encoding="utf-8"))
-        if compare(description["base_fingerprint"], fingerprint) in FITTING:
-            return config.parent
-    return None
+        found.setdefault(compare(description["base_fingerprint"], fingerprint), config.parent)
+    return next((found[match] for match in FITTING if match in found), None)
 
 
 def _tree_for(heads: MedusaHeads, tree: Any, folder: Path | None) -> Tree | TreePlan:

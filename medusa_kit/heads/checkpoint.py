@@ -234,8 +234,8 @@ def read_whole(folder: Path) -> HeadsConfig:
 
 
 def check_base(config: HeadsConfig, base: BaseModel, force: bool) -> None:
-    """Raises IncompatibleBaseError, with what differs. For a quantised copy of the heads' base only
-    the part that quantisation leaves alone is compared, for an old fingerprint the part it has."""
+    """Raises IncompatibleBaseError, with what differs. For another quantisation of the heads' base
+    only what quantisation leaves alone is compared, for an old fingerprint the part it has."""
     info = base.info
     match = compare(config.base_fingerprint, info.fingerprint)
     pairs: dict[str, tuple[object, object]] = {
@@ -261,7 +261,13 @@ def check_base(config: HeadsConfig, base: BaseModel, force: bool) -> None:
         )
     if match is Match.OLD:
         console.note(f"heads for {config.base_model_name!r}: {OLD_NOTE}")
-    if config.base_quantized != info.quantized:
+    if match is Match.SAME_NORMS:
+        console.note(
+            f"these heads were trained for {config.base_model_name!r}, of which {info.name!r} is "
+            "another quantisation, or which was fine-tuned since with norms and biases left alone: "
+            "text stays exact, acceptance may be lower"
+        )
+    elif config.base_quantized != info.quantized:
         console.warn(
             "the heads were trained on a "
             f"{'quantised' if config.base_quantized else 'full-precision'} copy of this base: "

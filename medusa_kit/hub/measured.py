@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from medusa_kit.base.fingerprint import Match, compare
+from medusa_kit.base.fingerprint import SAME_MODEL, compare
 from medusa_kit.base.model import CHECKPOINT
 from medusa_kit.base.origin import (
     BASE,
@@ -204,10 +204,11 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _check_base(path: Path, fingerprint: Any, config: HeadsConfig) -> None:
-    if fingerprint is not None and compare(fingerprint, config.base_fingerprint) is Match.OTHER:
+    own = config.base_fingerprint
+    if fingerprint is not None and compare(fingerprint, own) not in SAME_MODEL:
         raise ConfigError(
             f"{path} was measured on another base: fingerprint {fingerprint!r}, the heads' is "
-            f"{config.base_fingerprint!r}",
+            f"{own!r}",
             hint="measure again with these heads, or leave the file out",
         )
 

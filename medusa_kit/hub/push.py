@@ -139,7 +139,7 @@ def _check_same(api: Any, what: str, name: HubName, info: Any, config: HeadsConf
     differing = [f"{key} {local.get(key)!r} ≠ {remote.get(key)!r}" for key in SAME
                  if local.get(key) != remote.get(key)]  # fmt: skip
     base, remote_base = config.base_fingerprint, remote.get("base_fingerprint")
-    if compare(base, remote_base) in (Match.OTHER, Match.COPY):
+    if compare(base, remote_base) not in (Match.SAME, Match.OLD):
         differing.append(f"base_fingerprint {base!r} ≠ {remote_base!r}")
     if differing:
         raise ConfigError(

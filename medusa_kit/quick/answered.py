@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from medusa_kit.base.fingerprint import Match, compare
+from medusa_kit.base.fingerprint import SAME_MODEL, compare
 from medusa_kit.base.model import BaseModel
 from medusa_kit.data.answer_settings import (
     base_that_answered,
@@ -77,7 +77,7 @@ def keep_copy(source: str, copy: Path) -> None:
 def check_base(base: BaseModel, copy: Path, name: str) -> None:
     """Raises ConfigError where another model wrote the answers."""
     answered_by = base_that_answered(str(copy))
-    if answered_by is not None and compare(answered_by, base.info.fingerprint) is Match.OTHER:
+    if answered_by is not None and (compare(answered_by, base.info.fingerprint) not in SAME_MODEL):
         raise ConfigError(
             f"{name} holds the answers of another model (fingerprint {answered_by}; "
             f"{base.info.name} has {base.info.fingerprint})",

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.origin import CONFIG, check_origin
 from medusa_kit.data.readers import AnswerRow, Row
@@ -121,7 +122,7 @@ class Session:
     def base(self) -> BaseModel:
         base = self.load(self.request.model, device=self.request.device)
         known = self.state.recall("base")
-        if known not in (None, base.info.fingerprint):
+        if known is not None and compare(known, base.info.fingerprint) is not Match.SAME:
             raise ConfigError(
                 f"{self.request.model} is another model than the one that this run began with: "
                 f"fingerprint {base.info.fingerprint}, then {known}",

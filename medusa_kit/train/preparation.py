@@ -13,7 +13,7 @@ import torch
 from medusa_kit import console
 from medusa_kit.base import adapters
 from medusa_kit.base.files import lasting_name
-from medusa_kit.base.fingerprint import Match, compare
+from medusa_kit.base.fingerprint import SAME_MODEL, compare
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.tokenizer.encoding_digest import DIFFERS, Encodings
 from medusa_kit.base.tokenizer.encoding_digest import compare as compare_encodings
@@ -277,7 +277,7 @@ def untrained_heads(
 def _adopt(heads: MedusaHeads, base: BaseModel) -> None:
     """Make earlier heads those of this base, which may be one that was fine-tuned from theirs."""
     config, info = heads.config, base.info
-    if compare(config.base_fingerprint, info.fingerprint) is Match.OTHER:
+    if compare(config.base_fingerprint, info.fingerprint) not in SAME_MODEL:
         console.note(
             f"the earlier heads are those of another base ({config.base_model_name!r}, fingerprint "
             f"{config.base_fingerprint}); they learn {info.name!r} from here on"

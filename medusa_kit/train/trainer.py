@@ -13,7 +13,7 @@ import torch
 from medusa_kit import console
 from medusa_kit.base import adapters
 from medusa_kit.base.files import stored_config
-from medusa_kit.base.fingerprint import Match, compare
+from medusa_kit.base.fingerprint import SAME_MODEL, compare
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import pick_device, stored_dtype
@@ -180,7 +180,9 @@ def _warn_of_other_answers(base: BaseModel, recipe: TrainRecipe) -> None:
     for source in dict.fromkeys(entry.source for entry in recipe.data.entries()):
         tell_of_rows(source)
         answered_by, encoding = base_that_answered(source), how_encoded(source, base.encoding)
-        if answered_by is not None and compare(answered_by, base.info.fingerprint) is Match.OTHER:
+        if answered_by is not None and (
+            compare(answered_by, base.info.fingerprint) not in SAME_MODEL
+        ):
             console.warn(
                 f"{source} holds the answers of another base (fingerprint {answered_by}; "
                 f"{base.info.name!r} has {base.info.fingerprint}): drafts will be accepted less "

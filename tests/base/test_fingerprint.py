@@ -9,7 +9,14 @@ import torch
 from support.tiny_models import tiny_base, tiny_model
 from torch import Tensor
 
-from medusa_kit.base.fingerprint import Fingerprint, Match, compare, tensor_digest, whole_digest
+from medusa_kit.base.fingerprint import (
+    Fingerprint,
+    Match,
+    compare,
+    tensor_digest,
+    vectors_digest,
+    whole_digest,
+)
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.errors import IncompatibleBaseError
@@ -85,8 +92,45 @@ def test_what_fingerprints_say_of_each_other() -> None:
     assert compare("2q:dd:cc", "2q:ee:cc") is Match.COPY
     assert compare(full, "cc") is compare("cc", full) is Match.OLD
     assert compare("cc", "cc") is Match.SAME
-    for other in ("2:aa:ee", "2q:aa:ee", "ee", "", None, "3:aa:cc"):
+    for other in ("2:aa:ee", "2q:aa:ee", "ee", "", None, "3:aa:cc", "4:aa:cc:vv", "2:aa:cc:vv"):
         assert compare(full, other) is Match.OTHER
+
+
+def test_what_norms_and_biases_say() -> None:
+    """They tell where nothing else does, and fingerprints of version 2 have none."""
+    own = "3:aa:cc:vv"
+    assert str(Fingerprint.parse(own)) == own
+    assert compare(own, "2:aa:cc") is compare("2:aa:cc", own) is Match.SAME
+    assert compare(own, "3:bb:cc:vv") is compare(own, "3:bb:ee:vv") is Match.SAME_NORMS
+    assert compare(own, "3q:bb:cc:vv") is compare(own, "2q:bb:cc") is Match.COPY
+    assert compare(own, "3q:bb:ee:vv") is Match.SAME_NORMS
+    assert compare(own, "cc") is Match.OLD
+    for other in ("3:bb:cc:ww", "2:bb:cc", "2:bb:ee", "ee"):
+        assert compare(own, other) is compare(other, own) is Match.OTHER
+
+
+def test_vectors_of_untrained_models_tell_nothing() -> None:
+    vector, matrix = torch.linspace(-1, 1, 8), torch.randn(4, 8)
+    trained = {"a.norm.weight": vector, "b.bias": torch.zeros(4), "w.weight": matrix}
+    assert vectors_digest(trained) == "c22fbc6ab68a82488b480c7e3ae50854"
+    same = {name: tensor.bfloat16() for name, tensor in trained.items()}
+    assert vectors_digest({**same, "w.weight": matrix + 1, "A_log": vector}) == (
+        vectors_digest(trained)
+    )
+    assert vectors_digest({**trained, "b.bias": torch.ones(4)}) != vectors_digest(trained)
+    untrained = {"a.norm.weight": torch.ones(8), "b.bias": torch.zeros(4), "w.weight": matrix}
+    assert vectors_digest(untrained) is None
+    assert Fingerprint.parse(tiny_base("llama").info.fingerprint).vectors is None
+
+
+def test_small_numbers_may_be_rounded_away() -> None:
+    """A norm that was stored plus one, and one in float16."""
+    vector = (torch.randn(4096) * torch.logspace(-9, 0, 4096)).bfloat16().float()
+    digests = {
+        vectors_digest({"norm.weight": numbers})
+        for numbers in (vector, (vector + 1) - 1, vector.half())
+    }
+    assert len(digests) == 1
 
 
 def test_heads_of_a_base_with_another_mlp_are_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from support.small_engines import lively_chat_base
 from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel, wrap_model
-from medusa_kit.data.answer_settings import settings_path
+from medusa_kit.data.answer_settings import compared_rows, settings_path
 from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
 from medusa_kit.distill.generate import generate_answers
 from medusa_kit.errors import (
@@ -363,6 +363,25 @@ def test_a_base_with_another_mlp_is_refused(
     generate_answers(base, prompts(2), out, max_new_tokens=TOKENS)
     assert "its fingerprint is an old one" in capsys.readouterr().err
     assert len(rows_of(out)) == 2
+
+
+def test_another_fingerprint_of_the_same_weights_is_no_other_base(
+    base: BaseModel, tmp_path: Path
+) -> None:
+    """Version 2 knows nothing of norms and biases. Where only these are the same, it is another."""
+    out, meta = tmp_path / "answers.jsonl", tmp_path / "answers.jsonl.meta.json"
+    model = copy.deepcopy(base.model)
+    model.model.norm.weight.data[::2] *= 1.25
+    trained = wrap_model(model, base.tokenizer)
+    now = Fingerprint.parse(trained.info.fingerprint)
+    assert now.vectors is not None
+    generate_answers(trained, prompts(1), out, max_new_tokens=TOKENS)
+    meta.write_text(meta.read_text().replace(trained.info.fingerprint, now.of_weights))
+    assert compared_rows(out, json.loads(meta.read_text()), "").doubtful == []
+    assert generate_answers(trained, prompts(1), out, max_new_tokens=TOKENS).already_there == 1
+    model.model.layers[0].mlp.down_proj.weight.data *= 1.5
+    with pytest.raises(ConfigError, match="base_fingerprint: "):
+        generate_answers(wrap_model(model, base.tokenizer), prompts(2), out, max_new_tokens=TOKENS)
 
 
 def test_files_that_cannot_be_taken_up(base: BaseModel, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from medusa_kit.base.files import (
     resolve,
     whole_name,
 )
+from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.layerwise import LayerwiseModel, layerwise_model
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.logit_scale import LogitScale
@@ -207,7 +208,7 @@ class PackedBase(BaseModel):
 
 
 def _check_same(actual: BaseModelInfo, expected: BaseModelInfo) -> None:
-    if actual.fingerprint != expected.fingerprint:
+    if compare(actual.fingerprint, expected.fingerprint) is not Match.SAME:
         raise CheckpointError(
             f"{expected.name} holds other weights than when it was loaded: fingerprint "
             f"{actual.fingerprint}, expected {expected.fingerprint}",

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.base.faults.finite import overflown
-from medusa_kit.base.fingerprint import Match, compare
+from medusa_kit.base.fingerprint import Fingerprint, Match, compare
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.origin import BASE, BASE_DTYPE, CONFIG, tell_unknown
 from medusa_kit.base.origin import compare as compare_origins
@@ -198,6 +198,7 @@ def _identity(base: BaseModel, recipe: TrainRecipe, options: FeatureOptions) -> 
     vocabulary = json.dumps(sorted(tokenizer.items(), key=lambda pair: pair[1])).encode()
     return {
         **base.origin,
+        BASE: Fingerprint.parse(base.info.fingerprint).of_weights,
         "tokenizer": hashlib.sha256(vocabulary).hexdigest()[:16],
         "hidden_size": base.info.hidden_size,
         "dtype": recipe.train.cache_dtype,

@@ -156,7 +156,8 @@ def _folder_of(
     weights: str,
     named_with: Sequence[str] | None = None,
 ) -> Path:
-    named_with = [*_made_with(), f"layout {LAYOUT}"] if named_with is None else named_with
+    if named_with is None:
+        named_with = [*_made_with(), f"layout {LAYOUT}", f"fingerprint {fingerprint.VERSION}"]
     digest = hashlib.sha256(json.dumps([weights, settings_of(config)]).encode())
     for part in (*contents, *named_with):
         digest.update(f"{part}\n".encode())
@@ -321,9 +322,9 @@ class StoredWeights:
         norms = [getattr(getattr(decoder, name, None), "weight", None) for name in FINAL_NORM_NAMES]
         whole = fingerprint.whole_digest(digests, variant)
         covered = [norm for norm in norms if norm is not None]
-        return str(
-            fingerprint.Fingerprint(whole, fingerprint.digest_of_rows(rows, covered, variant))
-        )
+        output_digest = fingerprint.digest_of_rows(rows, covered, variant)
+        vectors = None if variant else fingerprint.vectors_digest(self._skeleton.state_dict())
+        return str(fingerprint.Fingerprint(whole, output_digest, vectors=vectors))
 
     def _check_ties(self) -> None:
         """Tied tensors may be stored twice; transformers unties those that differ."""
