@@ -53,6 +53,10 @@ class LayerParts:
     attention: nn.Module
 
     @property
+    def linears(self) -> tuple[nn.Linear, ...]:
+        return (self.queries, self.keys, self.values, self.out, self.gate, self.up, self.down)
+
+    @property
     def window(self) -> int:
         """Positions in sight of a sliding layer, as the model has it now; 0 for all."""
         window = getattr(self.attention, "sliding_window", None)

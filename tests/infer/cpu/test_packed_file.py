@@ -6,7 +6,10 @@ import errno
 import os
 import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +17,11 @@ import torch
 from support.callers import all_at_once
 from support.tiny_models import model_of
 
+from medusa_kit import console
 from medusa_kit.files import file_digest
 from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.packed import cache as packed_cache
+from medusa_kit.infer.cpu.packed import packing_up
 from medusa_kit.infer.cpu.packed.cache import packed_folder, packed_model
 from medusa_kit.infer.cpu.packed.file import DIGEST, FILE, LAYOUT, PREAMBLE, FileSink, mapped
 from medusa_kit.store import builds
@@ -361,3 +366,30 @@ def test_processes_share_its_pages(folder: Path, config: Any) -> None:
             assert line.split()[1] == "r--s", "shared, and not to be written"
             return
     pytest.fail("nothing is mapped there")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_bar_counts_every_weight_and_ends_at_their_number(
+    tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matrix by matrix, and large ones piece by piece."""
+    model = model_of("llama", tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path / "model")
+    monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(packing_up, "PIECE", 1)  # a piece is 32 rows
+    bars = list[tuple[float, str, list[float]]]()
+
+    @contextmanager
+    def progress(_: str, total: float, unit: str, brief: bool) -> Iterator[Any]:
+        done = list[float]()
+        bars.append((total, unit, done))
+        yield SimpleNamespace(advance=done.append)
+
+    monkeypatch.setattr(console, "progress", progress)
+    packed_model(tmp_path / "model", model.config)
+    ((total, unit, done),) = bars
+    matrices = {id(one): one.numel() for one in model.parameters() if one.dim() > 1}
+    assert unit == "M weights"
+    assert total == pytest.approx(sum(matrices.values()) / 1e6)
+    assert sum(done) == pytest.approx(total)
+    assert max(done) < total / 4

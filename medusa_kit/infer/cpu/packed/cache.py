@@ -180,7 +180,7 @@ def _packed(
     begun: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Writes all arrays; returns the numbers that belong to them. `begun`: called once the first
-    layer is packed, before which C++ may turn out not to be able to run the model."""
+    matrix is packed, before which C++ may turn out not to be able to run the model."""
     skeleton = skeleton_of(_in_float32(config))
     try:
         stored = stored_tensors(checkpoint, skeleton)
@@ -191,18 +191,18 @@ def _packed(
         raise none_fits(checkpoint.name)
     source.read_vectors()
     parts = describe(skeleton, matrices_on="meta")
-    steps = len(parts.layers) + 2
-    with console.progress(f"packing {checkpoint.name}", steps, "layers", brief=True) as bar:
-        waiting = [begun]
+    waiting = [begun]
 
-        def advance() -> None:
-            while waiting:
-                waiting.pop()()
-            bar.advance()
+    def advance(millions: float) -> None:
+        while waiting:
+            waiting.pop()()
+        bar.advance(millions)
 
-        numbers = Packing(parts, source, sink).numbers(advance)
-        whole = source.fingerprint(parts)
-        bar.advance()
+    packing = Packing(parts, source, sink, advance)
+    doing = f"packing {checkpoint.name}"
+    with console.progress(doing, packing.millions, "M weights", brief=True) as bar:
+        numbers = packing.numbers()
+    whole = source.fingerprint(parts)
     info = _info(skeleton, parts, source, weights) | {"fingerprint": whole}
     return {**numbers, "info": info, "rounded": source.rounded()}
 

@@ -6,6 +6,7 @@ Shapes: O outputs, I inputs.
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -67,22 +68,34 @@ def row_pieces(outputs: int, inputs: int) -> Iterator[tuple[int, int]]:
 class Packing:
     """Writes the parts of one model to a sink."""
 
-    def __init__(self, parts: ModelParts, weights: Weights, sink: Sink) -> None:
-        self.parts, self.weights, self.sink = parts, weights, sink
+    def __init__(
+        self, parts: ModelParts, weights: Weights, sink: Sink,
+        advance: Callable[[float], None] = lambda millions: None,
+    ) -> None:  # fmt: skip
+        """`advance`: called with the millions of weights that have just been packed."""
+        self.parts, self.weights, self.sink, self.advance = parts, weights, sink, advance
         self.matrices: dict[str, list[int]] = {}
 
-    def numbers(self, advance: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    @property
+    def millions(self) -> float:
+        """Of weights that `numbers` packs."""
+        output, embedding = self.parts.output, self.parts.embedding
+        weights = [linear.weight for layer in self.parts.layers for linear in layer.linears]
+        weights.append(output.weight)
+        if not self.weights.are_tied(embedding, output):
+            weights.append(embedding.weight)
+        return sum(weight.numel() for weight in weights) / 1e6
+
+    def numbers(self) -> dict[str, Any]:
         """Writes all arrays; returns what belongs to them, but for what describes the whole model.
-        Raises Unsupported. `advance` is called after each layer and after the embeddings."""
+        Raises Unsupported."""
         parts = self.parts
         tables, scalings = self._rotary()
         factor = embedding_factor(parts.embedding)
         for i, layer in enumerate(parts.layers):
             self._layer(f"layers.{i}.", layer)
-            advance()
         self._vector(FINAL_NORM, parts.final_norm)
         self._embeddings()
-        advance()
         rotary = [tables.index(layer.rotary_type) if len(tables) > 1 else 0
                   for layer in parts.layers]  # fmt: skip
         return {
@@ -142,12 +155,17 @@ class Packing:
         self, name: str, kind: int, outputs: int, inputs: int, pieces: Iterable[Rows],
         bias: Tensor | None,
     ) -> None:  # fmt: skip
-        packed = (packed_rows(rows, kind) for rows in pieces)
+        packed = self._packed(kind, pieces)
         dtype = PLAIN.get(kind, torch.uint8)
         self.sink.write(name, dtype, packed_shape(kind, outputs, inputs), packed)
         self.matrices[name] = [kind, outputs, inputs]
         if bias is not None:
             self._vector(f"{name}.bias", bias)
+
+    def _packed(self, kind: int, pieces: Iterable[Rows]) -> Iterator[Tensor]:
+        for rows in pieces:
+            yield packed_rows(rows, kind)
+            self.advance(math.prod(rows.shape) / 1e6)
 
     def _vector(self, name: str, values: Tensor) -> None:
         self.sink.write(name, torch.float32, values.shape, [values.detach().float()])
