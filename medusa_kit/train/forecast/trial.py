@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from medusa_kit import console
 from medusa_kit.base.model import BaseModel
 from medusa_kit.data.chat import EncodedExample
 from medusa_kit.heads import MedusaHeads
@@ -17,7 +18,7 @@ from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import quality
 from medusa_kit.train.batching import Batch
 from medusa_kit.train.data import head_targets
-from medusa_kit.train.features.features import by_length, run_batches
+from medusa_kit.train.features.features import FeatureOptions, by_length, run_batches
 from medusa_kit.train.features.rows import HeadTargets
 from medusa_kit.train.forecast.machine import peak_bytes
 from medusa_kit.train.needs import Speed
@@ -28,6 +29,7 @@ from medusa_kit.train.run.average import MovingAverage
 from medusa_kit.train.stages import Terms
 
 FORWARDS = 2  # of the base, as large as the run's
+SLOW = 20.0  # seconds that they may take; one tells as much, but for what is done once
 PATIENCE = 5.0  # seconds after which a micro-batch is not timed a second time
 ROW_TOKENS, PROMPT_TOKENS = 300, 108  # of the rows that are assumed where there are none yet
 
@@ -66,7 +68,7 @@ def try_out(
 ) -> Trial:
     """Raises what a run raises before its first update."""
     train = recipe.train
-    few = _first(training, FORWARDS * train.feature_batch_tokens,
+    few = _first(training, _forwards(base, training, recipe) * train.feature_batch_tokens,
                  train.micro_batch_positions * train.accumulation)  # fmt: skip
     judged = _first(held_out, train.feature_batch_tokens, 1)
     if recipe.stage == "medusa2":
@@ -87,6 +89,31 @@ def try_out(
         sum(len(item.input_ids) for item in few), sum(len(item.positions_P) for item in few),
         sum(len(item.positions_P) for item in run.held_out),
     )  # fmt: skip
+
+
+def _forwards(base: BaseModel, training: Sequence[HeadTargets], recipe: TrainRecipe) -> int:
+    """How many forwards of the run's size are tried; one where they are slow, which is said."""
+    if recipe.stage != "medusa1":
+        return FORWARDS
+    row, options = by_length(training)[-1], feature_options(recipe, base)
+    seconds = _seconds_to_read(base, row, options)
+    if seconds < PATIENCE:  # without what is done once
+        seconds = _seconds_to_read(base, row, options)
+    a_forward = seconds * recipe.train.feature_batch_tokens / len(row.input_ids)
+    if FORWARDS * a_forward <= SLOW:
+        return FORWARDS
+    console.note(
+        f"trying out a forward of {recipe.train.feature_batch_tokens:,} tokens and an update: "
+        f"about {a_forward / 60:.1f} min"
+    )
+    return 1
+
+
+def _seconds_to_read(base: BaseModel, row: HeadTargets, options: FeatureOptions) -> float:
+    began = time.monotonic()
+    for _ in run_batches(base, [row], options):
+        pass
+    return time.monotonic() - began
 
 
 def _first(items: Sequence[HeadTargets], tokens: int, positions: int) -> list[HeadTargets]:

@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 
 from medusa_kit.cli.quick import run_quick
 from medusa_kit.settings.recipe import load_recipe
-from medusa_kit.train.forecast import from_config
+from medusa_kit.train.forecast import from_config, trial
 from medusa_kit.train.forecast.dry_run import dry_run
 from medusa_kit.train.needs import SIZES
 from medusa_kit.train.trainer import train
@@ -130,6 +130,23 @@ def test_without_any_answer_rows_are_assumed(tmp_path, monkeypatch, stage):
     assert "192 of them answers, are assumed" in said
     check_table(said)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_slow_base_is_tried_with_one_forward_and_that_is_said(tmp_path, monkeypatch, capsys):
+    """Its figures are those of two, since one forward is as large as a run's."""
+    monkeypatch.chdir(tmp_path)
+    recipe = recipe_of(tmp_path, "data.sources=[answers.jsonl]", "train.feature_batch_tokens=900",
+                       "train.micro_batch_positions=8")  # fmt: skip
+    read = []
+    for slow in (float("inf"), -1.0):
+        monkeypatch.setattr(trial, "SLOW", slow)
+        monkeypatch.setattr(
+            trial, "_update", lambda run, *_: read.append(run.num_positions) or (1.0, 1.0)
+        )
+        check_table(dry_run(recipe))
+        said = capsys.readouterr().err
+        assert ("trying out a forward of 900 tokens and an update: about" in said) == (slow < 0)
+    assert read[0] == 2 * read[1]
 
 
 @pytest.fixture
