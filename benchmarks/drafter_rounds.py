@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
 from rounds import in_turn
 
 import medusa_kit
@@ -47,8 +48,7 @@ def main() -> None:
     options = _options()
     rows = [json.loads(line) for line in options.prompts.read_text().splitlines()]
     names = [PLAIN, *options.drafters.split(",")]
-    given = {"heads": options.heads, "activations": options.activations}
-    engines = {name: medusa_kit.load(options.model, drafter=name, **given) for name in names}
+    engines = {name: _engine(name, options) for name in names}
     answers, others = list[Answer](), 0
     for number in range(options.rounds):
         with console.progress(f"round {number + 1}", len(rows), "prompts") as bar:
@@ -71,13 +71,25 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("prompts", type=Path, help="the first of each row's `turns` is asked")
     parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--drafters", default="medusa,auto")
+    parser.add_argument("--drafters", default="medusa,auto", help="NAME or NAME:KEY=VALUE:...")
+    parser.add_argument("--draft-model")
     parser.add_argument("--heads", default="auto")
     parser.add_argument("--activations", default="float32")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     return parser.parse_args()
+
+
+def _engine(named: str, options: argparse.Namespace) -> Any:
+    """`named`: a drafter, with options of its own after colons; `model` names its draft model."""
+    name, *pairs = named.split(":")
+    own = {key: yaml.safe_load(value) for key, value in (pair.split("=", 1) for pair in pairs)}
+    draft_model = own.pop("model", options.draft_model) if "draft-model" in named else None
+    return medusa_kit.load(
+        options.model, drafter=name, drafter_options=own, draft_model=draft_model,
+        heads=options.heads, activations=options.activations,
+    )  # fmt: skip
 
 
 def _answer(engine: Any, row: dict[str, Any], options: argparse.Namespace, prompt: int) -> Any:
