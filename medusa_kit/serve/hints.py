@@ -46,7 +46,6 @@ OF_REQUESTS = frozenset(
         "leave it out",
         "leave adapter_source out",
         "use a model with one, or ask without tools",
-        'expected {"id", "type", "function": {"name", "arguments"}}, the last one JSON',
     }
 )
 OF_KINDS: Mapping[type[MedusaKitError], str] = {

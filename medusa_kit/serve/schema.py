@@ -64,8 +64,8 @@ def _without(data: Any, unsupported: Mapping[str, Any]) -> Any:
 
 
 class FunctionCall(Fields):
-    name: str
-    arguments: str  # JSON
+    name: str | None = None
+    arguments: Any = None  # JSON, or what a client made of it
     parsed_arguments: SkipJsonSchema[Any] = (
         None  # the same, as OpenAI's client sends back what it has read
     )
@@ -319,7 +319,7 @@ class ChatRequest(Request):
 
 def _check_results(messages: Sequence[Message]) -> None:
     """Results answer a call that the assistant made before; their `name` is the function's."""
-    called: dict[str | None, str] = {}
+    called: dict[str | None, str | None] = {}
     for index, message in enumerate(messages):
         called |= {call.id: call.function.name for call in message.tool_calls or ()}
         if message.role != "tool":
@@ -329,7 +329,8 @@ def _check_results(messages: Sequence[Message]) -> None:
                 f"messages.{index}.tool_call_id",
                 f"tool_call_id {message.tool_call_id!r} is that of no earlier call",
             )
-        if message.name not in (None, name := called[message.tool_call_id]):
+        name = called[message.tool_call_id]
+        if name and message.name not in (None, name):
             raise UnsupportedFieldError(
                 f"messages.{index}.name",
                 f"name {message.name!r} is not that of the function that was called, {name!r}",

@@ -71,8 +71,6 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages.0.tool_calls", "assistant's"),
     ({"messages": [{"role": "assistant", "tool_calls": [{**CALL, "id": 5}]}]},
      "messages.0.tool_calls.0.id", "string"),
-    ({"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]}, "messages[1].tool_calls[0]",
-     "no call"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id", "role tool"),
     ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "a"}]},
      "messages.0.tool_call_id", "no earlier call"),

@@ -219,6 +219,16 @@ def test_results_of_tools(live: LiveServer, http: httpx.Client) -> None:
     assert told == [told[0]] * 4
 
 
+@pytest.mark.parametrize("arguments", ['{"at": "no', "", None, {"at": 1}, [1], "[" * 100])
+def test_calls_are_sent_back_as_they_are(
+    live: LiveServer, http: httpx.Client, arguments: Any
+) -> None:
+    for function in ({"name": "now", "arguments": arguments}, {"arguments": arguments}, {}):
+        asks = {"role": "assistant", "content": None, "tool_calls": [CALL | {"function": function}]}
+        result = {"role": "tool", "tool_call_id": "call_1", "content": "cut", "name": "now"}
+        ids_of(http, live, CHAT, messages=[USER, asks, result], tools=[TOOL])
+
+
 def test_answers_are_sent_back_as_they_are(client: OpenAI, live: LiveServer) -> None:
     asked: dict[str, Any] = {"model": live.model, "temperature": 0, "max_tokens": 24}
     for more in ({}, {"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "required"}):

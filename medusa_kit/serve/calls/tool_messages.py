@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from medusa_kit.errors import ConfigError
+from medusa_kit.errors import half_pair
 from medusa_kit.files import parse_json
 from medusa_kit.serve.calls.tool_calls import CALL, END
 
@@ -13,15 +13,16 @@ Message = dict[str, Any]
 
 def for_template(messages: Sequence[Message]) -> list[Message]:
     """Messages for a template that writes calls: arguments as objects, which OpenAI's API has as
-    text."""
+    text. Calls with other arguments, such as one that was cut, are given as the template would
+    write them, in the message's text."""
     given = []
-    for index, message in enumerate(messages):
+    for message in messages:
         message = {**message, "content": message.get("content") or ""}
-        if calls := message.pop("tool_calls", None):
-            message["tool_calls"] = [
-                {**call, "function": _function(f"messages[{index}].tool_calls[{number}]", call)}
-                for number, call in enumerate(calls)
-            ]
+        calls = [{**call, "function": _function(call)} for call in message.pop("tool_calls", ())]
+        if all(isinstance(call["function"]["arguments"], dict) for call in calls):
+            message |= {"tool_calls": calls} if calls else {}
+        else:
+            message["content"] = _with_calls(message["content"], calls)
         given.append(message)
     return given
 
@@ -41,14 +42,23 @@ def as_text(messages: Sequence[Message]) -> list[Message]:
             before = "tool"
             continue
         before = message["role"]
-        written = [
-            f"{CALL}\n{json.dumps(call['function'], ensure_ascii=False)}\n{END}"
-            for call in message.get("tool_calls", ())
-        ]
-        lines = "\n".join([content, *written] if content else written or [""])
+        lines = _with_calls(content, message.get("tool_calls", ()))
         kept: Message = {k: message[k] for k in ("name", "reasoning_content") if k in message}
         given.append({"role": message["role"], "content": lines, **kept})
     return given
+
+
+def _with_calls(content: str, calls: Sequence[Any]) -> str:
+    """A message's text with its calls behind it."""
+    return "\n".join([*filter(None, [content]), *map(_written, calls)])
+
+
+def _written(call: Any) -> str:
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    called = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}'
+    return f"{CALL}\n{called}\n{END}"
 
 
 def with_system(
@@ -61,15 +71,20 @@ def with_system(
     return [{"role": role, "content": instructions}, *messages]
 
 
-def _function(field: str, call: Any) -> dict[str, Any]:
+def _function(call: Any) -> dict[str, Any]:
+    """A call's name and arguments: an object, where they are one or there are none; else as they
+    came. Clients send back what they got, so nothing is refused."""
+    name, arguments = call["function"].get("name") or "", call["function"].get("arguments")
+    if isinstance(arguments, str):
+        arguments = _read(arguments)
+    return {"name": name, "arguments": {} if arguments is None else arguments}
+
+
+def _read(arguments: str) -> Any:
+    """The object that a text is JSON of, None where it is empty or null; else the text."""
     try:
-        name, arguments = call["function"]["name"], call["function"]["arguments"]
-        parsed = parse_json(arguments) if isinstance(arguments, str) else arguments
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{field} is no call: {error!r}",
-            hint='expected {"id", "type", "function": {"name", "arguments"}}, the last one JSON',
-        ) from error
-    if not isinstance(parsed, dict):
-        raise ConfigError(f"{field}.function.arguments {arguments!r}: expected a JSON object")
-    return {"name": name, "arguments": parsed}
+        read = parse_json(arguments.strip() or "null")
+        wrong = half_pair(json.dumps(read, ensure_ascii=False))
+    except (ValueError, RecursionError):
+        return arguments
+    return read if isinstance(read, dict | None) and not wrong else arguments

@@ -58,8 +58,8 @@ class Constraint:
         return "tools" if self.tools else "response_format"
 
     def encode(self, tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-        """Token ids of the conversation, ready for the answer. Raises ConfigError for calls in it
-        that are none, DataError where the template refuses."""
+        """Token ids of the conversation, ready for the answer. Raises ConfigError where tools need
+        a template, DataError where the template refuses."""
         given, tools = self.shown(tokenizer, messages)
         return encode_shown(tokenizer, given, tools, self.variables)
 

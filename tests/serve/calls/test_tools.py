@@ -10,6 +10,7 @@ from support.small_engines import build_engine
 from medusa_kit.engine.recent_turns import RecentTurns
 from medusa_kit.errors import ConfigError
 from medusa_kit.serve.calls.tool_calls import CallReader, read_answer
+from medusa_kit.serve.calls.tool_messages import as_text, for_template
 from medusa_kit.serve.calls.tools import Constraint, constraint_of
 from medusa_kit.serve.conversations import Conversations
 
@@ -262,12 +263,38 @@ def test_a_template_without_system_messages_is_told_by_the_user() -> None:
     assert f"<|im_start|>user\n{QUESTION['content']}\n\nYou may call functions" in text
 
 
-@pytest.mark.parametrize("arguments", ["{", "[1]", None])
-def test_calls_in_a_conversation_that_are_none(arguments: Any) -> None:
-    wrong = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    asked = {"role": "assistant", "content": "", "tool_calls": [wrong]}
-    with pytest.raises(ConfigError, match=r"messages\[1\].tool_calls\[0\]"):
-        Constraint().encode(tokenizer(), [QUESTION, asked])
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [
+        ("", "{}"), (" ", "{}"), ("null", "{}"), (None, "{}"), ({}, "{}"),
+        ('{"a":1}', '{"a": 1}'), ({"a": "é"}, '{"a": "é"}'),
+        ("{", "{"), ('{"a": "Os', '{"a": "Os'), ("[1]", "[1]"), ([1], "[1]"), ("5", "5"),
+        ('"x"', '"x"'), ("Oslo", "Oslo"), ('{"a": "\\ud800"}', '{"a": "\\ud800"}'),
+        ("[" * 100_000, "[" * 100_000), ('{"a": ' + "9" * 5000 + "}", '{"a": ' + "9" * 5000 + "}"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["f", None])
+def test_calls_of_a_conversation_are_taken_as_they_are(
+    arguments: Any, written: str, name: str | None
+) -> None:
+    called = {"name": name, "arguments": arguments}
+    asked = {"role": "assistant", "content": "So", "tool_calls": [{"id": "a", "function": called}]}
+    (given,) = as_text([asked])
+    told = f'{{"name": "{name or ""}", "arguments": {written}}}'
+    assert given["content"] == f"So\n<tool_call>\n{told}\n</tool_call>"
+    (given,) = for_template([asked])
+    if not written.endswith("}") or "ud800" in written or "9" * 5000 in written:
+        assert given == as_text([asked])[0]
+    else:
+        assert given["tool_calls"][0]["function"]["arguments"] == json.loads(written)
+
+
+def test_a_cut_call_is_shown_by_a_template_that_knows_calls() -> None:
+    cut = {"id": "a", "function": {"name": "get_weather", "arguments": '{"place": "Os'}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [*ASKED["tool_calls"], cut]}
+    text = rendered(CHATTING, constraint_of(tools=TOOLS), [QUESTION, asked])
+    assert '{"name": "get_weather", "arguments": {"place": "Oslo"}}\n</tool_call>' in text
+    assert '{"name": "get_weather", "arguments": {"place": "Os}\n</tool_call>' in text
 
 
 def test_tools_need_a_template() -> None:
