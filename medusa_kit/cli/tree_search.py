@@ -77,7 +77,7 @@ def tree_search(
     with_dynamic = dynamic and given_tree is None and not engine.verifier.chains_only
     dynamic_nodes = max(*tree_sizes, nodes or 2, 2) if with_dynamic else None
     if answers is not None:
-        _check_answers(answers, engine.base)
+        check_answers(answers, engine.base)
     with _output_folder(output, engine) as folder:
         if prompts is not None:
             calibration = _answers(engine, folder, calibration, max_new_tokens, batch_size)
@@ -280,12 +280,21 @@ def _check_rows(answers: Path) -> None:
         tell_doubtful(answers, compared_rows(answers, settings, hint))
 
 
-def _check_answers(answers: Path, base: Any) -> None:
-    """Raises ConfigError for answers of another base, or to prompts that were encoded otherwise."""
-    from medusa_kit.base.origin import check_origin
+def check_answers(answers: Path, base: Any) -> None:
+    """Raises ConfigError for answers of another base, or to prompts that were encoded otherwise.
+    Those of another quantisation are used, and one line says so."""
+    from medusa_kit.base.fingerprint import Match, compare
+    from medusa_kit.base.origin import BASE, check_origin
     from medusa_kit.data.answer_settings import read_settings
 
-    check_origin(answers, read_settings(answers) or {}, base.origin, PROMPTS_INSTEAD)
+    settings = read_settings(answers) or {}
+    check_origin(answers, settings, base.origin, PROMPTS_INSTEAD)
+    now = base.info.fingerprint
+    if compare(settings.get(BASE) or now, now) is Match.SAME_NORMS:
+        console.note(
+            f"{answers} holds answers of {Match.SAME_NORMS.value}: acceptance on text of "
+            f"{base.info.name!r} may differ"
+        )
 
 
 def _statistics(

@@ -17,6 +17,8 @@ from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.base.origin import HEADS
+from medusa_kit.cli.tree_search import check_answers
+from medusa_kit.data.answer_settings import write_settings
 from medusa_kit.engine import load as loading
 from medusa_kit.engine.load import find_heads
 from medusa_kit.errors import IncompatibleBaseError
@@ -165,3 +167,18 @@ def test_medusa_2_and_adapters_are_told_from_their_base() -> None:
     adapted = str(base.adapted_fingerprint("an adapter"))
     for other in (joint, adapted):
         assert compare(own, other) is compare(other, own) is Match.OTHER
+
+
+def test_tree_search_says_that_answers_are_those_of_another_quantisation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = trained("llama")
+    whole, small = (load_base_model(str(quantised(tmp_path / f"{kind}.gguf", "llama", model, kind)))
+                    for kind in ("F16", "Q4_0"))  # fmt: skip
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text("")
+    write_settings(answers, whole.origin)
+    check_answers(answers, whole)
+    assert "quantisation" not in capsys.readouterr().err
+    check_answers(answers, small)
+    assert "answers of another quantisation" in capsys.readouterr().err
