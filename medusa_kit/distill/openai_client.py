@@ -229,8 +229,9 @@ def _check_whole(message: dict[str, Any]) -> None:
 
 def encode_again(tokenizer: Any, text: str, reason: str, goes_on: bool = False) -> list[int]:
     """Token ids of an answer that came as text, with the end of the turn where it was complete.
-    `goes_on`: the text continues the prompt's, so no token may stand for a text's beginning."""
-    ids = encode_after(tokenizer, text) if goes_on else None
+    `goes_on`: the text continues the prompt's, so no token may stand for a text's beginning. So it
+    does where a space comes first, which some tokenizers add to the beginning of a text."""
+    ids = encode_after(tokenizer, text) if goes_on or text.startswith(" ") else None
     if ids is None:
         ids = list(tokenizer(text, add_special_tokens=False).input_ids)
     return with_end(tokenizer, ids) if reason == "stop" else ids

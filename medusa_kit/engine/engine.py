@@ -176,7 +176,7 @@ class Engine(Live):
         return Streaming(
             lambda: self.scheduler.run([request], built, note=_emissions),
             request,
-            TextStream(self.base.tokenizer, stops),
+            TextStream(self.base.tokenizer, stops, prompt=request.prompt_ids),
             lambda: self.result_of(request, built.describe(), built.notes),
             drafter or self.own_drafter,
         )
@@ -354,7 +354,10 @@ class Engine(Live):
 
     def result_of(self, request: Request, drafter: str, notes: Sequence[str]) -> GenerationResult:
         text = text_before(
-            self.base.tokenizer, request.text_ids(request.token_ids), request.stop_position
+            self.base.tokenizer,
+            request.text_ids(request.token_ids),
+            request.stop_position,
+            prompt=request.prompt_ids,
         )
         deepest = max(request.depth_counts, default=0)
         at_least = [

@@ -109,7 +109,8 @@ class Answer(Live):
     def stream(self) -> Streaming:
         """The answer's text as it comes; closing or dropping that cancels the answer."""
         submission = self.submission
-        text = TextStream(self._engine.base.tokenizer, self.stops)
+        prompt = submission.request.prompt_ids
+        text = TextStream(self._engine.base.tokenizer, self.stops, prompt=prompt)
         return Streaming(
             lambda: ([emission] for emission in submission),
             submission.request,

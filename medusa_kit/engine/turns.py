@@ -20,8 +20,6 @@ from medusa_kit.data.template import (
 )
 from medusa_kit.infer.decode.detokenize import text_of
 
-TAIL = 8  # tokens before an answer that say whether its first token prints a space
-
 
 @dataclass(frozen=True)
 class Mark:
@@ -142,13 +140,14 @@ def _matched_length(tokenizer: Any, before: Answered, follows: str) -> tuple[int
     """
     content, ids = before.message["content"], before.ids
     whole = own = text_of(tokenizer, ids, before.tagged)
-    contents = [*([whole] if before.tagged else ()), content, content.rstrip()]
-    tail = before.prompt.ids[-TAIL:]
-    # SentencePiece prints no space before the first word of a text.
-    printed = text_of(tokenizer, [*tail, *ids], before.tagged)
-    printed = printed[len(text_of(tokenizer, tail, before.tagged)) :]
+    # SentencePiece prints no space before the first word of a text. Behind a prompt there is one,
+    # which templates and clients may drop, or templates write themselves.
+    printed = text_of(tokenizer, ids, before.tagged, before.prompt.ids)
     space = printed.removesuffix(own) if printed.endswith(own) else ""
-    for start in (space, "") if space.isspace() else ("",):
+    space = space if space.isspace() else ""
+    bare = content.removeprefix(space)
+    contents = [*([whole] if before.tagged else ()), bare, bare.rstrip()]
+    for start in (2 * space, space, ""):
         for written in contents:
             if follows.startswith(start + written):
                 count = len(ids)

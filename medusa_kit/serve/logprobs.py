@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from medusa_kit.infer.decode.detokenize import Settled, text_of
+from medusa_kit.infer.decode.detokenize import Settled
+from medusa_kit.infer.decode.text.prompt_end import decoded_behind, prompt_end
 from medusa_kit.infer.decode.text.token_bytes import UNFINISHED, token_bytes
 from medusa_kit.infer.details import TokenScore
 
@@ -35,14 +36,20 @@ class Scored(NamedTuple):
 
 class ScoredText:
     """Tokens of one answer as its text settles. `hidden`: those that it leaves out, all special
-    ones unless given."""
+    ones unless given. `prompt`: the tokens before them."""
 
-    def __init__(self, tokenizer: Any, hidden: frozenset[int] | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        hidden: frozenset[int] | None = None,
+        prompt: Sequence[int] = (),
+    ) -> None:
         self._tokenizer = tokenizer
         self._bytes = None if tokenizer is None else token_bytes(tokenizer)
         usual = frozenset[int]() if self._bytes is None else self._bytes.special
         self._hidden = usual if hidden is None else hidden
-        self._before: list[int] | None = []  # tokens so far while they show nothing
+        # The prompt's last tokens, and those so far while they show nothing.
+        self._before: list[int] | None = prompt_end(tokenizer, prompt)
         self._size = 0  # characters so far
 
     def read(self, settled: Settled, scores: Sequence[TokenScore]) -> list[Scored]:
@@ -68,7 +75,7 @@ class ScoredText:
         added = self._bytes.of(token)
         if self._before is None:
             return added
-        text = text_of(self._tokenizer, [*self._before, token], keep_special=True)
+        text = decoded_behind(self._tokenizer, self._before, [token], keep_special=True)
         return added if UNFINISHED in text else text.encode()
 
     def _go_on(self, token: int, added: bytes) -> None:

@@ -66,8 +66,9 @@ class AnswerText:
         self._answer, self._tokenizer = answer, tokenizer
         keeps = reading.keeps_special(tokenizer)
         self._dropped = reading.dropped(tokenizer) if keeps else frozenset[int]()
-        self._text = TextStream(tokenizer, answer.stops, keeps) if reads else None
-        self._scored = ScoredText(tokenizer, self._dropped if keeps else None)
+        prompt = answer.submission.request.prompt_ids
+        self._text = TextStream(tokenizer, answer.stops, keeps, prompt) if reads else None
+        self._scored = ScoredText(tokenizer, self._dropped if keeps else None, prompt)
         self._scores: deque[TokenScore] = deque()  # of tokens whose text has not settled
         self._last: tuple[int, str | None] = (0, None)
         self._shown: list[str] = []

@@ -73,10 +73,11 @@ def test_a_continuation_is_encoded_as_one() -> None:
     inner.decoder = decoders.Replace("\u2581", " ")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
     whole = tokenizer("and sh").input_ids
-    at_start = encode_again(tokenizer, " sh", "length")
-    going_on = encode_again(tokenizer, " sh", "length", goes_on=True)
-    assert going_on == whole[-2:] == [vocabulary["\u2581s"], vocabulary["h"]]
-    assert at_start != going_on
+    space, letters = [vocabulary["\u2581s"], vocabulary["h"]], [vocabulary["s"], vocabulary["h"]]
+    assert encode_again(tokenizer, " sh", "length", goes_on=True) == whole[-2:] == space
+    assert encode_again(tokenizer, " sh", "length") == space  # behind a prompt, as it has a space
+    assert encode_again(tokenizer, "sh", "length", goes_on=True) == letters
+    assert encode_again(tokenizer, "sh", "length") == space
 
 
 @pytest.mark.parametrize("key", ["tool_calls", "reasoning_content", "reasoning"])

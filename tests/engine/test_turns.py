@@ -44,14 +44,21 @@ def apart(tokenizer: Any, ids: list[int]) -> list[int]:
     return [part for token in ids for part in ((a, b) if token == ab else (token,))]
 
 
+@pytest.mark.parametrize("spaced", [False, True])
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
-def test_what_the_model_wrote_stays_and_the_rest_is_the_templates(template: str, kind: str) -> None:
+def test_what_the_model_wrote_stays_and_the_rest_is_the_templates(
+    template: str, kind: str, spaced: bool
+) -> None:
+    """`spaced`: whether whoever sends an answer back keeps the first space that it has behind its
+    prompt."""
     tokenizer = small_tokenizer(template, kind)
     prompt = prompt_of(tokenizer, [user(QUESTIONS[0])], None)
     assert prompt.ids == encode_prompt(tokenizer, prompt.messages)
     for said, question in zip(SAID, QUESTIONS[1:], strict=False):
-        turn = answered(tokenizer, prompt, in_letters(tokenizer, prompt, said))
+        ids = in_letters(tokenizer, prompt, said)
+        shown = text_of(tokenizer, ids, prompt=prompt.ids if spaced else ())
+        turn = answered(tokenizer, prompt, ids, shown)
         assert turn.message["content"].strip() == said
         prompt = then(tokenizer, turn, question)
         assert prompt.ids[: len(turn.all_ids)] == turn.all_ids

@@ -11,15 +11,20 @@ from typing import Any, NamedTuple
 
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode.text.byte_search import ByteSearch
+from medusa_kit.infer.decode.text.prompt_end import added_text, decoded_behind, prompt_end
 from medusa_kit.infer.decode.text.token_bytes import UNFINISHED, decoded, token_bytes
 
 FEW = 4  # tokens that a character takes at most
 
 
-def text_of(tokenizer: Any, ids: Sequence[int], keep_special: bool = False) -> str:
-    """The text of an answer's tokens, without special tokens unless these are kept. A base without
-    tokenizer has none."""
-    return "" if tokenizer is None else decoded(tokenizer, ids, keep_special)
+def text_of(
+    tokenizer: Any, ids: Sequence[int], keep_special: bool = False, prompt: Sequence[int] = ()
+) -> str:
+    """The text that an answer's tokens add to their prompt's, without special tokens unless these
+    are kept. A base without tokenizer has none."""
+    if tokenizer is None:
+        return ""
+    return decoded_behind(tokenizer, prompt_end(tokenizer, prompt), ids, keep_special)
 
 
 class Detokenizer:
@@ -27,18 +32,24 @@ class Detokenizer:
 
     Text that further tokens could change waits for them: bytes of an unfinished character, and
     runs of byte-fallback tokens, which are decoded as a whole. All pieces together are `text_of`
-    all tokens. The time it takes is linear in their number. `amid_text`: the first token is read as
-    if text went before it.
+    all tokens. The time it takes is linear in their number. `prompt`: what goes before them;
+    `amid_text`: where that is not known, the first token is read as if text went before it.
     """
 
-    def __init__(self, tokenizer: Any, keep_special: bool = False, amid_text: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        keep_special: bool = False,
+        amid_text: bool = False,
+        prompt: Sequence[int] = (),
+    ) -> None:
         self._tokenizer, self._keep_special = tokenizer, keep_special
         self._bytes = None if tokenizer is None else token_bytes(tokenizer)
         # Decoding starts a little before the new tokens, since some tokenizers print a token
         # differently at the start of a text.
-        self._ids: list[int] = []  # that little, then those whose text waits
-        self._shown = 0  # how many of them are that little
-        self._before: str | None = ""  # its text, once it is needed
+        self._ids = prompt_end(tokenizer, prompt)  # that little, then those whose text waits
+        self._shown = len(self._ids)  # how many of them are that little
+        self._before: str | None = None if self._ids else ""  # its text, once it is needed
         self._amid_text = amid_text
         self.num_waiting = 0  # tokens pushed whose text has not been returned
 
@@ -80,12 +91,12 @@ class Detokenizer:
     def _advance(self, final: bool) -> str:
         if self._before is None:
             self._before = self._text(self._ids[: self._shown])
-        before, after = self._before, self._text(self._ids)
-        waits = len(after) <= len(before) or after.endswith(UNFINISHED)
-        if waits and not final:
+        after = self._text(self._ids)
+        added = added_text(self._before, after)
+        if not final and (not added or after.endswith(UNFINISHED)):
             return ""
         self._go_on()
-        return after[len(before) :]
+        return added
 
     def _go_on(self) -> None:
         """Start anew behind the tokens whose text has been returned."""
@@ -95,7 +106,7 @@ class Detokenizer:
         self.num_waiting = 0
 
     def _text(self, ids: Sequence[int]) -> str:
-        return text_of(self._tokenizer, ids, self._keep_special)
+        return "" if self._tokenizer is None else decoded(self._tokenizer, ids, self._keep_special)
 
 
 class StopPosition(NamedTuple):
@@ -158,13 +169,17 @@ class StopStrings:
 
 
 def text_before(
-    tokenizer: Any, ids: Sequence[int], position: StopPosition | None, keep_special: bool = False
+    tokenizer: Any,
+    ids: Sequence[int],
+    position: StopPosition | None,
+    keep_special: bool = False,
+    prompt: Sequence[int] = (),
 ) -> str:
     """The text of an answer's tokens, up to where a stop string was found."""
     if position is None:
-        return text_of(tokenizer, ids, keep_special)
+        return text_of(tokenizer, ids, keep_special, prompt)
     ids = ids[: position.num_tokens]
-    text = text_of(tokenizer, ids, keep_special)
+    text = text_of(tokenizer, ids, keep_special, prompt)
     if position.cut and (keep_special or ids[-1] not in token_bytes(tokenizer).special):
         text = _without(text, position.cut)
     return text
@@ -184,14 +199,18 @@ class Settled(NamedTuple):
 
 
 class TextStream:
-    """Text for a reader as it comes, up to the first stop string. Tokens in which a stop string may
-    have begun are held back."""
+    """Text for a reader as it comes, what it adds to its prompt's, up to the first stop string.
+    Tokens in which a stop string may have begun are held back."""
 
     def __init__(
-        self, tokenizer: Any, stops: Sequence[str] = (), keep_special: bool = False
+        self,
+        tokenizer: Any,
+        stops: Sequence[str] = (),
+        keep_special: bool = False,
+        prompt: Sequence[int] = (),
     ) -> None:
         self._tokenizer, self._keep_special = tokenizer, keep_special
-        self._detokenizer = Detokenizer(tokenizer, keep_special)
+        self._detokenizer = Detokenizer(tokenizer, keep_special, prompt=prompt)
         self._stops = StopStrings(tokenizer, stops) if stops else None
         self._unreleased: list[int] = []
         self._released = 0  # tokens that are held no more

@@ -1,11 +1,13 @@
 """Text as it comes: pieces add up, characters are whole."""
 
 import random
+from typing import Any
 
 import pytest
 from support.text.tokenizer_kinds import KINDS, Counting, byte_fallback, word_piece
 
 from medusa_kit.base.model import BaseModel
+from medusa_kit.data.located import common_start
 from medusa_kit.infer.decode.detokenize import Detokenizer, TextStream, text_of
 
 TEXT = "Grüße, 世界! 👩‍🚀 naïve — déjà vu\n\nend"
@@ -142,3 +144,62 @@ def test_special_tokens_without_end_cost_no_decoding(kind: str) -> None:
 def test_without_a_tokenizer_there_is_no_text() -> None:
     stream = TextStream(None)
     assert stream.push([1, 2, 3]) + stream.finish() == text_of(None, [1, 2, 3]) == ""
+
+
+def behind(tokenizer: Any, prompt: list[int], ids: list[int], keep_special: bool = False) -> str:
+    """What tokens add to a prompt, by decoding both together."""
+
+    def text(tokens: list[int]) -> str:
+        return str(
+            tokenizer.decode(
+                tokens, skip_special_tokens=not keep_special, clean_up_tokenization_spaces=False
+            )
+        )
+
+    before, together = text(prompt), text([*prompt, *ids])
+    return together[common_start(before, together) :]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_is_what_prompt_and_answer_together_add(kind: str) -> None:
+    """The first space included, however many special tokens end the prompt. Streamed or not."""
+    tokenizer, draw = KINDS[kind](), random.Random(3)
+    special = [i for i in tokenizer.all_special_ids if i < len(tokenizer)][:1]
+    words = [i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids]
+    for _ in range(300):
+        prompt = [draw.choice(words) for _ in range(draw.randint(0, 12))]
+        prompt = special * draw.randint(0, 1) + prompt + special * draw.choice([0, 0, 1, 12])
+        ids = [draw.choice(words) for _ in range(draw.randint(1, 6))]
+        expected = behind(tokenizer, prompt, ids)
+        detokenizer = Detokenizer(tokenizer, prompt=prompt)
+        pieces = [*map(detokenizer.push, ids), detokenizer.finish()]
+        assert "".join(pieces) == text_of(tokenizer, ids, prompt=prompt) == expected, (prompt, ids)
+
+
+FIRST = [
+    # the prompt's tokens, the answer's, its text
+    ([], ["▁hello"], "hello"),  # it begins the text
+    (["</s>"], ["▁hello"], "hello"),
+    (["▁a"], ["▁hello"], " hello"),
+    (["▁a"], ["h"], "h"),
+    (["▁a", "<0x0A>"], ["▁hello"], " hello"),
+    (["▁a", *["</s>"] * 20], ["▁hello"], " hello"),
+    (["▁a"], ["</s>", "▁hello"], " hello"),
+    (["▁a"], ["▁", "▁hello"], "  hello"),
+    (["▁a", *["<0xE4>", "<0xB8>", "<0xAD>"] * 5], ["<0xC3>", "<0xA9>", "▁hello"], "é hello"),
+    (["▁a", "<0xE4>", "<0xB8>"], ["<0xAD>", "▁hello"], "中 hello"),
+]
+
+
+@pytest.mark.parametrize("keep_special", [False, True])
+@pytest.mark.parametrize(("prompt", "answer", "text"), FIRST)
+def test_the_first_space(
+    prompt: list[str], answer: list[str], text: str, keep_special: bool
+) -> None:
+    tokenizer = byte_fallback()
+    before, ids = map(tokenizer.convert_tokens_to_ids, (prompt, answer))
+    if keep_special and "</s>" in answer:
+        text = "</s>" + text
+    stream = TextStream(tokenizer, keep_special=keep_special, prompt=before)
+    assert text_of(tokenizer, ids, keep_special, before) == text
+    assert stream.push(ids) + stream.finish() == text
