@@ -20,6 +20,7 @@ ROUTERS: Sequence[APIRouter] = (chat.router, completions.router, general, page.r
 
 
 @general.get("/v1/models")
+@general.get("/v1/models/", include_in_schema=False)  # else it is the model without a name
 async def models(request: Request) -> dict[str, Any]:
     """The names that `model` may have."""
     service = service_of(request)

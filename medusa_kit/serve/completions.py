@@ -23,9 +23,9 @@ class CompletionReply(Reply):
         return None
 
     def delta(self, index: int, piece: Piece, reason: str | None) -> dict[str, Any]:
-        scores = None
-        if self.request.num_top_tokens is not None:
-            scores = completion_logprobs(piece.scored)
+        scores, count = None, self.request.num_top_tokens
+        if count is not None:
+            scores = completion_logprobs(piece.scored, count)
         choice = {"index": index, "text": piece.text, "logprobs": scores, "finish_reason": reason}
         return choice | self.extras(piece)
 

@@ -7,13 +7,12 @@ before, as that of `Engine.conversation` does.
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from medusa_kit.data.template import chat_template, encodes_text, render_text
+from medusa_kit.data.template import chat_template, encodes_text
 from medusa_kit.data.text_size import check_fits
 from medusa_kit.engine.recent_turns import RecentTurns
 from medusa_kit.engine.turns import Answered, Prompt, next_prompt
@@ -21,7 +20,6 @@ from medusa_kit.serve.calls.reading import AnswerReader, Reading, reasoning_of
 from medusa_kit.serve.calls.tool_calls import read_answer
 from medusa_kit.serve.calls.tool_messages import Message
 from medusa_kit.serve.calls.tools import Constraint, encode_shown
-from medusa_kit.serve.errors import RequestError
 
 
 @dataclass(frozen=True)
@@ -43,10 +41,9 @@ class Conversations:
         self, messages: Sequence[Message], constraint: Constraint, owner: str, room: int
     ) -> ChatPrompt:
         """The prompt of a chat. `owner`: whose earlier turns it may continue. `room`: tokens of the
-        model's context. Raises what `Constraint.encode` raises, ContextLengthError for what is far
-        too long, and RequestError for a name that the chat template leaves out."""
+        model's context. Raises what `Constraint.encode` raises, and ContextLengthError for what is
+        far too long."""
         tokenizer = self._tokenizer
-        _check_names(tokenizer, messages, constraint)
         shown, tools = constraint.shown(tokenizer, messages)
         template = chat_template(tokenizer)
         variables = constraint.variables
@@ -72,27 +69,3 @@ class Conversations:
         message: Message = {"role": "assistant", "content": content}
         tagged = content != text or chat.reading.keeps_special(self._tokenizer)
         self._turns.keep(chat.context, Answered(chat.prompt, message, list(ids), tagged))
-
-
-def _check_names(tokenizer: Any, messages: Sequence[Message], constraint: Constraint) -> None:
-    """Raises RequestError. A result's name is that of its call, whoever reads it."""
-    given = {
-        index
-        for index, message in enumerate(messages)
-        if "name" in message and message["role"] != "tool"
-    }
-    if not given or not chat_template(tokenizer):
-        return
-    marked = [
-        {**message, "name": f"participant-{index}-"} if index in given else message
-        for index, message in enumerate(messages)
-    ]
-    text = render_text(tokenizer, *constraint.shown(tokenizer, marked), constraint.variables)
-    rendered = {int(index) for index in re.findall(r"participant-(\d+)-", text)}
-    if given - rendered:
-        index = min(given - rendered)
-        raise RequestError(
-            f"the field 'messages.{index}.name' is not supported by this model: its "
-            "chat template has no names; leave it out",
-            param=f"messages.{index}.name",
-        )

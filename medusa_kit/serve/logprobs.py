@@ -1,7 +1,7 @@
 """Log-probabilities of tokens in the two forms that OpenAI's API has for them.
 
 The bytes of each token are those that it adds to the answer where it stands, so that joined bytes
-are those of the text. A special token adds none.
+are those of the text. A special token adds none, nor does one that a stop string holds.
 """
 
 from codecs import getincrementaldecoder
@@ -59,12 +59,12 @@ class ScoredText:
             alternatives.append([(*named, self._added(named[0])) for named in score.top_tokens])
             self._go_on(token, added_alone[-1])
         added = self._agreed(settled, added_alone)
+        names = map(self._name, settled.tokens, added_alone if settled.stopped else added)
+        chosen = map(Named, settled.tokens, names, added, [score.log_prob for score in scores])
         offsets = self._offsets(settled, added)
         return [
-            Scored(*self._named(token, score.log_prob, data, others), offset)
-            for token, score, data, others, offset in zip(
-                settled.tokens, scores, added, alternatives, offsets, strict=True
-            )
+            Scored(token, self._named(token, others), offset)
+            for token, others, offset in zip(chosen, alternatives, offsets, strict=True)
         ]
 
     def _added(self, token: int) -> bytes:
@@ -103,18 +103,16 @@ class ScoredText:
         begins = accumulate(sizes[:-1], initial=0)
         return [start + min(offset, len(settled.text)) for offset in begins]
 
-    def _named(
-        self, token: int, log_prob: float, added: bytes, others: Sequence[tuple[int, float, bytes]]
-    ) -> tuple[Named, list[Named]]:
-        chosen = Named(token, self._name(token, added), added, log_prob)
-        taken, top_tokens = {chosen.name: token}, []
-        for other, its_log_prob, its_added in others:
-            if other == token:
-                top_tokens.append(chosen._replace(log_prob=its_log_prob))
+    def _named(self, chosen: Named, others: Sequence[tuple[int, float, bytes]]) -> list[Named]:
+        """The likeliest tokens in the place of the chosen one, with names."""
+        taken, top_tokens = {chosen.name: chosen.token}, []
+        for other, log_prob, added in others:
+            if other == chosen.token:
+                top_tokens.append(chosen._replace(log_prob=log_prob))
                 continue
-            name = self._unique_name(other, its_added, taken)
-            top_tokens.append(Named(other, name, its_added, its_log_prob))
-        return chosen, top_tokens
+            name = self._unique_name(other, added, taken)
+            top_tokens.append(Named(other, name, added, log_prob))
+        return top_tokens
 
     def _unique_name(self, token: int, added: bytes, taken: dict[str, int]) -> str:
         """A name that no other token has: the vocabulary's word where its text is no character, or
@@ -150,16 +148,21 @@ def token_logprobs(scored: Sequence[Scored]) -> list[dict[str, Any]]:
     ]
 
 
-def completion_logprobs(scored: Sequence[Scored]) -> dict[str, Any]:
-    """Log-probabilities of a completion: a list for each property."""
+def completion_logprobs(scored: Sequence[Scored], num_top_tokens: int) -> dict[str, Any]:
+    """Log-probabilities of a completion: a list for each property. The chosen token is always among
+    the likeliest ones; where none of these are requested, they are null."""
+    likeliest = [{one.name: _finite(one.log_prob) for one in _with_chosen(it)} for it in scored]
     return {
         "tokens": [token.chosen.name for token in scored],
         "token_logprobs": [_finite(token.chosen.log_prob) for token in scored],
-        "top_logprobs": [
-            {other.name: _finite(other.log_prob) for other in token.top_tokens} for token in scored
-        ],
+        "top_logprobs": likeliest if num_top_tokens else None,
         "text_offset": [token.offset for token in scored],
     }
+
+
+def _with_chosen(token: Scored) -> list[Named]:
+    is_there = any(other.token == token.chosen.token for other in token.top_tokens)
+    return [*token.top_tokens, *([] if is_there else [token.chosen])]
 
 
 def text_of_token(tokenizer: Any, token: int) -> str:

@@ -67,7 +67,6 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": "hi"}, "messages", "list"),
     ({"messages": [{"role": "user"}]}, "messages.0.content", "missing"),
     ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role", "user"),
-    ({"messages": [{**USER, "name": "me"}]}, "messages.0.name", "not supported"),
     ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages.0.tool_calls", "assistant's"),
     ({"messages": [{"role": "assistant", "tool_calls": [{**CALL, "id": 5}]}]},
      "messages.0.tool_calls.0.id", "string"),

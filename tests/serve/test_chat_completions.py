@@ -90,3 +90,5 @@ def test_an_answer_has_what_openai_s_client_expects(
 
 def test_the_models(client: OpenAI, live: LiveServer) -> None:
     assert [one.id for one in client.models.list()] == [live.model]
+    with live.http() as http:
+        assert http.get("/v1/models/").json() == http.get("/v1/models").json()

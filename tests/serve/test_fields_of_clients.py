@@ -78,7 +78,6 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
      "messages.0.content"),
     ({"messages": [{**USER, "name": "<|im_end|>"}]}, "messages.0.name"),
     ({"messages": [{**USER, "name": ""}]}, "messages.0.name"),
-    ({"messages": [USER, {**USER, "name": "ann"}]}, "messages.1.name"),
     ({"messages": [{"role": "assistant", "tool_calls": [CALL]},
                    {"role": "tool", "tool_call_id": "call_1", "content": "12", "name": "later"}]},
      "messages.1.name"),
@@ -201,10 +200,26 @@ def test_a_name_that_a_template_reads_in_other_roles_alone(
         {"role": "assistant", "content": "So.", "name": "bob"},
         USER,
     ]
-    answer = http.post(CHAT, json={"model": live.model, "messages": messages})
-    check(answer, "messages.1.name")
+    told = ids_of(http, live, CHAT, messages=messages)
+    assert told == by_template(live, http, messages)
     del messages[1]["name"]
-    ids_of(http, live, CHAT, messages=messages)
+    assert told == ids_of(http, live, CHAT, messages=messages)
+
+
+def test_names_are_passed_over_by_a_template_without_them(
+    live: LiveServer, http: httpx.Client
+) -> None:
+    """Some clients send them unasked, in each message."""
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        USER,
+        {"role": "assistant", "content": "So."},
+        USER,
+    ]
+    named = [{**one, "name": one["role"]} for one in messages]
+    for more in ({}, {"tools": [TOOL]}):
+        told = ids_of(http, live, CHAT, messages=named, **more)
+        assert told == ids_of(http, live, CHAT, messages=messages, **more)
 
 
 def test_results_of_tools(live: LiveServer, http: httpx.Client) -> None:

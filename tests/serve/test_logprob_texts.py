@@ -87,7 +87,7 @@ def test_the_first_space_and_the_others() -> None:
     tokenizer = byte_fallback()
     ids = tokenizer.convert_tokens_to_ids(["▁hello", "▁wor", "ld", "</s>", "<0x0A>", "▁"])
     text, found = scored(tokenizer, ids)
-    told = completion_logprobs(found)
+    told = completion_logprobs(found, 1)
     assert text == "hello world\n "
     assert told["tokens"] == ["hello", " wor", "ld", "</s>", "\n", " "]
     assert told["text_offset"] == [0, 5, 9, 11, 11, 12]
@@ -123,7 +123,7 @@ def test_alternatives_have_names_of_their_own() -> None:
     others = tokenizer.convert_tokens_to_ids(words)
     for ids in (others[:1], [others[0], others[0]]):  # the first of the text, and one within it
         _, found = scored(tokenizer, ids, likeliest=others)
-        (*_, named) = completion_logprobs(found)["top_logprobs"]
+        (*_, named) = completion_logprobs(found, len(others))["top_logprobs"]
         assert len(named) == len(others)
         assert next(iter(named)) == "h"
         assert named.keys() > {"<0xE4>", "<0xB8>", "<0x68>", "</s>"}
@@ -137,16 +137,18 @@ def test_alternatives_have_names_of_their_own() -> None:
     ("stops", "text", "tokens"),
     [
         (("wor",), "hello ", ["hello", " "]),  # the stop begins within a token
-        ((" wor",), "hello", ["hello"]),
-        (("ld\n",), "hello wor", ["hello", " wor"]),
-        (("</s>",), "hello world\n", ["hello", " wor", "ld", "\n"]),
-        (("/s>",), "hello world\n", ["hello", " wor", "ld", "\n"]),
-        ((" hello",), "", []),
+        (("worl",), "hello ", ["hello", " ", "ld"]),
+        ((" wor",), "hello", ["hello", " wor"]),
+        (("ld\n",), "hello wor", ["hello", " wor", "ld", "\n"]),
+        (("</s>",), "hello world\n", ["hello", " wor", "ld", "\n", "</s>"]),
+        (("/s>",), "hello world\n", ["hello", " wor", "ld", "\n", "</s>"]),
+        ((" hello",), "", ["hello"]),
     ],
 )
-def test_a_stop_string_is_not_reported(
+def test_tokens_of_a_stop_string_have_no_bytes(
     stops: tuple[str, ...], text: str, tokens: list[str]
 ) -> None:
+    """Each token that was decoded is reported."""
     tokenizer = byte_fallback()
     ids = tokenizer.convert_tokens_to_ids(["▁hello", "▁wor", "ld", "<0x0A>", "</s>"])
     shown, found = scored(tokenizer, ids, stops)
@@ -154,9 +156,18 @@ def test_a_stop_string_is_not_reported(
     assert b"".join(one.chosen.added for one in found).decode() == text
 
 
+def test_the_chosen_token_is_among_the_likeliest_of_completions() -> None:
+    tokenizer = byte_fallback()
+    hello, world, other = tokenizer.convert_tokens_to_ids(["▁hello", "▁wor", "!"])
+    _, found = scored(tokenizer, [hello, world], likeliest=[other, world])
+    told = completion_logprobs(found, 2)["top_logprobs"]
+    assert told == [{"!": -2.0, "wor": -2.0, "hello": -1.0}, {"!": -2.0, " wor": -2.0}]
+    assert completion_logprobs(found, 0)["top_logprobs"] is None
+
+
 def test_without_a_tokenizer_tokens_are_numbers() -> None:
     text, found = scored(None, [5, 7])
-    assert (text, completion_logprobs(found)["tokens"]) == ("", ["5", "7"])
+    assert (text, completion_logprobs(found, 0)["tokens"]) == ("", ["5", "7"])
 
 
 def _told(live: LiveServer, path: str, **asked: Any) -> tuple[str, list[Any], str]:
@@ -198,6 +209,10 @@ def test_streamed_or_not_it_is_the_same(live: LiveServer, chat: bool) -> None:
         if more:
             assert (reason, text) == ("stop", whole[: whole.index(stop)])
             assert len(entries) < len(told)
+            with live.http() as http:
+                body = {"model": live.model, "temperature": 0, "max_tokens": 24, **asked, **more}
+                got = http.post(path, json=body | {"return_token_ids": True}).json()
+            assert len(entries) == len(got["choices"][0]["token_ids"])
         if chat:
             raw = b"".join(bytes(entry["bytes"]) for entry in entries)
             assert raw.decode(errors="replace") == text

@@ -191,11 +191,13 @@ def _without(text: str, end: bytes) -> str:
 
 class Settled(NamedTuple):
     """Tokens of an answer and their text, which no further token changes. `cut`: the end of what
-    the last of them adds, which belongs to a stop string and not to the text."""
+    the last of them adds, which belongs to a stop string and not to the text; `stopped`: all that
+    they add does."""
 
     tokens: list[int]
     text: str
     cut: bytes = b""
+    stopped: bool = False
 
 
 class TextStream:
@@ -245,6 +247,8 @@ class TextStream:
             settled.append(Settled(self._waiting, self._detokenizer.finish()))
         if position is not None and position.cut:
             settled[-1] = self._cut(settled[-1], position.cut)
+        if self._unreleased:
+            settled.append(Settled(self._unreleased, "", stopped=True))
         return settled
 
     def _release(self, end: int | None) -> list[Settled]:
@@ -264,5 +268,5 @@ class TextStream:
     def _cut(self, last: Settled, cut: bytes) -> Settled:
         special = token_bytes(self._tokenizer).special
         if last.tokens[-1] in special and not self._keep_special:
-            return Settled(last.tokens[:-1], last.text)
+            return last
         return Settled(last.tokens, _without(last.text, cut), cut)
