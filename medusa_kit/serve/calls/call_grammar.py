@@ -10,23 +10,27 @@ from medusa_kit.serve.calls.tool_calls import CALL, END
 from medusa_kit.settings.grammar import Free, Grammar, quoted
 
 NEWLINE = "\n"
+ONE_SPACE = "SP: / ?/"  # around what a call is made of
 SPACE = "/[ \\t\\n\\r]{0,16}/"  # that a model may put behind a tag of its own choice
 
 
 def calls_grammar(
-    calls: Sequence[Mapping[str, Any]],
+    functions: Mapping[str, Mapping[str, Any]],
     answer: Mapping[str, Any] | None,
     forced: bool,
     at_most_one: bool,
 ) -> Grammar:
-    """The grammar of calls with these schemas. Unless they are `forced`, other answers may come:
-    JSON of the schema `answer`, or any text, which may precede calls too."""
+    """The grammar of calls of these functions, whose arguments have these schemas. Unless calls are
+    `forced`, other answers may come: JSON of the schema `answer`, or any text, which may precede
+    calls too."""
     more = "" if at_most_one else f" ({quoted(NEWLINE)} tag_0 call)*"
     rules = [
         f"call: {quoted(NEWLINE)} written",
         f"written: one {quoted(NEWLINE)} tag_1",
-        "one: " + " | ".join(f"call_{number}" for number in range(len(calls))),
-        *(f"call_{number}: %json {json.dumps(schema)}" for number, schema in enumerate(calls)),
+        "one: " + " | ".join(f"call_{number}" for number in range(len(functions))),
+        *(_call(number, name) for number, name in enumerate(functions)),
+        *(f"arguments_{n}: %json {json.dumps(one)}" for n, one in enumerate(functions.values())),
+        ONE_SPACE,
     ]
     if forced:
         return _grammar(f"start: tag_0 call{more}", rules)
@@ -40,6 +44,13 @@ def calls_grammar(
         return _grammar("start: TEXT | before behind", rules, Free(CALL))
     rules.append(f"answer: %json {json.dumps(answer)}")
     return _grammar(f"start: answer | tag_0 call{more}", rules)
+
+
+def _call(number: int, name: str) -> str:
+    """The rule of a call. The arguments' schema is a document of its own, so that its references
+    hold as they are."""
+    before = [quoted(part) for part in ("{", '"name"', ":", f'"{name}"', ",", '"arguments"', ":")]
+    return f"call_{number}: " + " SP ".join([*before, f"arguments_{number}", quoted("}")])
 
 
 def _grammar(start: str, rules: Sequence[str], free: Free | None = None) -> Grammar:

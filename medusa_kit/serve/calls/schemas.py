@@ -165,14 +165,19 @@ class _Walk:
 
 
 def _without_references(schema: Any) -> Any:
-    """Any reference is taken for one to whatever there may be."""
-    if isinstance(schema, Mapping):
-        return {
-            key: value if key in ("enum", "const") else _without_references(value)
-            for key, value in schema.items()
-            if key != "$ref" or not isinstance(value, str)
-        }
-    return [_without_references(part) for part in schema] if isinstance(schema, list) else schema
+    """Any reference is taken for one to whatever there may be. What is no schema, such as a
+    constant, stays as it is."""
+    if not isinstance(schema, Mapping):
+        return schema
+    parts = {key: value for key, value in schema.items() if key != "$ref"}
+    for key, value in parts.items():
+        if key in OF_NAMES and isinstance(value, Mapping):
+            parts[key] = {name: _without_references(part) for name, part in value.items()}
+        elif key in OF_LISTS and isinstance(value, list):
+            parts[key] = [_without_references(part) for part in value]
+        elif key in ALONE:
+            parts[key] = _without_references(value)
+    return parts
 
 
 def _digits(number: Any) -> int:

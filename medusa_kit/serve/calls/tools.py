@@ -130,10 +130,10 @@ def constraint_of(
         return without_calls
     forced = tool_choice not in (None, "auto")
     at_most_one = parallel_tool_calls is False or isinstance(tool_choice, Mapping)
-    called = [functions[name] for name in names]
-    schemas = [call.schema for call in called]
+    called = {name: functions[name] for name in names}
+    schemas = {name: parameters.schema for name, parameters in called.items()}
     grammar = calls_grammar(schemas, schema, forced, at_most_one=at_most_one)
-    notes = (*notes, *(note for call in called for note in call.notes))
+    notes = (*notes, *(note for parameters in called.values() for note in parameters.notes))
     return Constraint(grammar, list(tools), notes)
 
 
@@ -162,10 +162,10 @@ def _format_schema(response_format: Mapping[str, Any] | None) -> Usable | None:
 
 
 def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, Usable]:
-    """The schema of a call of each function, by its name."""
+    """The schema of each function's arguments, by its name."""
     if len(tools) > MAX_TOOLS:
         raise ConfigError(f"tools has {len(tools)} entries; expected {MAX_TOOLS} at most")
-    calls: dict[str, Usable] = {}
+    functions: dict[str, Usable] = {}
     for number, tool in enumerate(tools):
         field = f"tools[{number}]"
         _check_object(field, tool, {"type", "function"})
@@ -179,44 +179,21 @@ def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, Usable]:
         name = function.get("name")
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ConfigError(f"{field}.name {name!r}: expected 1 to 64 letters, digits, _ or -")
-        if name in calls:
+        if name in functions:
             raise ConfigError(f"{field}.name {name!r} is that of an earlier tool")
-        calls[name] = _call_schema(f"{field}.parameters", name, function)
-    return calls
+        functions[name] = _arguments(f"{field}.parameters", function)
+    return functions
 
 
-def _call_schema(field: str, name: str, function: Mapping[str, Any]) -> Usable:
+def _arguments(field: str, function: Mapping[str, Any]) -> Usable:
     given = function.get("parameters")
     if given is None:
         given = {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(given, Mapping) or given.get("type", "object") != "object":
         raise ConfigError(f"{field}: expected the JSON schema of an object, with type 'object'")
     strict = function.get("strict") is True
-    parameters, notes = usable(field, {**given, "type": "object"}, strict)
-    options = _with(parameters, ONE_LINE)[OPTIONS]
-    parameters.pop(OPTIONS)
-    return Usable(
-        {
-            "type": "object",
-            "properties": {"name": {"const": name}, "arguments": _moved(parameters)},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-            OPTIONS: options,
-        },
-        notes,
-    )
-
-
-def _moved(schema: Any) -> Any:
-    """A schema whose references to itself hold as the schema of a call's `arguments`."""
-    if isinstance(schema, Mapping):
-        return {
-            key: "#/properties/arguments" + value[1:]
-            if key == "$ref" and isinstance(value, str) and value.startswith("#")
-            else _moved(value)
-            for key, value in schema.items()
-        }
-    return [_moved(part) for part in schema] if isinstance(schema, list) else schema
+    followed = usable(field, {**given, "type": "object"}, strict)
+    return followed._replace(schema=_with(followed.schema, ONE_LINE))
 
 
 def _with(schema: Mapping[str, Any], space: str) -> dict[str, Any]:
