@@ -11,7 +11,15 @@ from urllib.parse import quote
 
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode.accept.grammar_source import HINT, begun_fault_of, fault_of
+from medusa_kit.serve.calls.endless import is_endless
+from medusa_kit.serve.calls.exact_numbers import number_fault
 from medusa_kit.serve.calls.joined_patterns import max_joined, part_of
+from medusa_kit.serve.calls.name_escapes import (
+    escape_fault,
+    has_open_names,
+    needs_escape,
+    without_name_escapes,
+)
 from medusa_kit.settings.grammar import Grammar
 
 OPTIONS = "x-guidance"
@@ -73,6 +81,8 @@ class _Walk:
         self.options = whole.pop(OPTIONS, {})
         if isinstance(self.options, Mapping):  # oneOf is read as anyOf where it has to be
             self.options = {**self.options, "coerce_one_of": not strict}
+            if has_open_names(whole) and (strict or not needs_escape(whole)):
+                self.options = without_name_escapes(self.options)
         self.notes: list[str] = []
 
     def check_frame(self, field: str) -> None:
@@ -121,16 +131,24 @@ class _Walk:
                 ]
             elif key in ALONE:
                 parts[key] = self.followed(f"{field}.{key}", value)
-        try:
-            part_of(self._whole, parts.get("$ref", "#"))
-        except LookupError:
-            self.leave_out(field, "$ref", f"the schema has no {parts.pop('$ref')!r}")
+        if "$ref" in parts and (fault := self._reference_fault(parts["$ref"])) is not None:
+            del parts["$ref"]
+            self.leave_out(field, "$ref", fault)
         for name in self._wrong_patterns(parts.get("patternProperties")):
             patterns = f"{field}.patternProperties"
             self.leave_out(patterns, _written(name), "no such expression can be followed")
             del parts["patternProperties"][name]
             parts.pop("additionalProperties", None)
         return parts
+
+    def _reference_fault(self, reference: Any) -> str | None:
+        try:
+            part_of(self._whole, reference)
+        except LookupError:
+            return f"the schema has no {reference!r}"
+        if is_endless(reference, self._whole):
+            return f"{reference!r} leads back to itself, so that no value would end"
+        return None
 
     def _wrong_patterns(self, patterns: Any) -> list[str]:
         names = list(patterns) if isinstance(patterns, Mapping) else []
@@ -142,6 +160,8 @@ class _Walk:
         ConfigError for what would take gigabytes to find out."""
         if (multiple := schema.get("multipleOf")) is not None and _digits(multiple) > MAX_MULTIPLE:
             return f"multipleOf {multiple!r} is too large, or has too many digits"
+        if (fault := number_fault(schema) or escape_fault(schema, self.options)) is not None:
+            return fault
         joins = not schema.keys().isdisjoint(("allOf", "$ref"))
         if joins and (joined := max_joined(schema, self._whole)) > MAX_JOINED:
             limit = f"one text has to fit {joined} patterns; expected {MAX_JOINED} at most"
