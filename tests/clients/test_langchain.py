@@ -95,5 +95,10 @@ def test_refusals(chat: Chat, refusing: tuple[int, str, str]) -> None:
 def test_a_prompt_that_is_too_long(chat: Chat) -> None:
     with pytest.raises(failures.ContextOverflowError):
         chat().invoke("sea " * 9000)
-    with pytest.raises(openai.BadRequestError, match=r"messages\.0\.name"):
-        chat().invoke([messages.HumanMessage("Who am I?", name="ann")])
+
+
+def test_a_name_that_the_template_has_no_use_for(chat: Chat) -> None:
+    named, unnamed = (chat().invoke([messages.HumanMessage("Who am I?", **given)])
+                      for given in ({"name": "ann"}, {}))  # fmt: skip
+    assert named.content == unnamed.content
+    assert named.usage_metadata["input_tokens"] == unnamed.usage_metadata["input_tokens"]
