@@ -85,7 +85,7 @@ def _engine(named: str, options: argparse.Namespace) -> Any:
     """`named`: a drafter, with options of its own after colons; `model` names its draft model."""
     name, *pairs = named.split(":")
     own = {key: yaml.safe_load(value) for key, value in (pair.split("=", 1) for pair in pairs)}
-    draft_model = own.pop("model", options.draft_model) if "draft-model" in named else None
+    draft_model = own.pop("model", options.draft_model) if name == "draft-model" else None
     return medusa_kit.load(
         options.model, drafter=name, drafter_options=own, draft_model=draft_model,
         heads=options.heads, activations=options.activations,

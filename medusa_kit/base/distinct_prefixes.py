@@ -17,9 +17,7 @@ class DistinctPrefixes:
 
     def __init__(self, texts: Sequence[Sequence[int]]) -> None:
         length = max(map(len, texts))
-        numbers: dict[
-            tuple[int, int], int
-        ] = {}  # of a prefix, by that before it and its last token
+        numbers = dict[tuple[int, int], int]()  # of a prefix, by that before it and its last token
         first, again, copied_from = [0], list[int](), list[int]()
         back = [0] * (len(texts) * length)  # padding is not read
         for row, text in enumerate(texts):

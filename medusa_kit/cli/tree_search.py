@@ -292,8 +292,8 @@ def check_answers(answers: Path, base: Any) -> None:
     now = base.info.fingerprint
     if compare(settings.get(BASE) or now, now) is Match.SAME_NORMS:
         console.note(
-            f"{answers} holds answers of {Match.SAME_NORMS.value}: acceptance on text of "
-            f"{base.info.name!r} may differ"
+            f"{answers} holds answers of another quantisation of {base.info.name!r}, or of a "
+            "model fine-tuned with its norms and biases: acceptance may differ on its own text"
         )
 
 
