@@ -24,7 +24,7 @@ from medusa_kit.quick.answered import check_base
 from medusa_kit.quick.answers import check_answers
 from medusa_kit.quick.prompts import Prompts
 from medusa_kit.quick.state import HELD_OUT, RECIPE, RUN, Clock, State
-from medusa_kit.settings.engine import EngineConfig
+from medusa_kit.settings.engine import FLOAT32, EngineConfig
 from medusa_kit.settings.quick import MadeFor
 
 AGAIN = "name another folder with --output, or add --fresh to start over"
@@ -170,6 +170,13 @@ class Session:
     def plain(self) -> Engine:
         """An engine without heads."""
         return build_engine(self.base, EngineConfig(model=self.request.model, heads=None))
+
+    def answering_in(self, activations: str) -> Engine:
+        """An engine without heads, in this precision."""
+        if activations == FLOAT32:
+            return self.plain
+        options: dict[str, Any] = {"heads": None, "activations": activations}
+        return build_engine(self.base, EngineConfig(model=self.request.model, **options))
 
     def engine(self, tree: AnyTree = None) -> Engine:
         """An engine with the trained heads, and the tree beside them unless one is given."""

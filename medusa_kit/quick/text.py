@@ -2,11 +2,13 @@
 train on."""
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from medusa_kit import console
 from medusa_kit.data.answer_settings import ACTIVATIONS
+from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import DataError, MedusaKitError
 from medusa_kit.quick import plan, settings, trial
 from medusa_kit.quick.answered import take
@@ -20,6 +22,7 @@ from medusa_kit.tuning import calibrate
 MIN_ANSWERS = 4  # in a first round, whatever they take
 MIN_HELD_OUT = 2  # a tree is found on some and judged on others
 PROBE_PROMPTS, PROBE_TOKENS = 2, 9
+MANY_PROMPTS = 8  # as a batch of them shows how much faster a precision is
 CHANGED = 0.15  # of the planned positions: said if it is more
 SPARE_DISK = 1 << 30
 
@@ -29,7 +32,7 @@ def run_held_out(session: Session) -> dict[str, Any]:
     if session.prompts.answered:
         return _take_held_out(session)
     before = session.state.phase_seconds("held_out")
-    probed = _probe(session) if session.state.recall("rates") is None else 0.0
+    probed = probe(session) if session.state.recall("rates") is None else 0.0
     began = session.clock()  # the base is loaded
 
     def more(written: Written) -> int:
@@ -45,8 +48,7 @@ def run_held_out(session: Session) -> dict[str, Any]:
     )
     _check_enough(session)
     if session.state.recall("rates") is None:
-        rate = written.rate or probed
-        rates = _measured(session, rate)
+        rates = _measured(session, (written.rate or probed) * _faster(session))
         session.state.note("rates", rates.as_dict())
     return {"answers": written.answers, "tokens": written.tokens}
 
@@ -72,21 +74,34 @@ def _check_enough(session: Session) -> None:
         )
 
 
-def _probe(session: Session) -> float:
+def probe(session: Session, activations: str = FLOAT32) -> float:
     """Tokens a second of a few tokens; 0 where none came. Raises MedusaKitError where all the time
     would not do."""
     prompts = encoded(session.plain, session.prompts.training, PROBE_TOKENS, PROBE_PROMPTS)
+    rate = _rate(session.answering_in(activations), prompts)
+    if rate:
+        best = rate * settings.ANSWER_BATCH / len(prompts)  # if a step of many took no longer
+        check_useful(session, max(0.0, session.remaining), best)
+    return rate
+
+
+def _rate(engine: Engine, prompts: Sequence[list[int]]) -> float:
     if not prompts:
         return 0.0
-    results = session.plain.generate(prompts, max_new_tokens=PROBE_TOKENS, drafter="none")
+    results = engine.generate(prompts, max_new_tokens=PROBE_TOKENS, drafter="none")
     seconds = max(result.stats.seconds - result.stats.first_token_seconds for result in results)
-    tokens = sum(len(result.token_ids) - 1 for result in results)
-    if not tokens:
-        return 0.0
-    rate = tokens / max(seconds, 1e-6)
-    best = rate * settings.ANSWER_BATCH / len(results)  # if a step of many took no longer
-    _check_useful(session, max(0.0, session.remaining), best)
-    return rate
+    return sum(len(result.token_ids) - 1 for result in results) / max(seconds, 1e-6)
+
+
+def _faster(session: Session) -> float:
+    """How many times as fast training prompts are answered, in their precision, as those held out,
+    which are answered in float32."""
+    activations = activations_for(session.base, session.answers)
+    if activations == FLOAT32:
+        return 1.0
+    prompts = encoded(session.plain, session.prompts.training, PROBE_TOKENS, MANY_PROMPTS)
+    as_held_out = _rate(session.plain, prompts)
+    return _rate(session.answering_in(activations), prompts) / as_held_out if as_held_out else 1.0
 
 
 def _measured(session: Session, answer_rate: float) -> Rates:
@@ -97,7 +112,7 @@ def _measured(session: Session, answer_rate: float) -> Rates:
     rates = _trial(session, answer_rate, expected)
     seconds = session.remaining - plan.reserved(session.total)
     possible = plan.positions_for(seconds, rates)
-    _check_useful(session, max(0.0, seconds), plan.positions_for(1.0, rates))
+    check_useful(session, max(0.0, seconds), plan.positions_for(1.0, rates))
     positions = min(possible, session.prompts.answer_tokens or (
         len(session.prompts.training) * rates.answer_length))  # fmt: skip
     epochs = min(settings.EPOCHS, plan.epochs_for(
@@ -219,7 +234,7 @@ def _room_on_disk(session: Session, rates: Rates) -> float:
     return max(float(MIN_POSITIONS), (free - SPARE_DISK) / position_bytes)
 
 
-def _check_useful(session: Session, seconds: float, rate: float) -> None:
+def check_useful(session: Session, seconds: float, rate: float) -> None:
     """Raises MedusaKitError where fewer positions than heads need fit into `seconds`; `rate`:
     positions a second."""
     possible = seconds * rate

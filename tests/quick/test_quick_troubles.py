@@ -156,7 +156,7 @@ def test_no_time_at_all_is_told_in_hours_that_would_do(request_for: Build, clock
     session.state.open(fresh=False)
     clock.now = 36.0
     with pytest.raises(MedusaKitError, match="about 0 training tokens would fit") as error:
-        text._check_useful(session, 0.0, 100.0)
+        text.check_useful(session, 0.0, 100.0)
     assert "--hours 0.013 or more" in str(error.value)
 
 
@@ -164,7 +164,7 @@ def test_a_line_that_a_crash_cut_off_is_made_again(
     request_for: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial, "measure", interrupted)
-    monkeypatch.setattr(text, "_probe", lambda _: 1e6)  # tokens a second, however busy it is here
+    monkeypatch.setattr(text, "probe", lambda _: 1e6)  # tokens a second, however busy it is here
     session = prepared(request_for())
     with pytest.raises(KeyboardInterrupt):
         run(session)
