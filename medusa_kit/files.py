@@ -53,15 +53,16 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path, mode: int | None = None) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it to `path` on success, remove it on failure.
 
     Works for a file and for a folder: whatever the body leaves under the temporary name is moved,
     an old folder of that name being replaced, by a folder alone: for a file, IsADirectoryError. A
     symbolic link stays: what it points to is written, the temporary path lying beside that, so that
-    nothing moves to another disk. OSError for what is neither file nor folder, such as /dev/null,
-    which root would put an ordinary file in place of. WriteError, an OSError too, on a full disk,
-    whatever the library that writes raises there.
+    nothing moves to another disk. `mode`: of a file, from its first byte on; None: as open() has
+    it. OSError for what is neither file nor folder, such as /dev/null, which root would put an
+    ordinary file in place of. WriteError, an OSError too, on a full disk, whatever the library that
+    writes raises there.
     """
     path = link_target(path)
     if path.exists() and not (path.is_file() or path.is_dir()):
@@ -69,6 +70,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
     try:
+        if mode is not None:
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         yield temporary
         if path.is_dir() and not temporary.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -76,7 +79,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
             _replace_folder(path, temporary)
         else:
             if temporary.is_file():
-                temporary.chmod(_ordinary_mode(temporary))
+                temporary.chmod(_ordinary_mode(temporary) if mode is None else mode)
             temporary.replace(path)
     except Exception as error:
         if isinstance(error, WriteError) or not is_full_disk(error):
@@ -169,6 +172,11 @@ def file_digest(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def mode_of(path: Path) -> int:
+    """Who may read and write a file."""
+    return stat.S_IMODE(path.stat().st_mode)
 
 
 def _ordinary_mode(beside: Path) -> int:

@@ -5,6 +5,7 @@ And reading: JSON that is nested too deeply for Python's parser.
 
 import json
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.data.answer_settings import read_settings, settings_path
 from medusa_kit.data.readers import read_rows
 from medusa_kit.errors import MedusaKitError
-from medusa_kit.files import atomic_write, parse_json
+from medusa_kit.files import atomic_write, mode_of, parse_json
 from medusa_kit.heads import checkpoint
 from medusa_kit.heads.formats import files as formats
 from medusa_kit.hub import measured
@@ -89,6 +90,15 @@ def test_files_are_readable_by_whom_ordinary_files_are(tmp_path: Path) -> None:
         save_file({"a": torch.zeros(2)}, temporary)  # on its own readable by the owner alone
     modes = {path.stat().st_mode for path in tmp_path.iterdir()}
     assert len(modes) == 1
+
+
+def test_a_file_with_a_mode_has_it_from_its_first_byte_on(tmp_path: Path) -> None:
+    path = tmp_path / "private"
+    with atomic_write(path, 0o600) as temporary:
+        assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
+        temporary.write_text("what people asked")
+    assert mode_of(path) == 0o600
+    assert path.read_text() == "what people asked"
 
 
 def test_the_mask_of_the_process_is_never_touched(

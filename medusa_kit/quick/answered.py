@@ -19,8 +19,9 @@ from medusa_kit.data.answer_settings import (
     write_settings,
 )
 from medusa_kit.data.readers import AnswerRow, BadRow, Row, read_good_and_bad
+from medusa_kit.equal_rows import groups_of
 from medusa_kit.errors import ConfigError, DataError
-from medusa_kit.files import atomic_write, link_target
+from medusa_kit.files import atomic_write, link_target, mode_of
 from medusa_kit.paths import expanded
 from medusa_kit.quick.answers import Written
 from medusa_kit.quick.prompts import MIN_PROMPTS, Prompts, divided
@@ -56,21 +57,24 @@ def read_answered(source: Path, name: str) -> Prompts:
             "are needed, because some are held out",
             hint=f"a few hundred give first heads, ten thousand good ones; {MADE_BY}",
         )
-    training, calibration, test = divided(name, [(_name(row), row) for row in unique.values()])
+    ordered = list[Row](unique.values())
+    names = _conversations([*unique.values()])
+    training, calibration, test = divided(name, list(zip(names, ordered, strict=True)))
     digest = hashlib.sha256(json.dumps(sorted(unique)).encode()).hexdigest()[:16]
     return Prompts(name, training, calibration, test, digest, len(refused), first,
                    len(rows) - len(unique), answered=True)  # fmt: skip
 
 
 def keep_copy(source: str, copy: Path) -> None:
-    """Copy the whole rows of a file and what is said of them, unless that is done."""
+    """Copy the whole rows of a file and what is said of them, unless that is done. What only its
+    owner can read stays so in every copy."""
     if copy.is_file():
         return
     file = link_target(expanded(source))
     raw, said = file.read_bytes(), read_settings(file)
     assert said is not None, "the file was read before"
     write_settings(copy, said)
-    with atomic_write(copy) as temporary:
+    with atomic_write(copy, mode_of(file)) as temporary:
         temporary.write_bytes(raw[: raw.rfind(b"\n") + 1])
 
 
@@ -97,9 +101,30 @@ def take(copy: Path, rows: Sequence[Row], path: Path, room: float = float("inf")
     said: dict[str, Any] | None = read_settings(copy)
     if said is not None:
         write_settings(path, said)
-    with atomic_write(path) as temporary:
+    with atomic_write(path, mode_of(copy)) as temporary:
         temporary.write_bytes(b"".join(taken))
     return Written(len(taken), len(taken), tokens)
+
+
+def _conversations(rows: Sequence[AnswerRow]) -> list[str]:
+    """A name for each row, which the turns of a conversation share: the prompt of a later turn
+    begins with that of an earlier one, and holds its answer."""
+    earlier, turns = list[int](), [list[int]() for _ in rows]
+    for index in sorted(range(len(rows)), key=lambda index: rows[index].prompt_ids):
+        ids = rows[index].prompt_ids
+        while earlier and not _begins_with(ids, rows[earlier[-1]].prompt_ids):
+            earlier.pop()
+        earlier.append(index)
+        turns[index] = list(earlier)
+    names = [""] * len(rows)
+    for number, group in enumerate(groups_of(range(len(rows)), turns)):
+        for index in group:
+            names[index] = str(number)
+    return names
+
+
+def _begins_with(ids: Sequence[int], first: Sequence[int]) -> bool:
+    return ids[: len(first)] == first
 
 
 def _name(row: AnswerRow) -> str:

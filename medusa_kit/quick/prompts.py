@@ -21,6 +21,7 @@ from medusa_kit.data.readers import (
 from medusa_kit.data.row_keys import refuse_extras
 from medusa_kit.data.rows import EXAMPLES
 from medusa_kit.distill.generate import asked_messages
+from medusa_kit.equal_rows import held_out as kept_out
 from medusa_kit.errors import DataError
 
 MIN_PROMPTS = 8  # prompts
@@ -98,16 +99,19 @@ def _prompt_of(row: Row | BadRow) -> Asked:
 def divided(
     source: str, ordered: Sequence[tuple[str, Row]]
 ) -> tuple[list[Row], list[Row], list[Row]]:
-    """(to train on, for calibration, to measure on), of named rows in their order."""
+    """(to train on, for calibration, to measure on), of named rows in their order. Rows of one name
+    are held out together."""
     count = min(MAX_KEPT_OUT, max(MIN_PROMPTS // 2, round(KEPT_OUT * len(ordered))))
-    names = list(dict.fromkeys(name for name, _ in ordered))  # rows may share an id
-    held_out_names = set(names[:count])
-    held_out = [row for name, row in ordered if name in held_out_names]
-    training = [row for name, row in ordered if name not in held_out_names]
+    groups = dict[str, list[int]]()
+    for index, (name, _) in enumerate(ordered):
+        groups.setdefault(name, []).append(index)
+    chosen = kept_out([*groups.values()], range(len(groups)), count)
+    held_out = [row for index, (_, row) in enumerate(ordered) if index in chosen]
+    training = [row for index, (_, row) in enumerate(ordered) if index not in chosen]
     if not training:
         raise DataError(
-            f"{source} has {len(ordered)} prompts, but only {len(names)} different ids, too few to "
-            "keep some out",
+            f"{source} has {len(ordered)} prompts, but only {len(groups)} different ids, too few "
+            "to keep some out",
             hint="give each prompt an id of its own, or leave ids out",
         )
     tested = min(MAX_TESTED, max(1, round(TESTED * len(held_out))))

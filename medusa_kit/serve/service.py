@@ -194,7 +194,11 @@ class Service:
         self.name = called[0]
         self.names: ModelNames = names or ServedModels(engine, called, self.heads, self.started)
         # Refused before there is a batch to end.
-        self._recorder = None if config.record is None else Recorder(config.record, engine.base)
+        self._recorder = (
+            None
+            if config.record is None
+            else Recorder(config.record, engine.base, engine.activations)
+        )
         self.batch = engine.shared_batch(config.max_rows, config.max_queue, config.max_pause)
         self.acceptance = ServedAcceptance(engine.plan)
         self.metrics = Metrics(lambda: self.stats, self.heads, self.acceptance.measured)

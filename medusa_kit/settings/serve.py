@@ -12,6 +12,8 @@ from medusa_kit.settings.sampling import ANSWER_TOKENS
 from medusa_kit.settings.serve_limits import LimitOptions
 from medusa_kit.settings.serve_replicas import ReplicaOptions
 
+RECORD_MIB = 256  # some twenty million tokens, more than heads are trained on
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServeConfig(LimitOptions, ReplicaOptions):
@@ -56,8 +58,8 @@ class ServeConfig(LimitOptions, ReplicaOptions):
 
     record: Annotated[
         str | None,
-        "File that prompts and answers are added to, as token ids, for train --quick --from; "
-        "default: nothing is recorded.",
+        "File that prompts and answers are added to, as token ids, for train --quick --from, until "
+        f"it has {RECORD_MIB} MiB; default: nothing is recorded.",
     ] = None
 
     def names_of(self, own: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from medusa_kit.heads.checkpoint import read_config
 from medusa_kit.quick import run as quick_run
 from medusa_kit.quick import session as quick_session
 from medusa_kit.quick import text
+from medusa_kit.quick.answered import read_answered
 from medusa_kit.quick.session import Request, Session
 from medusa_kit.settings.recipe import load_recipe
 
@@ -83,6 +85,38 @@ def test_heads_come_of_the_answers_that_are_there(
     for path in (session.answers, session.held_out):
         assert not rows_of(str(path)).doubtful
     assert (session.heads / "heads.safetensors").is_file()
+
+
+def test_copies_of_what_people_asked_are_as_private_as_the_record(
+    request_from: Callable[..., Request], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.chmod(0o600)
+    session = quick_run.prepared(request_from())
+    monkeypatch.setattr(quick_run, "run_training", _interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        quick_run.run(session)
+    for copy in (session.copy, session.answers, session.held_out):
+        assert stat.S_IMODE(copy.stat().st_mode) == 0o600, copy
+
+
+def test_turns_of_a_conversation_are_held_out_together(tmp_path: Path) -> None:
+    """A later turn's prompt holds the earlier turns' answers, on which trees would be found."""
+    path, turns = tmp_path / "served.jsonl", 4
+    rows = []
+    for chat in range(30):
+        ids = [1, 100 + chat]
+        for turn in range(turns):
+            answer = [200 + chat, turn, 2]
+            rows.append({"prompt_ids": ids, "response_ids": answer, "finish_reason": "stop"})
+            ids = [*ids, *answer, 1, 300 + turn]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_settings(path, {"served": True})
+    prompts = read_answered(path, path.name)
+    sides = [{row.prompt_ids[1] for row in side if isinstance(row, AnswerRow)}
+             for side in (prompts.training, [*prompts.calibration, *prompts.test])]  # fmt: skip
+    assert not sides[0] & sides[1]
+    assert len(sides[1]) == 3  # a tenth of the rows
+    assert len(prompts.training) == 27 * turns
 
 
 def test_it_goes_on_from_the_heads_that_served(

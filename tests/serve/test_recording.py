@@ -10,13 +10,16 @@ from support.serving.live_server import LiveServer, live_server
 from support.serving.waiting import until
 from support.small_engines import engine_with_heads, lively_chat_base
 
-from medusa_kit.data.answer_settings import read_settings, rows_of
+from medusa_kit.data.answer_settings import read_settings, rows_of, write_settings
 from medusa_kit.data.readers import AnswerRow, read_rows
 from medusa_kit.distill.answer_file import AnswerFile
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.serve import recording
-from medusa_kit.serve.recording import Recorder, check_recording
+from medusa_kit.serve.calls.call_grammar import calls_grammar
+from medusa_kit.serve.recording import Recorder, check_recording, chosen_by_model
+from medusa_kit.settings.grammar import Grammar
+from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.settings.serve import ServeConfig
 
 TOKENS = 12
@@ -84,6 +87,70 @@ def test_nothing_else_of_a_request_is_written(engine: Engine, file: Path) -> Non
                     "origin"}  # fmt: skip
 
 
+WEATHER = {"weather": {"type": "object"}}
+SCHEMA = {"type": "object", "description": "a secret"}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "recorded"),
+    [
+        ({}, True),
+        ({"temperature": 0.7, "top_p": 0.9, "top_k": 40, "seed": 3}, True),
+        ({"temperature": 0.7, "min_p": 0.1, "repetition_penalty": 1.0}, True),
+        ({"logit_bias": {}}, True),
+        ({"logit_bias": {5: 1.0}}, False),
+        ({"presence_penalty": 0.5}, False),
+        ({"frequency_penalty": 0.5}, False),
+        ({"repetition_penalty": 1.3}, False),
+        ({"temperature": 0.7, "acceptance": "typical"}, False),
+        ({"grammar": Grammar.json_schema(SCHEMA)}, False),
+        ({"grammar": calls_grammar(WEATHER, None, forced=True, at_most_one=False)}, False),
+        ({"grammar": calls_grammar(WEATHER, None, forced=False, at_most_one=False)}, True),
+    ],
+)
+def test_what_the_model_alone_chose_is_recorded(sampling: dict[str, Any], recorded: bool) -> None:
+    assert chosen_by_model(SamplingParams(**sampling)) is recorded
+
+
+def test_answers_that_others_decided_are_left_out(engine: Engine, file: Path) -> None:
+    with live_server(engine, record=str(file)) as live:
+        (first, *_) = ask(live, "One")
+        assert ask(live, "Two", logit_bias={str(first): -5})
+    assert [row.prompt_ids for row in read_rows(str(file)) if isinstance(row, AnswerRow)] == [
+        tokens_of(engine, "One")
+    ]
+
+
+def test_a_call_that_the_model_may_make_is_recorded_without_its_grammar(
+    engine: Engine, file: Path
+) -> None:
+    free = calls_grammar({"weather": SCHEMA}, None, forced=False, at_most_one=False)
+    recorder = Recorder(str(file), engine.base)
+    recorder.add(answered(engine, "One", grammar=free))
+    recorder.close()
+    assert json.loads(file.read_text())["sampling"] == {"temperature": 0.0}
+    assert "secret" not in file.read_text()
+
+
+def test_an_answer_that_a_stop_string_cuts_has_not_ended(engine: Engine, file: Path) -> None:
+    ids = engine.generate(tokens_of(engine, "One"), max_new_tokens=TOKENS).token_ids
+    with live_server(engine, record=str(file)) as live:
+        cut = ask(live, "One", stop=[engine.base.tokenizer.decode(ids[3:4])])
+    (row,) = (row for row in read_rows(str(file)) if isinstance(row, AnswerRow))
+    assert len(row.response_ids) < TOKENS
+    assert row.response_ids == cut
+    assert row.finish_reason == "length"
+
+
+def test_the_precision_of_answers_is_said(engine: Engine, file: Path) -> None:
+    recorder = Recorder(str(file), engine.base, "int8")
+    recorder.add(answered(engine, "One"))
+    recorder.close()
+    assert (read_settings(file) or {})["activations"] == "int8"
+    with pytest.raises(ConfigError, match="activations"):
+        Recorder(str(file), engine.base)
+
+
 def test_a_server_goes_on_with_its_file_and_refuses_another_models(
     engine: Engine, file: Path
 ) -> None:
@@ -105,6 +172,10 @@ def test_other_files_are_refused_before_anything_is_loaded(tmp_path: Path) -> No
         check_recording(str(own))
     with pytest.raises(ConfigError, match="--record"):
         check_recording(str(tmp_path))
+    generated = tmp_path / "answers.jsonl"
+    write_settings(generated, {"base": "x", "max_new_tokens": 8})
+    with pytest.raises(ConfigError, match="data generate"):
+        check_recording(str(generated))
     with pytest.raises(ConfigError, match="record does not go with replicas"):
         ServeConfig(record="a.jsonl", replicas=2)
     assert own.read_text() == '{"mine": 1}\n'
@@ -146,10 +217,10 @@ def test_a_full_disk_ends_the_recording_alone(
     assert len(list(read_rows(str(file)))) == 1
 
 
-def answered(engine: Engine, text: str) -> Any:
+def answered(engine: Engine, text: str, **options: Any) -> Any:
     """A request that has ended."""
     with engine.shared_batch() as batch:
-        answer = batch.submit(prompt=tokens_of(engine, text), max_new_tokens=3)
+        answer = batch.submit(prompt=tokens_of(engine, text), max_new_tokens=3, **options)
         answer.result()
     return answer.submission.request
 
