@@ -94,7 +94,7 @@ def rows_of(record: dict[str, Any]) -> list[Row]:
     tree = "none gains on this machine" if chosen["nodes"] == 1 else (
         f"{tree}, acceptance length {chosen['acceptance_length']:.2f}")  # fmt: skip
     times = ", ".join(f"{NAMES[name]} {minutes(phases[name]['seconds'])}" for name in PHASES)
-    static = " · ".join(f"{n}: {length:.2f}" for n, length in search["static"].items())
+    static = _by_nodes(search["static"])
     return [
         ("text", f"{text['answers']:,} answers{_rounded(text)}, "
                  f"{training['positions']:,} training tokens, {training['epochs']:g} epochs"),
@@ -103,6 +103,7 @@ def rows_of(record: dict[str, Any]) -> list[Row]:
         ("time", f"{minutes(record['seconds'])} of {minutes(3600 * record['hours'])}"),
         ("of it", times),
         *([("acceptance length, static trees", static)] if static else []),
+        *lengths_before(search),
         *_chained(record["for"], search),
         ("chosen tree", tree),
         ("predicted speed-up", f"{search['predicted_speed_up']:.2f} × plain decoding"),
@@ -111,6 +112,20 @@ def rows_of(record: dict[str, Any]) -> list[Row]:
         ("disk", f"heads {_mb(record['disk']['heads'])}, hidden states "
                  f"{_mb(record['disk']['hidden_states'])}, all {_mb(record['disk']['all'])}"),
     ]  # fmt: skip
+
+
+def _by_nodes(lengths: dict[str, float]) -> str:
+    return " · ".join(f"{n}: {length:.2f}" for n, length in lengths.items())
+
+
+def lengths_before(search: dict[str, Any]) -> list[Row]:
+    """A row on the heads that training went on from, where it did."""
+    now, before = search["static"], search.get("static_before")
+    if not before:
+        return []
+    gained = sum(now.values()) > sum(before.values())
+    kept = "" if gained else "; as good on this text, so keep them"
+    return [("the same of the heads before", f"{_by_nodes(before)}{kept}")]
 
 
 def _rounded(text: dict[str, Any]) -> str:

@@ -2,14 +2,17 @@
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from medusa_kit import console
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.engine.engine import Engine
+from medusa_kit.heads.checkpoint import load_heads
 from medusa_kit.infer.decode.repeated_steps import RepeatedSteps
 from medusa_kit.quick.answers import read_answers
 from medusa_kit.quick.session import Session
+from medusa_kit.settings.recipe import load_recipe
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.replay import replay
 from medusa_kit.tree.search import best_trees
@@ -59,6 +62,7 @@ def run_search(session: Session) -> dict[str, Any]:
         "calibration_answers": len(answers),
         "calibration_positions": stats.num_positions,
         "static": {} if engine.verifier.chains_only else _static_lengths(stats),
+        "static_before": {} if engine.verifier.chains_only else _lengths_before(session, answers),
         "chain": _chain(stats),
         "chosen": {"nodes": chosen.num_nodes, "dynamic": chosen.dynamic is not None,
                    "acceptance_length": chosen.acceptance_length},
@@ -113,6 +117,15 @@ def _chain(statistics: RankStatistics) -> dict[str, Any]:
     replayed = replay(CandidateTree.chain(statistics.num_heads), statistics)
     return {"acceptance_length": replayed.acceptance_length,
             "acceptance_by_depth": replayed.acceptance_by_depth}  # fmt: skip
+
+
+def _lengths_before(session: Session, answers: Sequence[AnswerRow]) -> dict[str, float]:
+    """What the heads come to that training went on from, on the same answers."""
+    earlier = load_recipe(session.recipe).train.heads_from
+    if earlier is None or not Path(earlier).is_dir():
+        return {}
+    heads = load_heads(Path(earlier), session.base)
+    return _static_lengths(calibrate.calibrate(session.base, heads, answers))
 
 
 def _static_lengths(statistics: RankStatistics) -> dict[str, float]:

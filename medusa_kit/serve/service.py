@@ -201,7 +201,7 @@ class Service:
         )
         self.batch = engine.shared_batch(config.max_rows, config.max_queue, config.max_pause)
         self.acceptance = ServedAcceptance(engine.plan)
-        self.metrics = Metrics(lambda: self.stats, self.heads, self.acceptance.measured)
+        self.metrics = Metrics(lambda: self.stats, self.heads, self.acceptance)
         self.closing = False  # no new requests are taken
         kept = RecentTurns() if engine.scheduler.reuse_prefixes else None
         self.conversations = Conversations(engine.base.tokenizer, kept)

@@ -328,6 +328,7 @@ def test_what_two_steps_draft_is_kept_apart_until_each_is_observed() -> None:
     for state, draft, path in reversed(list(zip(states, drafts, ([1, 2], []), strict=True))):
         drafter.observe(result_of(draft, [path], [0], state.requests, timing=timing))
     assert [state.requests[0].credits for state in states] == [["suffix", "suffix"], []]
+    assert [state.requests[0].drafted_by for state in states] == ["suffix", "none"]
     assert drafter.shares == {"suffix": SourceUsage(1, 3), "none": SourceUsage(1, 1)}
 
 

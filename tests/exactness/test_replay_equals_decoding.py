@@ -119,8 +119,11 @@ def test_every_step_starts_and_ends_where_replay_says(case: Case, name: str) -> 
     for index, begin in enumerate(bounds[:-1]):
         inside = replayed.starts_P[begin : bounds[index + 1]]
         assert starts[index] == np.flatnonzero(inside).tolist()
-    counts = [0] * (tree.depth + 1)
+    counts, drafted = [0] * (tree.depth + 1), [0] * (tree.depth + 1)
     for row in rows:
         for depth, count in row.depth_counts.items():
             counts[depth] += count
+        for (_, num_nodes, depth), count in row.drafted_steps.items():
+            drafted[depth] += count if num_nodes == tree.num_nodes else 0
     assert counts == replayed.steps_by_depth
+    assert drafted == (counts if tree.depth else [0])

@@ -20,9 +20,9 @@ from medusa_kit.data.readers import AnswerRow, read_rows
 from medusa_kit.distill.generate import generate_answers
 from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.heads.checkpoint import read_config
+from medusa_kit.quick import report, text
 from medusa_kit.quick import run as quick_run
 from medusa_kit.quick import session as quick_session
-from medusa_kit.quick import text
 from medusa_kit.quick.answered import read_answered
 from medusa_kit.quick.session import Request, Session
 from medusa_kit.settings.recipe import load_recipe
@@ -134,10 +134,25 @@ def test_it_goes_on_from_the_heads_that_served(
     assert recipe.train.learning_rate < first.train.learning_rate
     assert recipe.heads.num_heads == first.heads.num_heads
     assert read_config(again.heads).kind == read_config(session.heads).kind
+    before, now = (one.state.figures("search") for one in (session, again))
+    assert before["static_before"] == {}
+    assert now["static_before"].keys() == now["static"].keys()
+    rows = dict(report.rows_of(report.record_of(again)))
+    assert f"4: {now['static_before']['4']:.2f}" in rows["the same of the heads before"]
     monkeypatch.setattr(quick_session, "find_heads", lambda base, heads: session.heads)
     assert quick_run.prepared(request_from(output=tmp_path / "a")).earlier == session.heads
     other = request_from(output=tmp_path / "b", engine="vllm")
     assert quick_run.prepared(other).earlier is None
+
+
+def test_heads_that_were_as_good_before_are_to_be_kept() -> None:
+    def row(now: float, before: float) -> str:
+        search = {"static": {"4": now}, "static_before": {"4": before}}
+        return dict(report.lengths_before(search))["the same of the heads before"]
+
+    assert row(1.6, 1.5) == "4: 1.50"
+    assert "keep them" in row(1.5, 1.5)
+    assert report.lengths_before({"static": {"4": 1.5}}) == []  # as earlier versions left it
 
 
 def test_the_command_finds_the_heads_of_its_own_earlier_run(

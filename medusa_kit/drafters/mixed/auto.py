@@ -278,8 +278,10 @@ class AutoDrafter(Drafter):
             request.credits = credit
         for source in self.sources:
             source.observe(result)
-        for tree, path in zip(draft.trees, result.paths, strict=True):
-            self.shares.setdefault(sources_of(tree), SourceUsage()).count(1, len(path))
+        pairs = zip(draft.trees, result.paths, strict=True)
+        for request, (tree, path) in zip(result.requests, pairs, strict=True):
+            request.drafted_by = sources_of(tree)
+            self.shares.setdefault(request.drafted_by, SourceUsage()).count(1, len(path))
 
     def _learn(self, step: Step, timing: StepTiming) -> None:
         """What the step took, and what asking has gained."""

@@ -51,6 +51,7 @@ class RequestText:
     finish_reason: str | None = None  # stop | length | cancelled | error
     # Sources of the tokens accepted in the newest step, where its drafter has several.
     credits: list[str] | None = None
+    drafted_by: str | None = None  # the sources of the newest step's draft, where it has several
 
     @property
     def hidden_1D(self) -> Tensor | None:

@@ -41,6 +41,8 @@ class Request(RequestText, Live):
     num_nodes: int = 0  # that its steps verified for it, roots included
     num_together: int = 0  # requests of these steps, itself included
     depth_counts: dict[int, int] = field(default_factory=dict)  # accepted depth -> steps
+    # Of steps with a draft: (who drafted, None: its drafter; nodes, accepted depth) -> steps.
+    drafted_steps: dict[tuple[str | None, int, int], int] = field(default_factory=dict)
     first_scores: list[TokenScore] | None = None  # of the first token, where they are requested
     num_guessed: int = 0  # of the newest step's tokens: these came first, from a drafter
     output_options: OutputOptions = NOTHING
@@ -134,6 +136,9 @@ class Request(RequestText, Live):
         self.num_together += num_requests
         self.num_guessed = depth
         self.depth_counts[depth] = self.depth_counts.get(depth, 0) + 1
+        if num_nodes > 1:
+            draft = (self.drafted_by, num_nodes, depth)
+            self.drafted_steps[draft] = self.drafted_steps.get(draft, 0) + 1
 
 
 Emitted = list[tuple[Request, list[int]]]

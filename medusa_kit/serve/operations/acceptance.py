@@ -1,7 +1,9 @@
 """Whether served text is guessed as well as the text that heads were measured on.
 
-Of what drafters are asked for: heads' acceptance against what the search for their tree found, and
-drafters whose guesses are never right. Each is told in a line of the log, once.
+A step counts by the number of nodes that were verified in it: the search for the tree measured how
+often each of its nodes is accepted, so it says what the likeliest of them come to, few or many.
+Heads that fall short and drafters of which nothing is accepted are told in a line of the log, once,
+and are in /metrics.
 """
 
 from collections import Counter
@@ -10,65 +12,64 @@ from medusa_kit import console
 from medusa_kit.infer.decode.request import Request
 from medusa_kit.tree.plan import TreePlan
 
-HEADS = "heads"  # of both drafters that use them
-STEPS = 2000  # then the standard error of an acceptance length is about 0.02
-FALL = 0.1  # of the measured acceptance length
-DRAFTED = 0.8  # of a tree's nodes a step: else `auto` has mostly not drafted with heads
+HEADS = ("medusa", "auto")  # drafters that use them; the first has no others
+STEPS = 1000  # with drafts: then the standard error of the share is about 0.03
+FALL = 0.3  # of the draft tokens accepted in the search. Drawing at 1.0 costs up to 0.2 (LOG.md)
+HOTTEST = 1.0  # temperature: of hotter draws fewer drafts are right, whatever the text
 
 
 class ServedAcceptance:
     """Sums over answers, by drafter. `add` may be called in one thread."""
 
     def __init__(self, plan: TreePlan | None) -> None:
-        lengths = [
-            (1 + sum(planned.acceptance), planned.tree.num_nodes)
-            for planned in (() if plan is None else plan.trees)
-            if planned.acceptance is not None
-        ]
+        planned = () if plan is None else plan.trees
+        shares = [list(one.acceptance) for one in planned if one.acceptance is not None]
         # Larger batches have smaller trees, so the least of them is what can be expected of all.
-        self._nodes = min((nodes for _, nodes in lengths), default=0)
-        self.measured: float | None = min((length for length, _ in lengths), default=None)
-        self._steps, self._tokens = Counter[str](), Counter[str]()
-        self._told: set[str] = set()
+        self.measured: float | None = min((1 + sum(one) for one in shares), default=None)
+        largest = max(shares, key=lambda one: len(one), default=[])
+        self._shares = sorted(largest, reverse=True)
+        self._steps, self._accepted = Counter[str](), Counter[str]()
+        self._heads_steps, self._heads_accepted, self._heads_expected = 0, 0, 0.0
+        self.share: float | None = None  # of what is expected, in the last STEPS
+        self._told_of_fall = False
+
+    @property
+    def never_accepted(self) -> list[str]:
+        """Drafters of which nothing was accepted in STEPS or more."""
+        steps = list(self._steps.items())  # /metrics may ask meanwhile
+        return [name for name, n in steps if n >= STEPS and not self._accepted[name]]
 
     def add(self, drafter: str, heads: str | None, request: Request) -> None:
         """Count an answer. `heads`: that its request named, which were measured elsewhere."""
-        if request.num_nodes <= request.num_steps:  # nothing was drafted
-            return
-        self._count(drafter, request)
-        self._tell_of_none(drafter)
-        drafted = request.num_nodes / request.num_steps >= DRAFTED * self._nodes
-        if heads is None and drafter in ("medusa", "auto") and self.measured and drafted:
-            self._count(HEADS, request)
-            self._tell_of_fall(self.measured)
-
-    def _count(self, name: str, request: Request) -> None:
-        self._steps[name] += request.num_steps
-        self._tokens[name] += len(request.token_ids) - 1
-
-    def _tell_of_none(self, drafter: str) -> None:
-        steps = self._steps[drafter]
-        if steps >= STEPS and self._tokens[drafter] <= steps:
-            self._tell(
-                drafter,
-                f"none of the tokens that the drafter {drafter!r} guessed in {steps:,} steps was "
-                "accepted, so it costs time and gains none; --drafter names another",
+        known, params = self.never_accepted, request.sampler.params
+        comparable = heads is None and drafter in HEADS and bool(self._shares)
+        comparable = comparable and params.temperature <= HOTTEST and not params.lossy
+        for (sources, num_nodes, depth), steps in request.drafted_steps.items():
+            name = sources or drafter
+            self._steps[name] += steps
+            self._accepted[name] += steps * depth
+            if comparable and name == HEADS[0]:
+                self._heads_steps += steps
+                self._heads_accepted += steps * depth
+                self._heads_expected += steps * sum(self._shares[: num_nodes - 1])
+        for name in set(self.never_accepted).difference(known):
+            console.warn(
+                f"no draft token of {name!r} was accepted in {self._steps[name]:,} steps, so it "
+                "costs time and gains none; --drafter names another drafter"
             )
+        if self._heads_steps >= STEPS:
+            self._look_at_heads()
 
-    def _tell_of_fall(self, measured: float) -> None:
-        if self._steps[HEADS] < STEPS:
-            return
-        served = self._tokens[HEADS] / self._steps[HEADS]
-        if served < (1 - FALL) * measured:
-            self._tell(
-                HEADS,
-                f"the heads' acceptance length is {served:.2f} on what is served, and was "
-                f"{measured:.2f} when their tree was searched: this text is of another kind; "
-                "serve --record FILE and train --quick --from FILE make heads for it",
+    def _look_at_heads(self) -> None:
+        steps, accepted, expected = self._heads_steps, self._heads_accepted, self._heads_expected
+        self.share = accepted / expected if expected else None
+        if self.share is not None and self.share < 1 - FALL and not self._told_of_fall:
+            self._told_of_fall = True
+            console.warn(
+                f"the heads' acceptance length is {1 + accepted / steps:.2f} on what is served; "
+                f"{1 + expected / steps:.2f} is expected of trees as large, by the search for "
+                "theirs: this text is of another kind; serve --record FILE and "
+                "train --quick --from FILE make heads for it"
             )
-        self._steps[HEADS], self._tokens[HEADS] = 0, 0  # newer text is looked at next
-
-    def _tell(self, name: str, what: str) -> None:
-        if name not in self._told:
-            self._told.add(name)
-            console.warn(what)
+        self._heads_steps = self._heads_accepted = 0  # newer text is looked at next
+        self._heads_expected = 0.0

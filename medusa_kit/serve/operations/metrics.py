@@ -8,13 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from medusa_kit.engine.heads_store import HeadsStore
 from medusa_kit.infer.decode.batches import BatchStats
+from medusa_kit.serve.operations.acceptance import STEPS, ServedAcceptance
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 SECONDS_OF_A_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -36,9 +37,8 @@ class Metrics:
         self,
         stats: Callable[[], BatchStats] | None = None,
         heads: HeadsStore | None = None,
-        measured: float | None = None,
+        acceptance: ServedAcceptance | None = None,
     ) -> None:
-        """`measured`: the acceptance length of the server's own heads, before they were served."""
         registry = self.registry = CollectorRegistry(auto_describe=True)
         self.requests = Counter(
             "medusa_kit_requests", "requests by route and status", ["route", "status"],
@@ -88,12 +88,8 @@ class Metrics:
             registry=registry,
             buckets=SECONDS_OF_A_TOKEN,
         )
-        if measured is not None:
-            Gauge(
-                "medusa_kit_measured_acceptance_length",
-                "acceptance length of the heads when their tree was searched",
-                registry=registry,
-            ).set(measured)
+        if acceptance is not None:
+            registry.register(_AcceptanceCollector(acceptance))
         if stats is not None:
             registry.register(_BatchCollector(stats))
         if heads is not None:
@@ -163,6 +159,32 @@ class AnswerClock:
         metrics.answers.labels(drafter, heads or "").inc()
         metrics.answer_steps.labels(drafter, heads or "").inc(num_steps)
         metrics.answer_tokens.labels(drafter, heads or "").inc(num_tokens)
+
+
+class _AcceptanceCollector(Collector):
+    """Collects how served text is guessed beside what was measured."""
+
+    def __init__(self, acceptance: ServedAcceptance) -> None:
+        self._acceptance = acceptance
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        acceptance = self._acceptance
+        if acceptance.measured is not None:
+            description = "acceptance length of the heads when their tree was searched"
+            name = "medusa_kit_measured_acceptance_length"
+            yield GaugeMetricFamily(name, description, value=acceptance.measured)
+        if acceptance.share is not None:
+            description = (
+                f"the heads' accepted draft tokens in the last {STEPS} steps that they drafted, "
+                "divided by those of as large trees in that search"
+            )
+            name = "medusa_kit_share_of_measured_acceptance"
+            yield GaugeMetricFamily(name, description, value=acceptance.share)
+        description = f"1: no draft token of this drafter was accepted in {STEPS} steps or more"
+        family = GaugeMetricFamily("medusa_kit_never_accepted", description, labels=["drafter"])
+        for drafter in acceptance.never_accepted:
+            family.add_metric([drafter], 1)
+        yield family
 
 
 class _HeadsCollector(Collector):
