@@ -1,7 +1,6 @@
 """Finds a base model's files by the name a person gives, and reads them with transformers."""
 
 import os
-import re
 from collections.abc import Iterable
 from logging import ERROR, getLogger
 from pathlib import Path
@@ -14,6 +13,7 @@ from medusa_kit.base import adapters, families
 from medusa_kit.base import gguf as embedded
 from medusa_kit.base.faults.small_files import CONFIG
 from medusa_kit.base.gguf_files.parts import read_headers
+from medusa_kit.base.names import check_name, model_path, near_hint
 from medusa_kit.base.own_models import own_gguf
 from medusa_kit.base.placement import load_dtype
 from medusa_kit.base.quantization import installing, is_known, method_of
@@ -23,15 +23,11 @@ from medusa_kit.errors import (
     CheckpointError,
     IncompatibleBaseError,
     MedusaKitError,
-    did_you_mean,
-    half_pair,
-    nearest,
 )
 from medusa_kit.locks import building_models
 from medusa_kit.paths import expanded, whole
 from medusa_kit.settings.engine import DEBUG_NAME, OWN_MODELS
 
-_HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
 # Kinds of tensors in GGUF files that are not quantised.
 GGUF_NUMBERS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 BLOCKS = torch.bfloat16  # in which the others are held
@@ -46,7 +42,8 @@ def resolve(name: str, weights: bool = True) -> tuple[str, str]:
         return "debug", name
     if (own := own_gguf(name)) is not None:
         return "embedded", str(folder_of(own))
-    path = expanded(name)
+    check_name(name)
+    path = model_path(name)
     if path.suffix == ".gguf":
         return "gguf", str(folder_of(path))
     if path.is_dir():
@@ -59,14 +56,6 @@ def resolve(name: str, weights: bool = True) -> tuple[str, str]:
         raise CheckpointError(
             f"{path} is a file, but not a GGUF file by its name",
             hint="name a model's folder, its Hub id or a file NAME.gguf",
-        )
-    if wrong := half_pair(name):
-        raise CheckpointError(f"no model at {str(path)!r}: {wrong}", hint="check the path")
-    if path.is_absolute() or not _HUB_ID.fullmatch(name):
-        raise CheckpointError(f"no model at {path}", hint="check the path")
-    if "/" not in name and nearest(name.lower(), OWN_MODELS, cutoff=0.8):
-        raise CheckpointError(
-            f"there is no model {name!r}", hint=did_you_mean(name.lower(), OWN_MODELS)
         )
     return "hub", name
 
@@ -92,7 +81,7 @@ def gguf_source(name: str) -> Path | None:
     """The GGUF file that a base of this name was dequantised from, if it was."""
     if (own := own_gguf(name)) is not None:
         return own
-    path = expanded(name)
+    path = model_path(name)
     return path if path.suffix == ".gguf" and path.is_file() else None
 
 
@@ -297,7 +286,7 @@ def not_found(location: str, error: Exception) -> CheckpointError | None:
         return None
     return CheckpointError(
         f"there is no folder {location!r} here, {explanation}",
-        hint="check the path; a Hub id needs network and perhaps a login",
+        hint=near_hint(location, "check the path; a Hub id needs network and perhaps a login"),
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from medusa_kit import console
+from medusa_kit.base.names import unreached, use_hub_if_reached
 from medusa_kit.base.retry_after import LONGEST_WAIT, seconds_to_wait
 from medusa_kit.errors import HubError, MedusaKitError, UsageError
 from medusa_kit.paths import expanded, whole
@@ -73,6 +74,7 @@ def heads_folder(name: str | Path, weights: Callable[[Path], Sequence[str]]) -> 
         options = {"revision": hub_name.revision, "allow_patterns": patterns}
         return Path(snapshot_download(hub_name.repository, **options))
 
+    use_hub_if_reached()
     what = f"no folder {str(hub_name)!r} here, nor heads on the Hub"
     json_folder = with_retries(what, hub_name, lambda: fetch([DESCRIPTIONS]))
     return with_retries(what, hub_name, lambda: fetch([DESCRIPTIONS, *weights(json_folder)]))
@@ -155,6 +157,8 @@ def _explanation(name: HubName, error: Exception) -> tuple[str, str]:
     """(what happened, what to do about it)."""
     from huggingface_hub import constants, errors
 
+    if constants.ENDPOINT in unreached:
+        return f"{constants.ENDPOINT} cannot be reached", "check the network"
     if _find(error, errors.OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE keeps the Hub's client from the network", "unset HF_HUB_OFFLINE"
     if _find(error, errors.HFValidationError):

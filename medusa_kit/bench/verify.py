@@ -11,6 +11,7 @@ With rounded activations all are compared with one-node decoding in the same pre
 they agree with float32, which is the second model's, is counted beside that.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Protocol
@@ -32,6 +33,8 @@ from medusa_kit.infer.decode.accept.sampler import Sampler
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.settings.sampling import SamplingParams
+
+WAIT = 30.0  # seconds that are not worth a word
 
 
 class Scores(Protocol):
@@ -69,6 +72,7 @@ def verify(
     # Neither answer may read what the other has left, and whole trees are to be verified.
     engine = replace(engine, scheduler=Scheduler(engine.verifier))
     judge = _Judge(engine, oracle, sampling, max_new_tokens)
+    began = time.monotonic()
     num_steps, encoded = 0, [engine.encode(prompt) for prompt in prompts]
     with console.progress("verifying", len(prompts), "prompts") as bar:
         for ids in encoded:
@@ -77,6 +81,8 @@ def verify(
             )
             num_steps += result.stats.num_steps
             judge.compare(ids, result.token_ids)
+            if len(judge.answered) == 1:
+                _say_how_long((time.monotonic() - began) * len(prompts))
             bar.advance(note=f"{len(judge.differences)} differ" if judge.at_once else "")
     judge.compare_layerwise()
     num_tokens = sum(len(answered.answer) for answered in judge.answered)
@@ -94,6 +100,12 @@ def verify(
         *compare_encodings(engine.base, prompts, encoded),
         judge.agreement,
     )
+
+
+def _say_how_long(seconds: float) -> None:
+    """By the first prompt."""
+    if seconds > WAIT:
+        console.note(f"this takes about {seconds / 60:.1f} min, as long as the first prompt each")
 
 
 class _Judge:

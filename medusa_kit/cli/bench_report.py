@@ -26,7 +26,8 @@ def show(
     if caveat is not None:
         console.note(caveat)
     lines = [
-        "decoding only: tokens/s after the first, prefill excluded" + _meaning_of_same(report),
+        "decoding only: tokens/s after the first, prefill excluded; gain: of drafting, by these, "
+        "over our own plain decoding" + _meaning_of_same(report),
         *_agreement(report),
         *(f"{result.name}: {note}" for result in report.ran for note in result.drafter_notes),
         *not_paying(report),
@@ -77,7 +78,7 @@ def _methods_table(report: Any, title: str) -> Any:
         name = textwrap.fill(result.name, NAME_WIDTH)
         if result.not_run is not None:
             why = textwrap.fill(f"not run: {result.not_run}", NAME_WIDTH)
-            rows.append((f"{name}\n{why}", *["–"] * 7))
+            rows.append((f"{name}\n{why}", *["–"] * 8))
             continue
         total = result.total
         depths = " ".join(f"{share:.2f}" for share in total.acceptance_by_depth)
@@ -90,14 +91,24 @@ def _methods_table(report: Any, title: str) -> Any:
                 f"{total.ratio(first):.2f} ×",
                 f"{total.median_ratio(first):.2f} ×",
                 console.number(total.decoding_tokens_per_second, ".1f"),
+                _gain(report, result),
                 console.number(total.acceptance_length, ".3f"),
                 depths or "–",
                 same,
             )
         )
-    columns = ("method", "tokens/s", "ratio", "median ratio", "decoding only", "accept. length",
-               "by depth", "same")  # fmt: skip
+    columns = ("method", "tokens/s", "ratio", "median ratio", "decoding only", "gain",
+               "accept. length", "by depth", "same")  # fmt: skip
     return console.table(title, columns, rows)
+
+
+def _gain(report: Any, result: Any) -> str:
+    """Of drafting: the speed of decoding against the kit's own plain decoding."""
+    plain = report.plain
+    if plain is None or result.plain or not result.drafts:
+        return "–"
+    ratio = result.total.decoding_ratio(plain.total)
+    return "–" if ratio is None else f"{ratio:.2f} ×"
 
 
 def _category_table(report: Any) -> Any:

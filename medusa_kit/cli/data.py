@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from medusa_kit import console
+from medusa_kit.base.names import check_name
 from medusa_kit.cli import options
 from medusa_kit.cli.parser import command
 from medusa_kit.errors import UsageError, unknown_value
@@ -69,6 +70,7 @@ def generate(
     how = {"sampling": params, "turns": turns, "on_error": on_error}
     try:
         if endpoint is None:
+            check_name(model)
             how |= {"max_new_tokens": max_new_tokens, "batch_size": batch_size,
                     "activations": activations}  # fmt: skip
             place = {"revision": revision, "dtype": dtype, "device": device}
@@ -185,9 +187,11 @@ def inspect(
     ] = 2048,
     on_error: OnError = "skip",
 ) -> None:
-    """Show which tokens of a conversation are trained on and which are masked."""
+    """Show which tokens of a conversation are trained on and which are masked; of prompts, what the
+    model is asked."""
     _check_on_error(on_error)
     from medusa_kit.base.loading import load_tokenizer
+    from medusa_kit.cli import inspected_prompts
     from medusa_kit.data.chat import encode_rows
     from medusa_kit.data.readers import read_good_and_bad
 
@@ -195,7 +199,10 @@ def inspect(
     encoded: list[Any] = []
     for source in sources:
         count = limit if encoded else max(limit, row)
-        rows = itertools.islice(read_good_and_bad(source, extras=True), count)
+        rows = list(itertools.islice(read_good_and_bad(source, extras=True), count))
+        if len(sources) == 1 and inspected_prompts.are_prompts(rows):
+            inspected_prompts.show(tokenizer, source, rows, row, on_error)
+            return
         encoded.append(encode_rows(rows, tokenizer, max_length, on_error))
     examples, report = encoded[0]
     example = next((example for example in examples if example.row == row), None)

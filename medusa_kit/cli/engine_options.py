@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from medusa_kit.base.names import check_name
 from medusa_kit.cli import options
 from medusa_kit.errors import UsageError
 from medusa_kit.settings import engine
@@ -88,6 +89,8 @@ def with_engine(
             loading = _arguments(values, given)
             if "draft_model" in given and not several:
                 _check_draft_model_is_used(loading)
+            if "model" in loading:
+                check_name(loading["model"])
             passed = {GIVEN_NAMES: names} if GIVEN_NAMES in own_parameters else {}
             command(**arguments, **{PARAMETER: loading}, **passed)
 

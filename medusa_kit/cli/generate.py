@@ -1,6 +1,8 @@
 """`medusa-kit generate`: answer one prompt, or a file of them."""
 
 import json
+import shlex
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -37,6 +39,12 @@ def generate(
             "give either a prompt or --prompts, and not both",
             hint='medusa-kit generate "Why is the sky blue?", or --prompts FILE',
         )
+    if prompt is not None and _is_file(prompt):
+        raise UsageError(
+            f"the prompt {prompt!r} is the name of a file",
+            hint=f"--prompts {shlex.quote(prompt)} answers the prompts in it; to ask about the "
+            "name, write a sentence",
+        )
     if batch_size < 1:
         raise UsageError(f"batch size {batch_size} is out of range; expected 1 or more")
     with no_search():
@@ -66,6 +74,14 @@ def generate(
             )
             if reason := first_reason(stats.drafter_notes):
                 console.note(reason)
+
+
+def _is_file(prompt: str) -> bool:
+    """Whether it names a file that is there. A prompt may be longer than a name can be."""
+    try:
+        return Path(prompt).is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _prompts(prompt: str | None, source: str | None, system: str | None) -> list[Any]:

@@ -55,7 +55,10 @@ EndpointModel = Annotated[
         "--endpoint-model", metavar="NAME", help="The model's name there; default: that of --model."
     ),
 ]
-PROMPTS = "a file (JSONL, JSON, text, parquet ...) or a data set, NAME or NAME/CONFIG:SPLIT"
+PROMPTS = (
+    "a file (JSONL, JSON, text, parquet ...), - for a pipe, or a data set, NAME or "
+    "NAME/CONFIG:SPLIT"
+)
 Limit = Annotated[int | None, typer.Option(min=1, help="Take this many prompts; default: all.")]
 
 

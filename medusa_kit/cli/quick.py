@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from medusa_kit import console
+from medusa_kit.base.names import check_name
 from medusa_kit.errors import DID_YOU_MEAN, UsageError, nearest
 from medusa_kit.settings.quick import MADE_FOR, MadeFor
 
@@ -29,6 +30,7 @@ def run_quick(
 ) -> None:
     """`refused`: what was given and does not go with it."""
     made_for = _check(refused, prompts, answers, hours, engine)
+    check_name(model)
     from medusa_kit.base.files import resolve
     from medusa_kit.base.placement import pick_device
     from medusa_kit.quick import report

@@ -61,6 +61,11 @@ def verify(
     if output is not None:
         check_file(output, "--output", has_keys("greedy"))
     conversations = read_prompts(prompts, limit)
+    console.note(
+        f"{len(conversations)} prompts of at most {max_new_tokens} new tokens, "
+        f"{'greedy' if sampling.greedy else 'greedy, then sampled'}; the model is loaded twice, "
+        "for medusa-kit and for transformers"
+    )
     engine, oracle = load_both(loading, same_weights=True, layerwise=layer_by_layer)
     reports = {"greedy": run(engine, oracle, conversations, max_new_tokens=max_new_tokens)}
     if not sampling.greedy:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from medusa_kit.data.row_forms import read_item
 from medusa_kit.data.rows import EXAMPLES, AnswerRow, BadRow, Conversation, Message, Row
 from medusa_kit.data.sources import read_items
+from medusa_kit.data.text_files import PIPE, PIPED
 from medusa_kit.errors import DataError
 
 __all__ = ["AnswerRow", "BadRow", "Conversation", "Message", "Row", "read_good_and_bad",
@@ -40,6 +41,7 @@ def read_good_and_bad(
     """Rows as `read_rows` gives them, with a BadRow in place of each row of no known format, for
     callers that skip such rows."""
     items = read_items(source, limit, streaming)
+    source = PIPED if source == PIPE else source
     rows = (read_item(item, number, source, extras) for number, item in items)
     first = next(rows, None)
     if first is None:

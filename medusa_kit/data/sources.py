@@ -7,7 +7,7 @@ folder, through `datasets`.
 from collections.abc import Iterator
 
 from medusa_kit.data.tables import is_folder, read_data_set, read_table
-from medusa_kit.data.text_files import FILE_KINDS, READ, TABLES, Item, read_file
+from medusa_kit.data.text_files import FILE_KINDS, PIPE, READ, TABLES, Item, read_file, read_pipe
 from medusa_kit.errors import DataError
 from medusa_kit.paths import expanded
 
@@ -16,6 +16,8 @@ def read_items(source: str, limit: int | None = None, streaming: bool = False) -
     """Numbered items of a source, lazily. Raises what `readers.read_rows` raises for a source."""
     if not source.strip():
         raise DataError("the name of the data is empty, expected a file or a data set", hint=READ)
+    if source == PIPE:
+        return read_pipe()
     path = expanded(source)
     looks_like_path = path.suffix in FILE_KINDS or source.startswith((".", "/", "~"))
     if path.is_file():

@@ -3,11 +3,13 @@ lines, or from 1 in a JSON list."""
 
 import bz2
 import csv
+import functools
 import gzip
 import io
 import itertools
 import json
 import lzma
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +22,7 @@ Item = tuple[int, Any]
 TABLES = {".parquet": "parquet", ".arrow": "arrow"}
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 TEXT = ".txt"
+PIPE, PIPED = "-", "standard input"
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 FILE_KINDS = (".jsonl", ".ndjson", ".json", TEXT, *SEPARATORS, *TABLES, *COMPRESSED)
 KINDS = (
@@ -40,7 +43,7 @@ def read_file(path: Path) -> Iterator[Item]:
             if inner in SEPARATORS:
                 yield from _read_columns(path, lines, SEPARATORS[inner])
             elif inner == TEXT:
-                yield from ((n, text) for n, line in enumerate(lines, 1) if (text := line.strip()))
+                yield from _read_text(lines)
             else:
                 yield from _read_json(path, lines)
     except UnicodeDecodeError as error:
@@ -50,6 +53,41 @@ def read_file(path: Path) -> Iterator[Item]:
         ) from error
     except (EOFError, csv.Error, lzma.LZMAError, OSError) as error:
         raise DataError(f"{path} cannot be read: {in_one_line(error)}", hint=READ) from error
+
+
+@functools.cache
+def _piped() -> str:
+    """What is piped into this process; it can be read once."""
+    if sys.stdin.isatty():
+        raise DataError(
+            f"{PIPE!r} is standard input, and nothing is piped into it",
+            hint="medusa-kit generate --prompts - < FILE, or name the file",
+        )
+    return sys.stdin.buffer.read().decode("utf-8-sig")
+
+
+def read_pipe() -> Iterator[Item]:
+    """Items of standard input: JSON where it begins so, else a prompt a line."""
+    try:
+        text = _piped()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{PIPED} is not UTF-8 text: {error}", hint=READ) from error
+    lines = io.StringIO(text)
+    if text.lstrip().startswith("{") or _is_json(text):
+        yield from _read_json(Path(PIPED), lines)
+    else:
+        yield from _read_text(lines)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        return isinstance(parse_json(text), list)
+    except ValueError:
+        return False
+
+
+def _read_text(lines: Iterable[str]) -> Iterator[Item]:
+    yield from ((n, text) for n, line in enumerate(lines, 1) if (text := line.strip()))
 
 
 def _opened(path: Path) -> IO[str]:

@@ -48,11 +48,13 @@ from medusa_kit.heads.undrawn import Undrawn
 from medusa_kit.heads.weights_base import check_weights_base, metadata_of
 from medusa_kit.outputs import json_object
 from medusa_kit.paths import expanded
+from medusa_kit.settings.engine import OWN_MODELS
 from medusa_kit.settings.recipe import ROOTED_WHY
 from medusa_kit.together import moved_together
 from medusa_kit.usual_device import on_usual_device
 
 WEIGHTS_NAME = "heads.safetensors"
+OF_OWN_MODEL = "{} is a model; --heads auto, the default, finds the heads that come with the kit"
 PAIRED_FOLDER = "medusa_heads"  # heads inside their base's folder
 STORED_DTYPES = {**DTYPES, "int8": torch.int8}
 SHARED = "recurrent."  # how the names of tensors that all heads share begin
@@ -128,7 +130,11 @@ def read_config(folder: Path) -> HeadsConfig:
         otherwise = "train some with `medusa-kit train`, or name the folder that holds them"
         raise CheckpointError(
             f"no heads at {folder}: {CONFIG_NAME} is missing",
-            hint=DID_YOU_MEAN.format(within) if within else otherwise,
+            hint=OF_OWN_MODEL.format(folder)
+            if str(folder) in OWN_MODELS
+            else DID_YOU_MEAN.format(within)
+            if within
+            else otherwise,
         )
     try:
         raw = parse_json(path.read_text(encoding="utf-8"))

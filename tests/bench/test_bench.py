@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from medusa_kit import console
 from medusa_kit.bench.about import About
 from medusa_kit.bench.bench import Batch, Method, bench
-from medusa_kit.bench.report import Answers, BenchReport, Decoding, Tally
+from medusa_kit.bench.report import Answers, BenchReport, Decoding, MethodResult, Tally
+from medusa_kit.cli.bench_report import _gain, show
 from medusa_kit.errors import DataError
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -237,3 +239,27 @@ def test_the_first_method_and_ours_must_not_fail(ours: bool) -> None:
 def test_no_prompt_is_an_error() -> None:
     with pytest.raises(DataError, match="no prompt"):
         bench([Method("a", echo)], [], 9)
+
+
+def test_the_table_has_draftings_gain_over_own_plain_decoding(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of decoding alone, which the ratio to the first method is not."""
+    results = [
+        MethodResult(name, kind=kind, drafter=drafter, total=Tally(
+            answers=1, tokens=10, seconds=1.0, rates=[10.0], decoding_tokens=tokens,
+            decoding_seconds=1.0, num_steps=5, step_tokens=9))
+        for name, kind, drafter, tokens in (
+            ("transformers generate", "transformers", None, 1),
+            ("medusa-kit, plain decoding", "ours", "none", 8),
+            ("medusa-kit, auto", "ours", "auto", 10),
+        )
+    ]  # fmt: skip
+    report = BenchReport(results, 1, 10, about=About(sampling={}))
+    assert [_gain(report, result) for result in results] == ["–", "–", "1.25 ×"]
+    console.out.width, before = 200, console.out.width
+    show(report, {}, "m", "here")
+    console.out.width = before
+    shown = capsys.readouterr().out
+    assert "gain" in shown
+    assert "1.25 ×" in shown

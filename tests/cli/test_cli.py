@@ -133,11 +133,12 @@ FAILED_RUNS: dict[str, tuple[list[str], str]] = {
     "no file": (["generate", "--prompts", "nowhere.txt", *PLAIN], "no data file at nowhere.txt"),
     "empty file": (["generate", "--prompts", "empty.txt", *PLAIN], "error: empty.txt holds no row"),
     "no heads": (["generate", "hi", *MODEL, "--heads", "./h"], "error: no heads at h"),
+    "a model as heads": (["generate", "hi", *MODEL, "--heads", "smollm2-135m-instruct"],
+                         "--heads auto, the default, finds the heads that come with the kit"),
     "a file as the model": (["generate", "hi", "-m", "empty.txt"],
                             "empty.txt is a file, but not a GGUF file"),
     "no model": (["generate", "hi", "-m", "./m"], "error: no model at m"),
     "prompt too long": (["generate", "x" * 2000, *PLAIN], "the model's context holds 1024"),
-    "no assistant": (["data", "inspect", "PROMPTS", *MODEL[:2]], "no row is left to train on"),
     "answers of text": (["tree-search", *MODEL, "--heads", "untrained", "--output", "o",
                          "--answers", "PROMPTS"], "row 1 holds no token ids"),
 }  # fmt: skip

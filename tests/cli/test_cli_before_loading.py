@@ -94,6 +94,7 @@ def test_what_chooses_the_base_reaches_it(
 
     monkeypatch.setattr("medusa_kit.engine.load.load", load)
     monkeypatch.setattr("medusa_kit.infer.cpu.packed_base.base_for_decoding", load)
+    monkeypatch.setattr("medusa_kit.base.names._cached", lambda: ["org/base"])
     file = tmp_path / "engine.yaml"
     file.write_text("model: org/base\nrevision: v1\ndrafter: suffix\ncache: float16\n")
     prompts = tmp_path / "prompts.txt"

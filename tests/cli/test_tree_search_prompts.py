@@ -148,9 +148,10 @@ def test_answers_of_another_base_or_encoding_are_refused(
 
 @pytest.mark.parametrize("edited", [False, True])
 def test_rows_that_were_not_made_as_their_settings_say(
-    run: Run, heads: Path, tmp_path: Path, edited: bool
+    run: Run, heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edited: bool
 ) -> None:
     """Those of another model are refused before a base is loaded; a person's have one line."""
+    monkeypatch.setattr("medusa_kit.base.names._cached", lambda: ["no/such-model"])
     source = heads / "calibration_answers.jsonl"
     beside = heads / "calibration_answers.jsonl.meta.json"
     if edited:

@@ -1,0 +1,106 @@
+"""Names of base models, as far as they can be judged before a library that computes is imported.
+
+A name that is wrong is told in a second, with the nearest that would do, also without network.
+"""
+
+import functools
+import re
+import socket
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from medusa_kit import console
+from medusa_kit.errors import DID_YOU_MEAN, CheckpointError, did_you_mean, half_pair, nearest
+from medusa_kit.paths import expanded
+from medusa_kit.settings.engine import DEBUG_NAME, OWN_MODELS
+
+HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
+CONNECT_SECONDS = 3.0
+PART = re.compile(r"-\d{5}-of-\d{5}$")  # at the end of the name of one file of several
+PROJECTOR = "mmproj"  # begins the names of llama.cpp's image encoders
+unreached: set[str] = set()  # addresses of the Hub that did not answer
+NEAR = 0.75  # least similarity of a name that is offered in place of another
+
+
+def check_name(name: str) -> None:
+    """Raises CheckpointError for a name that no base has, on this machine or on the Hub."""
+    if name == DEBUG_NAME or name in OWN_MODELS or model_path(name).exists():
+        return
+    if wrong := half_pair(name):
+        raise CheckpointError(f"no model at {name!r}: {wrong}", hint="check the path")
+    path = expanded(name)
+    if path.suffix == ".gguf":  # reading it says what is missing
+        return
+    if path.is_absolute() or not HUB_ID.fullmatch(name):
+        raise CheckpointError(f"no model at {path}", hint="check the path")
+    if "/" not in name and nearest(name, OWN_MODELS, cutoff=0.8):
+        raise CheckpointError(f"there is no model {name!r}", hint=did_you_mean(name, OWN_MODELS))
+    if use_hub_if_reached() or name in _cached():
+        return
+    raise CheckpointError(
+        f"there is no folder {name!r} here, and the Hub, which may have a model of that name, "
+        "cannot be reached",
+        hint=near_hint(name, "check the path; a Hub id needs network and perhaps a login"),
+    )
+
+
+def near_hint(name: str, otherwise: str) -> str:
+    """Names the nearest of the kit's own models and of those in the Hub's cache."""
+    known = {one.rpartition("/")[2]: one for one in (*_cached(), *OWN_MODELS)}
+    close = nearest(name.rpartition("/")[2], known, cutoff=NEAR)
+    return otherwise if close is None else DID_YOU_MEAN.format(known[close])
+
+
+def model_path(name: str | Path) -> Path:
+    """Where a base of this name lies, if it is on this machine: a folder that holds one GGUF model
+    and no other stands for its file. Raises CheckpointError for a folder with several."""
+    path = expanded(name)
+    described = ("config.json", "adapter_config.json")
+    if not path.is_dir() or any((path / one).exists() for one in described):
+        return path
+    files = sorted(file for file in path.glob("*.gguf") if not file.name.startswith(PROJECTOR))
+    models = {PART.sub("", file.stem): file for file in reversed(files)}  # the first part of each
+    if len(models) > 1:
+        names = ", ".join(file.name for file in sorted(models.values()))
+        raise CheckpointError(
+            f"{path} holds {len(models)} models: {names}", hint=f"name one of them: {files[0]}"
+        )
+    return next(iter(models.values()), path)
+
+
+def use_hub_if_reached() -> bool:
+    """Whether the Hub may be asked. Where it cannot be reached its client is told so: else it
+    tries each file again for half a minute, also those that are in its cache."""
+    from huggingface_hub import constants
+
+    if constants.is_offline_mode():
+        return False
+    if reached(constants.ENDPOINT):
+        return True
+    console.note(f"{constants.ENDPOINT} cannot be reached: only what is on this machine is used")
+    unreached.add(constants.ENDPOINT)
+    constants.HF_HUB_OFFLINE = True
+    return False
+
+
+@functools.cache
+def reached(endpoint: str) -> bool:
+    """Whether a connection can be made; taken for granted where a proxy makes it."""
+    url = urlsplit(endpoint)
+    if {url.scheme, "all"} & urllib.request.getproxies().keys() or url.hostname is None:
+        return True
+    port = url.port or (443 if url.scheme == "https" else 80)
+    try:
+        socket.create_connection((url.hostname, port), CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def _cached() -> list[str]:
+    """Hub ids of models of which something is in the Hub's cache."""
+    from huggingface_hub import constants
+
+    folders = Path(constants.HF_HUB_CACHE).glob("models--*")
+    return sorted(folder.name.removeprefix("models--").replace("--", "/") for folder in folders)

@@ -1,0 +1,103 @@
+"""Names of base models: a wrong one is told at once, with the nearest; a folder may be one file."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from support.gguf.tiny_gguf import write_gguf
+
+from medusa_kit.base import names
+from medusa_kit.base.files import gguf_source, resolve
+from medusa_kit.base.hub_client import heads_folder
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.errors import CheckpointError, HubError
+
+
+@pytest.fixture
+def cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No network, and a Hub's cache with one model."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--org--Some-Model-7B").mkdir()
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [
+        ("HuggingFaceTB/SmolLM2-135M-Instuct", "smollm2-135m-instruct"),
+        ("org/Some-Model-7", "org/Some-Model-7B"),
+        ("Some-Model-7B", "org/Some-Model-7B"),
+        ("org/other", None),
+    ],
+)
+def test_wrong_names_without_network_name_the_nearest(
+    cut_off: None, wrong: str, near: str | None
+) -> None:
+    for check in (names.check_name, resolve):
+        with pytest.raises(CheckpointError, match="cannot be reached") as caught:
+            check(wrong)
+        expected = "needs network" if near is None else f"did you mean {near}?"
+        assert expected in str(caught.value.hint)
+
+
+def test_a_hub_that_cannot_be_reached_is_told_once_and_not_asked(
+    cut_off: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its client tries each file for half a minute, also those in its cache."""
+    names.check_name("org/Some-Model-7B")
+    names.check_name("org/Some-Model-7B")
+    assert capsys.readouterr().err.count("only what is on this machine is used") == 1
+    assert constants.is_offline_mode()
+    with pytest.raises(HubError, match=r"nor heads on the Hub: http.* cannot be reached") as caught:
+        heads_folder("org/heads", lambda _: [])
+    assert caught.value.hint == "check the network"
+
+
+def test_a_wrong_name_needs_no_library_that_computes() -> None:
+    """They take seconds to import."""
+    script = (
+        "import sys\n"
+        "sys.argv = ['medusa-kit', 'generate', 'hi', '-m', 'smollm2-135m-instuct']\n"
+        "from medusa_kit import cli\n"
+        "try:\n    cli.main()\n"
+        "except SystemExit as leaving:\n"
+        "    print(leaving.code, {'torch', 'transformers'} & sys.modules.keys())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "1 set()\n"
+    assert "did you mean smollm2-135m-instruct?" in done.stderr
+
+
+def test_a_folder_with_one_gguf_model_is_that_model(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    file = write_gguf(folder / "tiny.gguf")
+    (folder / "mmproj-tiny.gguf").write_bytes(b"of images")
+    assert gguf_source(str(folder)) == file
+    assert resolve(str(folder)) == resolve(str(file))
+    assert load_base_model(str(folder), device="cpu").info.source == "gguf"
+
+
+def test_parts_of_a_model_are_one(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"big-{number:05}-of-00002.gguf").touch()
+    assert names.model_path(tmp_path).name == "big-00001-of-00002.gguf"
+
+
+def test_a_folder_with_several_models_names_them(tmp_path: Path) -> None:
+    for name in ("q4.gguf", "q8.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(CheckpointError, match=r"holds 2 models: q4\.gguf, q8\.gguf") as caught:
+        names.check_name(str(tmp_path))
+    assert caught.value.hint == f"name one of them: {tmp_path / 'q4.gguf'}"
+    (tmp_path / "config.json").touch()
+    assert names.model_path(tmp_path) == tmp_path, "the folder of a model with other formats beside"
