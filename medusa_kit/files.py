@@ -174,9 +174,9 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def mode_of(path: Path) -> int:
-    """Who may read and write a file."""
-    return stat.S_IMODE(path.stat().st_mode)
+def mode_of_copy(path: Path) -> int:
+    """The mode of a copy that as many may read, and its owner may write."""
+    return stat.S_IMODE(path.stat().st_mode) | stat.S_IRUSR | stat.S_IWUSR
 
 
 def _ordinary_mode(beside: Path) -> int:

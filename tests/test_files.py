@@ -19,7 +19,7 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.data.answer_settings import read_settings, settings_path
 from medusa_kit.data.readers import read_rows
 from medusa_kit.errors import MedusaKitError
-from medusa_kit.files import atomic_write, mode_of, parse_json
+from medusa_kit.files import atomic_write, mode_of_copy, parse_json
 from medusa_kit.heads import checkpoint
 from medusa_kit.heads.formats import files as formats
 from medusa_kit.hub import measured
@@ -97,7 +97,9 @@ def test_a_file_with_a_mode_has_it_from_its_first_byte_on(tmp_path: Path) -> Non
     with atomic_write(path, 0o600) as temporary:
         assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
         temporary.write_text("what people asked")
-    assert mode_of(path) == 0o600
+    assert mode_of_copy(path) == stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o440)
+    assert mode_of_copy(path) == 0o640  # a copy can be written
     assert path.read_text() == "what people asked"
 
 

@@ -36,6 +36,8 @@ PROBE_TOKENS = 256
 NUM_PROMPTS, NEW_TOKENS = 4, 48  # what is decoded
 OWN_PROMPT = "Name three trees and say where they grow."
 
+DRAWN = "most answers of the data were drawn, and so hold less likely tokens too"
+
 Status = Literal["ok", "warning", "problem", "skipped"]
 
 
@@ -92,6 +94,14 @@ class Case:
     def answers(self) -> list[AnswerRow]:
         """Every run of trained tokens, a turn of a conversation or an answer."""
         return [answer for example in self.usable for answer in _turns(example)]
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether most rows are answers that were drawn, which hold less likely tokens too."""
+        rows = self.rows or ()
+        temperatures = [isinstance(row, AnswerRow) and (row.sampling or {}).get("temperature")
+                        for row in rows]  # fmt: skip
+        return 2 * sum(map(bool, temperatures)) > len(rows)
 
     @cached_property
     def prompts(self) -> list[list[int]]:

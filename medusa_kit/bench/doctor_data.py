@@ -6,7 +6,7 @@ Shapes: B batch, T tokens, D hidden, V vocabulary.
 import torch
 
 from medusa_kit.base.model import RELATIVE_TOLERANCE, relative_error
-from medusa_kit.bench.doctor_case import Case, Finding, check, ok, problem, skipped, warning
+from medusa_kit.bench.doctor_case import DRAWN, Case, Finding, check, ok, problem, skipped, warning
 from medusa_kit.data.chat import encode_conversation, encode_prompt
 from medusa_kit.data.readers import Conversation
 from medusa_kit.data.template import chat_template as template_of
@@ -191,6 +191,8 @@ def vocabulary(case: Case) -> Finding:
 @torch.no_grad()
 def own_words(case: Case) -> Finding:
     """How much of the data would the base have written? Decoding shows heads no other text."""
+    if case.is_drawn:
+        return skipped(DRAWN)
     same = total = 0
     for answer in case.answers:
         ids_T = torch.tensor([*answer.prompt_ids, *answer.response_ids], device=case.base.device)

@@ -13,7 +13,16 @@ import torch
 from medusa_kit.base.origin import HEADS
 from medusa_kit.base.origin import compare as compare_origins
 from medusa_kit.base.tokenizer.encoding_digest import Encodings, compare
-from medusa_kit.bench.doctor_case import Case, Finding, check, ok, problem, skipped, warning
+from medusa_kit.bench.doctor_case import (
+    DRAWN,
+    Case,
+    Finding,
+    check,
+    ok,
+    problem,
+    skipped,
+    warning,
+)
 from medusa_kit.bench.doctor_data import SELF_DISTIL
 from medusa_kit.data.chat import EncodedExample
 from medusa_kit.drafters.plain import PlainDrafter
@@ -242,6 +251,8 @@ def replay_equals_decoding(case: Case) -> Finding:
 @check("data and decoded text", data=True, heads=True, trees=True)
 def data_is_like_decoded_text(case: Case) -> Finding:
     """Do the heads guess the data as well as the text that the base writes?"""
+    if case.is_drawn:
+        return skipped(DRAWN)
     if (both := _comparable(case.statistics, case.served_statistics)) is None:
         return skipped(f"fewer than {MIN_POSITIONS} tokens to compare")
     on_data, on_text, counts_text = both
@@ -270,6 +281,7 @@ def data_is_like_calibration(case: Case) -> Finding:
         return skipped(f"fewer than {MIN_POSITIONS} tokens to compare")
     on_data, then, _ = both
     what = f"heads right down to each depth: data {_shown(on_data)}, tree search {_shown(then)}"
+    what += f" ({DRAWN})" if case.is_drawn else ""
     if max(b - a for a, b in zip(on_data, then, strict=True)) > case.tolerance:
         return warning(
             f"{what}: this text is of another kind",

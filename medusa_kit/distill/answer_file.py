@@ -323,6 +323,6 @@ def whole_lines(path: Path) -> bytes:
     raw = path.read_bytes()
     whole = raw.rfind(b"\n") + 1
     if whole < len(raw):
-        console.warn(f"{path}: the last line was cut off; it is dropped and made again")
+        console.warn(f"{path}: the last line was cut off; it is dropped")
         os.truncate(path, whole)
     return raw[:whole]

@@ -21,7 +21,7 @@ from medusa_kit.data.answer_settings import (
 from medusa_kit.data.readers import AnswerRow, BadRow, Row, read_good_and_bad
 from medusa_kit.equal_rows import groups_of
 from medusa_kit.errors import ConfigError, DataError
-from medusa_kit.files import atomic_write, link_target, mode_of
+from medusa_kit.files import atomic_write, link_target, mode_of_copy
 from medusa_kit.paths import expanded
 from medusa_kit.quick.answers import Written
 from medusa_kit.quick.prompts import MIN_PROMPTS, Prompts, divided
@@ -74,7 +74,7 @@ def keep_copy(source: str, copy: Path) -> None:
     raw, said = file.read_bytes(), read_settings(file)
     assert said is not None, "the file was read before"
     write_settings(copy, said)
-    with atomic_write(copy, mode_of(file)) as temporary:
+    with atomic_write(copy, mode_of_copy(file)) as temporary:
         temporary.write_bytes(raw[: raw.rfind(b"\n") + 1])
 
 
@@ -101,7 +101,7 @@ def take(copy: Path, rows: Sequence[Row], path: Path, room: float = float("inf")
     said: dict[str, Any] | None = read_settings(copy)
     if said is not None:
         write_settings(path, said)
-    with atomic_write(path, mode_of(copy)) as temporary:
+    with atomic_write(path, mode_of_copy(copy)) as temporary:
         temporary.write_bytes(b"".join(taken))
     return Written(len(taken), len(taken), tokens)
 

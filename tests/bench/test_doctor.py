@@ -161,6 +161,15 @@ def test_own_words(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     said(doctor_data.own_words(examine(case.base, half)), "ok", "50% of 4")
 
 
+def test_drawn_answers_are_not_held_to_be_the_likeliest(case: Case) -> None:
+    """Which a server records: other tokens than the likeliest, and no fault of theirs."""
+    rows = [replace(row, sampling={"temperature": 0.8}) for row in random_rows()]
+    drawn = examine(case.base, rows)
+    said(doctor_data.own_words(drawn), "skipped", "were drawn")
+    greedy = [replace(row, sampling={"temperature": 0.0}) for row in random_rows()]
+    said(doctor_data.own_words(examine(case.base, greedy)), "warning", "not its own text")
+
+
 def test_tied_embeddings(case: Case) -> None:
     said(doctor_data.tied_embeddings(case), "ok", "not tied", "3 own projections of 3,072")
     tied = wrap_model(tiny_model("llama-tied"))

@@ -178,6 +178,8 @@ def test_data_of_another_kind_than_the_tree_was_searched_on(case: Case, heads: P
     statistics.save(heads / "statistics.npz")
     said(found(case), "ok", "data 1.00 1.00 1.00, tree search 1.00")
     said(found(examine(case.base, random_rows(), heads)), "warning", "of another kind")
+    drawn = [replace(row, sampling={"temperature": 0.8}) for row in random_rows()]
+    said(found(examine(case.base, drawn, heads)), "warning", "of another kind", "were drawn")
     replace(statistics, meta={**statistics.meta, "heads": "others"}).save(heads / "statistics.npz")
     said(found(case), "skipped", "about other heads")
 

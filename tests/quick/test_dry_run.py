@@ -37,6 +37,17 @@ def said(num_prompts: int, hours: float) -> str:
     return "\n".join(forecast.lines_of(session, fit, 2e9, 1e3))
 
 
+def test_heads_that_are_there_need_less_text() -> None:
+    """100 prompts are too few for new heads, and enough to go on from others."""
+    session = session_of(100, 1.0)
+    fit = forecast.fitted(session, RATES)
+    assert "too little text" in forecast.verdict(session, fit)
+    session.__dict__["earlier"] = Path("heads-m/run/heads")
+    assert forecast.verdict(session, fit).startswith("enough")
+    (line,) = (one for one in forecast.lines_of(session, fit, 2e9, 1e3) if "acceptance" in one)
+    assert "continues from heads-m/run/heads" in line
+
+
 def test_it_decides_in_ten_lines_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
