@@ -4,24 +4,36 @@ Shapes: B batch, N nodes with root.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.tokenizer.ids import as_token_ids, check_token_ids
 from medusa_kit.data.chat import encode_prompt
+from medusa_kit.data.template import chat_template
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.memory import Memory
 from medusa_kit.drafters.mixed.auto import chosen
 from medusa_kit.drafters.mixed.from_files import read_files
 from medusa_kit.drafters.native.layer_drafts import draft_config, layers_read
 from medusa_kit.engine.conversation import Conversation
-from medusa_kit.engine.given import Prompt, check_prompt, prompt_list, stop_strings
+from medusa_kit.engine.decoding import decode, emissions
+from medusa_kit.engine.given import (
+    Prompt,
+    check_prompt,
+    check_roles,
+    given_drafter,
+    output_options,
+    prompt_list,
+    sampling_of,
+    stop_strings,
+)
+from medusa_kit.engine.public import API, Closable, described
 from medusa_kit.engine.result import GenerationResult, GenerationStats
 from medusa_kit.engine.shared_batch import SharedBatch, check_options
 from medusa_kit.engine.streaming import Streaming
-from medusa_kit.errors import ConfigError, ContextLengthError, Live, check_count
+from medusa_kit.errors import ConfigError, ContextLengthError, check_count
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cpu.activations import activations_of
@@ -29,10 +41,11 @@ from medusa_kit.infer.cpu.cache_dtype import FLOAT32, cache_of
 from medusa_kit.infer.decode.accept.grammar_source import check_grammar
 from medusa_kit.infer.decode.detokenize import StopStrings, TextStream, text_before
 from medusa_kit.infer.decode.drafter import NODES, Drafter
-from medusa_kit.infer.decode.request import Emission, Emitted, Request, emission, make_request
+from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.infer.decode.schedule import MAX_PAUSE
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.decode.threaded.request_queue import MAX_WAITING
+from medusa_kit.infer.details import NOTHING, OutputOptions
 from medusa_kit.infer.self_check import TreeCheck
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.drafters import READ_HEADS, default_drafter, drafts_without_heads
@@ -41,16 +54,9 @@ from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.plan import PlannedTree, Tree, TreePlan, fitted
 from medusa_kit.usual_device import on_usual_device
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # in typing from Python 3.11 on
 
-
-def _emissions(emitted: Emitted) -> list[Emission]:
-    return [emission(request, tokens) for request, tokens in emitted]
-
-
-@dataclass
-class Engine(Live):
+@dataclass(repr=False)
+class Engine(Closable):
     """Generates text exactly as the base model would, faster. Build with `medusa_kit.load`.
 
     Only acceptance="typical", weights="int8" and cache="float16" leave the base model's
@@ -72,6 +78,12 @@ class Engine(Live):
     memory: Memory = field(default_factory=Memory)  # what drafters keep between calls
     fallback: str | None = None  # in place of a drafter that reads heads where there are none
     heads_refused: str | None = None  # why heads that were found are not used
+
+    def __repr__(self) -> str:
+        return described(self)
+
+    def __dir__(self) -> list[str]:
+        return list(API)
 
     @property
     def own_drafter(self) -> str:
@@ -130,16 +142,22 @@ class Engine(Live):
         *,
         max_new_tokens: int = 256,
         stop: str | Sequence[str] | None = None,
-        drafter: str | None = None,
+        drafter: str | Drafter | None = None,
         drafter_options: Mapping[str, Any] | None = None,
         batch_size: int = 8,
-        **sampling: "Unpack[SamplingOptions]",
+        n: int = 1,
+        logprobs: int | None = None,
+        progress: bool = False,
+        **sampling: Unpack[SamplingOptions],
     ) -> Any:
         """Answer one prompt (GenerationResult) or a list of prompts (a list of them).
 
         A prompt is a list of chat messages, a string or a list of token ids. `drafter`: a name from
-        settings.drafters.DRAFTERS with its options (the engine's own unless given); none is
-        plain decoding through the same loop. The text is the same with each of them.
+        settings.drafters.DRAFTERS with its options (the engine's own unless given), or a drafter;
+        none is plain decoding through the same loop. The text is the same with each of them.
+        `n`: answers to each prompt, as a list; answer i is that of seed + i. `logprobs`: the result
+        has the base model's log-probability of each token and of so many of the likeliest.
+        `progress`: on stderr.
         `sampling`: the fields of SamplingParams (temperature, top_k, top_p, seed, grammar, …);
         greedy unless given.
         Raises ConfigError, ContextLengthError, and what one of the answers failed of, such as
@@ -147,14 +165,20 @@ class Engine(Live):
         """
         prompts, single = prompt_list(prompt)
         check_count("batch_size", batch_size)
-        params = SamplingParams.of(sampling)
-        stops = stop_strings(stop)
-        requests = [self._make_request(each, params, max_new_tokens, stops) for each in prompts]
+        check_count("n", n)
+        params = sampling_of(sampling)
+        seeds = [replace(params, seed=params.seed + number) for number in range(n)]
+        stops, wanted = stop_strings(stop), output_options(logprobs)
+        requests = [self._make_request(each, one, max_new_tokens, stops, wanted)
+                    for each in prompts for one in seeds]  # fmt: skip
         batch_size = min(batch_size, len(requests))
         built = self.drafter_for(drafter, drafter_options, batch_size, params)
-        self.scheduler.decode(requests, built, batch_size)
+        decode(self.scheduler, requests, built, batch_size, progress)
         results = [self.result_of(request, built.describe(), built.notes) for request in requests]
-        return results[0] if single else results
+        if n == 1:
+            return results[0] if single else results
+        answers = [results[first : first + n] for first in range(0, len(results), n)]
+        return answers[0] if single else answers
 
     @on_usual_device
     def stream(
@@ -163,22 +187,25 @@ class Engine(Live):
         *,
         max_new_tokens: int = 256,
         stop: str | Sequence[str] | None = None,
-        drafter: str | None = None,
+        drafter: str | Drafter | None = None,
         drafter_options: Mapping[str, Any] | None = None,
-        **sampling: "Unpack[SamplingOptions]",
+        logprobs: int | None = None,
+        **sampling: Unpack[SamplingOptions],
     ) -> Streaming:
-        """Iterate over pieces of the answer: text whose `spans` say who guessed what of it.
+        """Iterate over pieces of the answer, with `for` or `async for`: text whose `spans` say who
+        guessed what of it.
 
-        The object's `result` is there at the end.
+        The object's `result` is there at the end. `logprobs`: as of `generate`.
         """
         request, stops, params = self.request_for("stream", prompt, max_new_tokens, stop, sampling)
+        request.output_options = output_options(logprobs)
         built = self.drafter_for(drafter, drafter_options, 1, params)
         return Streaming(
-            lambda: self.scheduler.run([request], built, note=_emissions),
+            lambda: self.scheduler.run([request], built, note=emissions),
             request,
             TextStream(self.base.tokenizer, stops, prompt=request.prompt_ids),
             lambda: self.result_of(request, built.describe(), built.notes),
-            drafter or self.own_drafter,
+            drafter.name if isinstance(drafter, Drafter) else drafter or self.own_drafter,
         )
 
     @on_usual_device
@@ -217,6 +244,7 @@ class Engine(Live):
             raise ConfigError(
                 "this base model came without a tokenizer", hint="give token ids as the prompt"
             )
+        check_roles(prompt, chat_template(self.base.tokenizer))
         ids = encode_prompt(self.base.tokenizer, prompt)  # type: ignore[arg-type]
         check_token_ids(ids, self.base.info.vocab_size, self.base.tokenizer)
         return ids
@@ -238,7 +266,7 @@ class Engine(Live):
         self, call: str, prompt: Any, max_new_tokens: int, stop: Any, sampling: "SamplingOptions"
     ) -> tuple[Request, tuple[str, ...], SamplingParams]:
         """(request, stop strings, sampling) of a call that takes a single prompt."""
-        stops, params = stop_strings(stop), SamplingParams.of(sampling)
+        stops, params = stop_strings(stop), sampling_of(sampling)
         prompts, single = prompt_list(prompt)
         if not single:
             raise ConfigError(
@@ -249,8 +277,9 @@ class Engine(Live):
 
     @on_usual_device
     def _make_request(
-        self, prompt: Prompt, sampling: SamplingParams, max_new_tokens: int, stops: tuple[str, ...]
-    ) -> Request:
+        self, prompt: Prompt, sampling: SamplingParams, max_new_tokens: int,
+        stops: tuple[str, ...], wanted: OutputOptions = NOTHING,
+    ) -> Request:  # fmt: skip
         def make() -> Request:
             stop_watcher = StopStrings(self.base.tokenizer, stops) if stops else None
             return make_request(
@@ -266,6 +295,7 @@ class Engine(Live):
                 raise
             request = make()
         request.rounding_tolerance = self.rounding_tolerance
+        request.output_options = wanted
         return request
 
     @property
@@ -295,14 +325,16 @@ class Engine(Live):
     @on_usual_device
     def drafter_for(
         self,
-        name: str | None,
+        name: str | Drafter | None,
         options: Mapping[str, Any] | None = None,
         batch_size: int = 1,
         sampling: SamplingParams | None = None,
     ) -> Drafter:
-        """A drafter by name, ready for a batch; the engine's own where none is named. Raises
-        ConfigError for one that is unknown or has nothing to draft with."""
+        """A drafter by name, ready for a batch; the engine's own where none is named, and a drafter
+        as it is. Raises ConfigError for one that is unknown or has nothing to draft with."""
         self.look_at_heads()
+        if isinstance(name, Drafter):
+            return given_drafter(name, options, self.activations)
         context = self._draft_context(batch_size, sampling)
         name, options = self.drafter_named(name, options)
         return chosen(name, context, options)
@@ -396,6 +428,7 @@ class Engine(Live):
             else None,
             padding_nodes=request.num_padding,
         )
-        return GenerationResult(
-            text, list(request.token_ids), request.finish_reason or "cancelled", stats
-        )
+        reason = request.finish_reason or "cancelled"
+        scored = request.output_options.num_top_tokens is not None
+        scores = request.token_scores if scored else None
+        return GenerationResult(text, list(request.token_ids), reason, stats, scores)

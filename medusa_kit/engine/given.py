@@ -6,9 +6,16 @@ from contextlib import suppress
 from numbers import Integral
 from typing import Any
 
-from medusa_kit.errors import ConfigError, half_pair
+from medusa_kit.errors import ConfigError, half_pair, unknown_value
+from medusa_kit.infer.cpu.verifier import refuse_large_trees
+from medusa_kit.infer.decode.drafter import Drafter
+from medusa_kit.infer.details import NOTHING, OutputOptions
+from medusa_kit.settings.sampling import SamplingParams
 
 Prompt = str | list[dict[str, str]] | list[int]
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+KEYWORDS = ("max_new_tokens", "stop", "drafter", "drafter_options", "batch_size", "n", "logprobs",
+            "progress")  # fmt: skip
 BYTES = (bytes, bytearray, memoryview)
 EXPECTED = "messages, a string or token ids"
 
@@ -43,6 +50,46 @@ def check_prompt(prompt: Any) -> None:
     for message in prompt:
         if not isinstance(message, Mapping):
             raise _wrong("message", message, "{'role': …, 'content': …}", f"a prompt is {EXPECTED}")
+
+
+def check_roles(prompt: Any, template: str | None) -> None:
+    """Raises ConfigError for a message whose role is none of the usual ones, nor in the template:
+    most templates would write it as it is, or leave the message out."""
+    for message in () if isinstance(prompt, str) else prompt:
+        role = message.get("role")
+        mentioned = any(f"{quote}{role}{quote}" in (template or "") for quote in "'\"")
+        if role not in ROLES and not mentioned:
+            raise unknown_value("role", role, ROLES)
+
+
+def sampling_of(options: Mapping[str, Any]) -> SamplingParams:
+    """Raises ConfigError for a keyword that no call takes, with the nearest of those that it
+    takes."""
+    return SamplingParams.of(options, KEYWORDS)
+
+
+def output_options(logprobs: Any) -> OutputOptions:
+    """Raises ConfigError for what is no number of tokens."""
+    if logprobs is None:
+        return NOTHING
+    if not isinstance(logprobs, Integral) or int(logprobs) < 0:
+        raise ConfigError(
+            f"logprobs {logprobs!r} is out of range; expected an integer, 0 or more",
+            hint="0 gives those of the answer's own tokens alone",
+        )
+    return OutputOptions(int(logprobs))
+
+
+def given_drafter(drafter: Drafter, options: Any, activations: str) -> Drafter:
+    """A drafter that a caller made. Raises ConfigError for options, and for trees that are too
+    large for the activations."""
+    if options is not None:
+        raise ConfigError(
+            f"drafter_options {options!r} has no meaning with a drafter that is an object",
+            hint="give them to the drafter when it is made",
+        )
+    refuse_large_trees(activations, drafter.num_nodes)
+    return drafter
 
 
 def stop_strings(stop: Any) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from medusa_kit.base.model import CHECKPOINT
+from medusa_kit.infer.details import TokenScore
 from medusa_kit.settings.engine import FLOAT32
 
 
@@ -67,9 +68,11 @@ class GenerationStats:
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """`token_ids`: the new tokens only, the stop token included. `text`: without it."""
+    """`token_ids`: the new tokens only, the stop token included. `text`: without it. `logprobs`: a
+    score of each token, where they were asked for."""
 
     text: str
     token_ids: list[int]
     finish_reason: str  # stop | length
     stats: GenerationStats
+    logprobs: list[TokenScore] | None = None

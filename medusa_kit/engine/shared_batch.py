@@ -6,7 +6,7 @@ is built for a full batch and for rows of any sampling, and lives as long as one
 
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, Unpack
 from weakref import WeakValueDictionary, finalize
 
 from medusa_kit.base.model import BaseModel
@@ -27,9 +27,6 @@ from medusa_kit.locks import KeyedLocks
 from medusa_kit.settings.drafters import READ_HEADS
 from medusa_kit.settings.drafters import drafter_options as checked_options
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 ANY_SAMPLING = SamplingParams(temperature=1.0)  # which asks most of a drafter
 
@@ -163,7 +160,7 @@ class SharedBatch(Draining):
         heads: Heads | None = None,
         on_tokens: OnTokens | None = None,
         wanted: OutputOptions = NOTHING,
-        **sampling: "Unpack[SamplingOptions]",
+        **sampling: Unpack[SamplingOptions],
     ) -> Answer:
         """Let a prompt in, with what `Engine.stream` takes, and return at once.
 
@@ -179,6 +176,11 @@ class SharedBatch(Draining):
             raise ConfigError(
                 f"on_tokens {on_tokens!r} cannot be called; expected a function",
                 hint="it is called with the tokens of each step",
+            )
+        if isinstance(drafter, Drafter):
+            raise ConfigError(
+                "a shared batch takes a drafter by its name",
+                hint="register yours under a name (docs/drafters.md), or call Engine.generate",
             )
         engine = self._engine if heads is None else self._engine_of(heads)
         name, options = engine.drafter_named(drafter, drafter_options)

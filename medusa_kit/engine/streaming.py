@@ -1,5 +1,6 @@
 """An answer's text as it comes: pieces, each of which says who guessed what of it."""
 
+import asyncio
 import atexit
 import inspect
 from collections import Counter
@@ -83,6 +84,16 @@ class Streaming(Live):
             except BaseException as error:  # a person who interrupts it keeps what there is
                 self.ended, self.failed = True, isinstance(error, Exception)
                 raise
+
+    def __aiter__(self) -> "Streaming":
+        return self
+
+    async def __anext__(self) -> Piece:
+        """The same for `async for`: steps are made in a thread meanwhile."""
+        piece = await asyncio.to_thread(next, self, None)
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
 
     def close(self) -> None:
         """End the answer, after the step that another thread is in, and free its memory."""

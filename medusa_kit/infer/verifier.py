@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -30,9 +30,6 @@ from medusa_kit.locks import lock_of
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.store.records import Record
 from medusa_kit.transfer import to_device
-
-if TYPE_CHECKING:
-    from typing_extensions import Self  # in typing from Python 3.11 on
 
 Forward = Callable[..., tuple[Tensor, Tensor]]  # (hidden_BND, logits_BNV)
 PREFILL_CHUNK = 512  # tokens of a prompt in one forward: bounds the mask and the activations
@@ -72,7 +69,7 @@ class Verifier(Live):
         if not base.is_light:
             _ = self._holder
 
-    def with_watched(self, layers: tuple[int, ...]) -> "Self":
+    def with_watched(self, layers: tuple[int, ...]) -> Self:
         """A verifier over the same base that also watches these layers, itself for none. Caches are
         not shared with it."""
         if layers in ((), self.watched):
@@ -81,13 +78,13 @@ class Verifier(Live):
             self._watching.setdefault(layers, self._watcher(layers))  # unless another thread has
         return self._watching[layers]
 
-    def _watcher(self, layers: tuple[int, ...]) -> "Self":
+    def _watcher(self, layers: tuple[int, ...]) -> Self:
         """A copy that watches these layers, complete before any other thread sees it."""
         verifier = self.copied()
         verifier.watched = layers
         return verifier
 
-    def copied(self) -> "Self":
+    def copied(self) -> Self:
         """A copy to be changed."""
         verifier = self._twin()
         verifier._watching = {}

@@ -4,7 +4,7 @@ The processing these settings ask for is in logits_processing.py, the choice in 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, TypedDict
@@ -108,14 +108,15 @@ class SamplingParams:
             )
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> "SamplingParams":
-        """Parameters from keywords. Raises ConfigError for an unknown one."""
+    def of(cls, options: Mapping[str, Any], others: Sequence[str] = ()) -> "SamplingParams":
+        """Parameters from keywords. Raises ConfigError for an unknown one. `others`: keywords of
+        the call beside them, which may be meant."""
         known = [parameter.name for parameter in fields(cls)]
         for name in options:
             if name not in known:
                 raise ConfigError(
                     f"option {name!r} is unknown; sampling takes {', '.join(known)}",
-                    hint=did_you_mean(name, known),
+                    hint=did_you_mean(name, [*others, *known]),
                 )
         return cls(**options)
 

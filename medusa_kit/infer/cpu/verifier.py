@@ -6,7 +6,7 @@ Shapes: B batch, N nodes with root, M of them kept.
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -27,10 +27,6 @@ from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.engine import FLOAT32
-
-if TYPE_CHECKING:
-    from typing_extensions import Self  # in typing from Python 3.11 on
-
 
 WITHOUT = f"use activations {FLOAT32}"
 AGAIN = "or load the changed model from where it is saved"
@@ -59,7 +55,7 @@ class NativeVerifier(Verifier):
         self.native = native
         self._copies = True
 
-    def with_activations(self, activations: str) -> "Self":
+    def with_activations(self, activations: str) -> Self:
         """A verifier over the same base that multiplies quantised weights by numbers of this
         precision. Raises Unsupported where there are none."""
         verifier = self.copied()

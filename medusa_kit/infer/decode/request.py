@@ -47,6 +47,7 @@ class Request(RequestText, Live):
     num_guessed: int = 0  # of the newest step's tokens: these came first, from a drafter
     output_options: OutputOptions = NOTHING
     scores: list[TokenScore] | None = None  # of the newest step's tokens, where requested
+    token_scores: list[TokenScore] = field(default_factory=list)  # of all tokens, where kept
     tree: VerifiedTree | None = None  # of the newest step, where it is requested
     timing: StepTiming | None = None  # of the newest step that verified its tree
     steps_run_by: str = "torch"

@@ -11,7 +11,7 @@ import gc
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -43,9 +43,6 @@ from medusa_kit.infer.outputs import NodeScores, Outputs, TextStates
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Forward, Verifier
 from medusa_kit.no_gradients import no_gradients
-
-if TYPE_CHECKING:
-    from typing_extensions import Self  # in typing from Python 3.11 on
 
 MIN_IN_SIGHT = 256
 # Enough tokens of a prompt in one forward that the device takes longer than the host, which needs
@@ -97,7 +94,7 @@ class CapturedVerifier(Verifier):
     def prompt_chunk(self, num_rows: int) -> int:
         return PREFILL_CHUNK if self.base.device.type == "cuda" else super().prompt_chunk(num_rows)
 
-    def _watcher(self, layers: tuple[int, ...]) -> "Self":
+    def _watcher(self, layers: tuple[int, ...]) -> Self:
         """A copy that watches these layers, not compiled: compiled code takes no hooks."""
         verifier = super()._watcher(layers)
         if verifier._compiled is not None:
