@@ -14,10 +14,11 @@ from medusa_kit.engine.result import GenerationResult
 from medusa_kit.engine.streaming import Streaming
 from medusa_kit.errors import ConfigError, Live, check_count
 from medusa_kit.infer.decode.batches import BatchStats
-from medusa_kit.infer.decode.detokenize import TextStream
+from medusa_kit.infer.decode.detokenize import StopStrings, TextStream
 from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.decode.request import Emission, Request
 from medusa_kit.infer.decode.scheduler import Scheduler
+from medusa_kit.infer.decode.text.heard import ThoughtMarks
 from medusa_kit.infer.decode.threaded.request_queue import Draining, RequestQueue
 from medusa_kit.infer.decode.threaded.submission import OnTokens, Submission
 from medusa_kit.infer.details import NOTHING, OutputOptions
@@ -86,10 +87,16 @@ class Answer(Live):
     unless it has `on_tokens`."""
 
     def __init__(
-        self, submission: Submission, drafter: str, engine: Requests, stops: tuple[str, ...]
+        self,
+        submission: Submission,
+        drafter: str,
+        engine: Requests,
+        stops: tuple[str, ...],
+        thoughts: ThoughtMarks | None = None,
     ) -> None:
         self.submission = submission
         self.drafter, self._engine, self.stops = drafter, engine, stops  # drafter: its name
+        self.thoughts = thoughts
 
     def result(self) -> GenerationResult:
         """The answer at its end; one that was cancelled is as long as it came to be. Raises what it
@@ -107,7 +114,8 @@ class Answer(Live):
         """The answer's text as it comes; closing or dropping that cancels the answer."""
         submission = self.submission
         prompt = submission.request.prompt_ids
-        text = TextStream(self._engine.base.tokenizer, self.stops, prompt=prompt)
+        tokenizer = self._engine.base.tokenizer
+        text = TextStream(tokenizer, self.stops, prompt=prompt, thoughts=self.thoughts)
         return Streaming(
             lambda: ([emission] for emission in submission),
             submission.request,
@@ -160,6 +168,7 @@ class SharedBatch(Draining):
         heads: Heads | None = None,
         on_tokens: OnTokens | None = None,
         wanted: OutputOptions = NOTHING,
+        thoughts: ThoughtMarks | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Answer:
         """Let a prompt in, with what `Engine.stream` takes, and return at once.
@@ -169,6 +178,7 @@ class SharedBatch(Draining):
         `on_tokens` is called in the batch's thread with the tokens of each step, and at the end
         with none: it should only pass them on, as by `loop.call_soon_threadsafe`.
         `wanted`: what is reported of each step besides (`Submission.take`).
+        `thoughts`: before the answer's words, in which stop strings do not count.
         Raises what `Engine.stream` does, QueueFullError where too many wait, ClosedError after
         `close`.
         """
@@ -192,6 +202,8 @@ class SharedBatch(Draining):
             self._queue.check_device(error)
             raise
         row.output_options = wanted
+        if thoughts is not None and stops:
+            row.stop_strings = StopStrings(engine.base.tokenizer, stops, thoughts)
         if heads is None:
             submission = self._queue.submit(row, self._drafter(name, options), on_tokens)
         else:
@@ -202,7 +214,7 @@ class SharedBatch(Draining):
             except BaseException:
                 lease.close()
                 raise
-        return Answer(submission, name, self._engine, stops)
+        return Answer(submission, name, self._engine, stops, thoughts)
 
     def generate(self, prompt: Any, **options: Any) -> GenerationResult:
         """The answer to one prompt; `options` as for `submit`."""

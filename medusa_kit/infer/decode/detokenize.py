@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode.text.byte_search import ByteSearch
+from medusa_kit.infer.decode.text.heard import Heard, ThoughtMarks
 from medusa_kit.infer.decode.text.prompt_end import added_text, decoded_behind, prompt_end
 from medusa_kit.infer.decode.text.token_bytes import UNFINISHED, decoded, token_bytes
 
@@ -123,10 +124,12 @@ class StopStrings:
 
     A stop string is found at the token that completes it, as by transformers' `stop_strings`,
     whatever the display still waits for. The text watched has special tokens in it, whether or not
-    the text shown has.
+    the text shown has. `thoughts`: before the words of the answer, in which nothing is searched.
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
+    def __init__(
+        self, tokenizer: Any, stops: Sequence[str], thoughts: ThoughtMarks | None = None
+    ) -> None:
         if tokenizer is None:
             raise ConfigError(
                 f"the stop string {stops[0]!r} needs a tokenizer, and this base model has none",
@@ -141,27 +144,33 @@ class StopStrings:
         self._search = ByteSearch([stop.encode() for stop in stops])
         self._added: list[bytes] = []  # by each token
         self._begins: list[int] = []  # where that begins
+        self._size = 0  # of all that was added
+        self._heard = None if thoughts is None else Heard(thoughts)
         self.position: StopPosition | None = None
 
     def push(self, token: int) -> bool:
         """Whether a stop string is complete with this token, or was before."""
         if self.position is None:
-            self._begins.append(self._search.size)
-            self._added.append(self._bytes_of(token))
-            start = self._search.push(self._added[-1])
+            added = self._bytes_of(token)
+            self._begins.append(self._size)
+            self._added.append(added)
+            self._size += len(added)
+            start = self._search.push(added if self._heard is None else self._heard.push(added))
             self.position = None if start is None else self._position_of(start)
         return self.position is not None
 
     @property
     def num_free(self) -> int:
         """How many tokens end before the position at which a stop string may have begun."""
-        begun = self._search.begun
-        return self._token_at(self._search.size - begun) if begun else len(self._added)
+        waiting = 0 if self._heard is None else self._heard.num_waiting
+        begun = max(self._search.begun, waiting)
+        return self._token_at(self._size - begun) if begun else len(self._added)
 
     def _token_at(self, byte: int) -> int:
         return bisect_right(self._begins, byte) - 1
 
     def _position_of(self, start: int) -> StopPosition:
+        start += self._size - self._search.size  # thoughts before the words
         token = self._token_at(start)
         cut = self._added[token][start - self._begins[token] :]
         whole = self._exact and cut == self._added[token]
@@ -201,8 +210,8 @@ class Settled(NamedTuple):
 
 
 class TextStream:
-    """Text for a reader as it comes, what it adds to its prompt's, up to the first stop string.
-    Tokens in which a stop string may have begun are held back."""
+    """Text for a reader as it comes, what it adds to its prompt's, up to the first stop string
+    behind any thoughts. Tokens in which a stop string may have begun are held back."""
 
     def __init__(
         self,
@@ -210,10 +219,11 @@ class TextStream:
         stops: Sequence[str] = (),
         keep_special: bool = False,
         prompt: Sequence[int] = (),
+        thoughts: ThoughtMarks | None = None,
     ) -> None:
         self._tokenizer, self._keep_special = tokenizer, keep_special
         self._detokenizer = Detokenizer(tokenizer, keep_special, prompt=prompt)
-        self._stops = StopStrings(tokenizer, stops) if stops else None
+        self._stops = StopStrings(tokenizer, stops, thoughts) if stops else None
         self._unreleased: list[int] = []
         self._released = 0  # tokens that are held no more
         self._waiting: list[int] = []  # of these, those whose text waits
