@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import datetime
 from types import MappingProxyType
@@ -11,6 +11,8 @@ from typing import Any
 
 from medusa_kit.base.tokenizer.bounded_rendering import bounded
 from medusa_kit.base.tokenizer.content_parts import as_taken
+from medusa_kit.base.tokenizer.thought_ways import KEY as THOUGHTS
+from medusa_kit.base.tokenizer.thoughts import with_thoughts
 from medusa_kit.base.tokenizer.turn_end import end_of_turn
 from medusa_kit.data.rows import Message, kind_of, text_of
 from medusa_kit.errors import DataError, half_pair
@@ -81,7 +83,14 @@ def _rendered(tokenizer: Any, messages: Sequence[Message], ask: bool, **keywords
         arguments = {"add_generation_prompt": ask, **_on_its_date(tokenizer), **keywords}
 
         def apply() -> Any:  # what the template takes is found by rendering, bounded too
-            return tokenizer.apply_chat_template(as_taken(tokenizer, messages), **arguments)
+            taken = as_taken(tokenizer, messages)
+            if any(message.get(THOUGHTS) for message in taken):
+                with suppress(Exception):
+                    thinking = with_thoughts(tokenizer, taken)
+                    return tokenizer.apply_chat_template(thinking, **arguments)
+                # Some templates refuse thoughts beside words and calls.
+                taken = [{k: v for k, v in one.items() if k != THOUGHTS} for one in taken]
+            return tokenizer.apply_chat_template(taken, **arguments)
 
         return bounded(dated(chat_template(tokenizer)), apply)
 

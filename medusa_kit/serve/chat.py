@@ -7,9 +7,9 @@ from fastapi import APIRouter, Request, Response
 
 from medusa_kit.data.template import chat_template
 from medusa_kit.data.text_size import check_size
-from medusa_kit.serve.calls.reading import AnswerReader
+from medusa_kit.serve.calls.reading import reader_of
 from medusa_kit.serve.calls.template_variables import template_variables
-from medusa_kit.serve.calls.tool_calls import delta_of, read_answer
+from medusa_kit.serve.calls.tool_calls import Reader, delta_of, read_answer
 from medusa_kit.serve.calls.tools import Constraint
 from medusa_kit.serve.logprobs import token_logprobs
 from medusa_kit.serve.operations.body_route import BodyRoute
@@ -25,12 +25,12 @@ class ChatReply(Reply):
 
     def __init__(self, service: Service, request: ChatRequest, constraint: Constraint) -> None:
         super().__init__(service, request, constraint)
-        self._readers: dict[int, AnswerReader] = {}  # of streamed answers
+        self._readers: dict[int, Reader] = {}  # of streamed answers
 
     def choice(self, index: int, piece: Piece, reason: str) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
         if self.reading.tags:
-            read = read_answer(piece.text, reason, AnswerReader(self.reading))
+            read = read_answer(piece.text, reason, reader_of(self.reading))
             message["content"], reason = read.content, read.finish_reason
             if read.reasoning:
                 message["reasoning_content"] = read.reasoning
@@ -47,7 +47,7 @@ class ChatReply(Reply):
     def delta(self, index: int, piece: Piece, reason: str | None) -> dict[str, Any]:
         delta: dict[str, Any] = {"content": piece.text} if piece.text or reason is None else {}
         if self.reading.tags:
-            reader = self._readers.setdefault(index, AnswerReader(self.reading))
+            reader = self._readers.setdefault(index, reader_of(self.reading))
             pieces = reader.push(piece.text)
             if reason is not None:
                 pieces += reader.finish()

@@ -16,7 +16,8 @@ from medusa_kit.data.template import chat_template, encodes_text
 from medusa_kit.data.text_size import check_fits
 from medusa_kit.engine.recent_turns import RecentTurns
 from medusa_kit.engine.turns import Answered, Prompt, next_prompt
-from medusa_kit.serve.calls.reading import AnswerReader, Reading, reasoning_of
+from medusa_kit.serve.calls.reading import Reading, reader_of
+from medusa_kit.serve.calls.reasoning import reasoning_of
 from medusa_kit.serve.calls.tool_calls import read_answer
 from medusa_kit.serve.calls.tool_messages import Message
 from medusa_kit.serve.calls.tools import Constraint, encode_shown
@@ -63,7 +64,7 @@ class Conversations:
         token."""
         if self._turns is None or not chat.prompt.marks:
             return
-        read = read_answer(text, "stop", AnswerReader(chat.reading))
+        read = read_answer(text, "stop", reader_of(chat.reading))
         # Calls stay as the model wrote them, for templates that are given them as text.
         content = chat.reading.aloud(text) if read.tool_calls else read.content or ""
         message: Message = {"role": "assistant", "content": content}

@@ -378,6 +378,8 @@ class Service:
         )
         reasoning = None if answers.chat is None else answers.chat.reading.reasoning
         options["grammar"] = behind_reasoning(constraint.grammar, reasoning)
+        if reasoning is not None:
+            options["thoughts"] = reasoning.in_text
         for ids in encoded:
             longest = self._longest(len(ids), request)
             for number in range(request.n):

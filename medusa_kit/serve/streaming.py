@@ -67,7 +67,8 @@ class AnswerText:
         keeps = reading.keeps_special(tokenizer)
         self._dropped = reading.dropped(tokenizer) if keeps else frozenset[int]()
         prompt = answer.submission.request.prompt_ids
-        self._text = TextStream(tokenizer, answer.stops, keeps, prompt) if reads else None
+        stops, thoughts = answer.stops, answer.thoughts
+        self._text = TextStream(tokenizer, stops, keeps, prompt, thoughts) if reads else None
         self._scored = ScoredText(tokenizer, self._dropped if keeps else None, prompt)
         self._scores: deque[TokenScore] = deque()  # of tokens whose text has not settled
         self._last: tuple[int, str | None] = (0, None)

@@ -5,7 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from medusa_kit.serve.calls.reading import Reasoning
+from medusa_kit.serve.calls.channel_grammar import in_channels
+from medusa_kit.serve.calls.reasoning import Reasoning
 from medusa_kit.serve.calls.tool_calls import CALL, END
 from medusa_kit.settings.grammar import Free, Grammar, quoted
 
@@ -66,21 +67,27 @@ def behind_reasoning(grammar: Grammar | None, reasoning: Reasoning | None) -> Gr
     """The grammar of an answer before which a model writes any reasoning."""
     if grammar is None or reasoning is None or reasoning.closed:
         return grammar
-    opening, closing, opened, _ = reasoning
+    opening, closing, opened = reasoning[:3]
+    channels, aloud = reasoning.channels, reasoning.aloud
+    if channels is not None and channels.recipient and CALL in grammar.tags:
+        grammar, aloud = in_channels(grammar, channels), ""
     if grammar.free is not None:
         return grammar._replace(
             free=grammar.free._replace(reasoning=(opening, closing), opened=opened)
         )
-    rules = grammar.text.replace("start:", "aloud:", 1)
+    rules = grammar.text.replace("start:", "answer_alone:", 1)
     if grammar.kind == "json_schema":
-        rules = f"aloud: %json {grammar.text}"
+        rules = f"answer_alone: %json {grammar.text}"
     first = len(grammar.tags)
-    thoughts = f"until_{first + 1} {SPACE} aloud"
+    marks = [opening, closing, *filter(None, [aloud])]
+    mark = f"tag_{first + 2}? " if aloud else ""
+    space = "" if channels else SPACE  # heads have their own
+    thoughts = f"until_{first + 1} {space} aloud"
     start = thoughts if opened else f"aloud | tag_{first} {thoughts}"
-    tags = [_tag(first, opening), _tag(first + 1, closing)]
+    tags = [_tag(first + number, tag) for number, tag in enumerate(marks)]
     until = f"until_{first + 1}[lazy]: /(.|\\n)*{_inside(closing)}/"
-    rules = "\n".join([f"start: {start}", rules, *tags, until])
-    return Grammar("lark", rules, (*grammar.tags, opening, closing))
+    rules = "\n".join([f"start: {start}", f"aloud: {mark}answer_alone", rules, *tags, until])
+    return Grammar("lark", rules, (*grammar.tags, *marks))
 
 
 def _inside(text: str) -> str:

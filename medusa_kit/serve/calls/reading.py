@@ -5,34 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from medusa_kit.base.tokenizer.turn_end import special_ids
-from medusa_kit.data.template import chat_template
+from medusa_kit.serve.calls.channels import ChannelReader
+from medusa_kit.serve.calls.reasoning import Reasoning
 from medusa_kit.serve.calls.tool_calls import CALL, END, CallReader, Piece, held_back
-
-# Tags around what models say to themselves.
-REASONING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"),
-             ("<|START_THINKING|>", "<|END_THINKING|>"))  # fmt: skip
-
-
-class Reasoning(NamedTuple):
-    """The tags of a model that has such. `opened`: the prompt ends behind the first of them;
-    `closed`: behind the second."""
-
-    opening: str
-    closing: str
-    opened: bool = False
-    closed: bool = False
-
-
-def reasoning_of(tokenizer: Any, prompt: str) -> Reasoning | None:
-    """The reasoning tags that the template or the added tokens name; None: no tags. `prompt`: its
-    text."""
-    known = chat_template(tokenizer) or ""
-    added = {token.content for token in getattr(tokenizer, "added_tokens_decoder", {}).values()}
-    for opening, closing in REASONING:
-        if closing in known or {opening, closing} <= added:
-            end = prompt.rstrip()
-            return Reasoning(opening, closing, end.endswith(opening), end.endswith(closing))
-    return None
 
 
 class Reading(NamedTuple):
@@ -43,14 +18,16 @@ class Reading(NamedTuple):
 
     @property
     def tags(self) -> list[str]:
-        """The tags that are read in the text, special tokens or not."""
-        return [*((CALL, END) if self.calls else ()), *(self.reasoning or ())[:2]]
+        """What is read in the text, special tokens or not."""
+        marks = [] if self.reasoning is None else self.reasoning.marks
+        return [*((CALL, END) if self.calls else ()), *marks]
 
     def aloud(self, text: str) -> str:
         """An answer's text behind the reasoning, with the tags of its calls."""
         if self.reasoning is None:
             return text
-        return text.partition(self.reasoning.closing)[2].lstrip() or text
+        behind = text.partition(self.reasoning.closing)[2].lstrip()
+        return behind.removeprefix(self.reasoning.aloud) or text
 
     def dropped(self, tokenizer: Any) -> frozenset[int]:
         """Special tokens that are no tags, so no part of the text that is read."""
@@ -63,10 +40,16 @@ class Reading(NamedTuple):
     def _ids(self, tokenizer: Any) -> set[int]:
         """The ids of tags that are tokens."""
         added = getattr(tokenizer, "added_tokens_decoder", {})
-        return {number for number, token in added.items() if token.content in self.tags}
+        tags = self.tags
+        return {number for number, token in added.items() if any(token.content in t for t in tags)}
 
 
 NO_READING = Reading()
+
+
+def reader_of(reading: Reading) -> "AnswerReader | ChannelReader":
+    channels = None if reading.reasoning is None else reading.reasoning.channels
+    return AnswerReader(reading) if channels is None else ChannelReader(channels, reading.calls)
 
 
 @dataclass
@@ -79,10 +62,14 @@ class AnswerReader:
     _inside: bool | None = None  # of the reasoning; None: not known yet
     _begun: bool = False  # whether something of the current part has been passed on
     _past: bool = False  # the reasoning
+    _over: str = ""  # what ended the words of the answer
+    _aloud: str = ""  # what may still come before the words of the answer
 
     def __post_init__(self) -> None:
         reasoning = self.reading.reasoning
         self._inside = False if reasoning is None else (True if reasoning.opened else None)
+        if reasoning is not None:
+            self._aloud = reasoning.aloud
 
     def push(self, text: str) -> list[Piece]:
         self._text += text
@@ -92,6 +79,8 @@ class AnswerReader:
         remaining, self._text = self._text, ""
         if self._inside:
             return [Piece(reasoning=reasoning)] if (reasoning := remaining.rstrip()) else []
+        if self._past and self._aloud and self._aloud.startswith(remaining.lstrip()):
+            remaining = ""  # it was cut
         return [*self._spoken(remaining), *(self.calls.finish() if self.reading.calls else [])]
 
     def finish_reason(self, reason: str) -> str:
@@ -103,18 +92,34 @@ class AnswerReader:
             self._begin()
         if self._inside:
             yield from self._reasoned()
-        if self._inside is False:
-            text, self._text = self._text, ""
-            yield from self._spoken(text)
+        if self._inside is False and not self._awaits_words():
+            yield from self._spoken(self._before_ending())
 
     def _begin(self) -> None:
-        """Note whether the answer begins with reasoning, once that is known."""
+        """Note whether the answer begins with reasoning, once that is known. Some models only close
+        it."""
         assert self.reading.reasoning is not None
-        opening, start = self.reading.reasoning.opening, self._text.lstrip()
-        if start.startswith(opening):
+        opening, closing = self.reading.reasoning[:2]
+        start = self._text.lstrip()
+        if opening and start.startswith(opening):
             self._text, self._inside = start.removeprefix(opening), True
-        elif not opening.startswith(start):
+        elif start.startswith(closing):
+            self._text, self._inside, self._past = start.removeprefix(closing), False, True
+        elif not opening.startswith(start) and not closing.startswith(start):
             self._inside = False
+
+    def _awaits_words(self) -> bool:
+        """Whether the text may be the beginning of what comes before the words of the answer. All
+        of that is left out."""
+        start = self._text.lstrip()
+        if not self._aloud:
+            return False
+        if start.startswith(self._aloud):
+            self._text, self._past = start.removeprefix(self._aloud), True
+        elif self._aloud.startswith(start):
+            return True
+        self._aloud = ""
+        return False
 
     def _reasoned(self) -> Iterator[Piece]:
         assert self.reading.reasoning is not None
@@ -130,6 +135,17 @@ class AnswerReader:
             yield Piece(reasoning=reasoning)
         if tag:
             self._inside, self._begun, self._past = False, False, True
+
+    def _before_ending(self) -> str:
+        """What of the text is the answer's for certain."""
+        ending = "" if self.reading.reasoning is None else self.reading.reasoning.ending
+        text, self._text = self._text, ""
+        if self._over or not ending:
+            return "" if self._over else text
+        words, self._over, _ = text.partition(ending)
+        size = len(words.rstrip()) if self._over else len(words) - held_back(words, ending)
+        self._text = "" if self._over else words[size:]
+        return words[:size]
 
     def _spoken(self, text: str) -> list[Piece]:
         if self._past and not self._begun:

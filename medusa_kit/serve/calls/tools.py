@@ -16,7 +16,9 @@ from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.template import NOTHING, chat_template, render, render_text
 from medusa_kit.errors import ConfigError, DataError, unknown_value
 from medusa_kit.serve.calls.call_grammar import calls_grammar
+from medusa_kit.serve.calls.reasoning import channels_of
 from medusa_kit.serve.calls.schemas import OPTIONS, Usable, usable
+from medusa_kit.serve.calls.template_calls import shows_calls, writes_calls
 from medusa_kit.serve.calls.tool_calls import CALL, END
 from medusa_kit.serve.calls.tool_messages import Message, as_text, for_template, with_system
 from medusa_kit.settings.grammar import JSON_OBJECT, Grammar
@@ -26,7 +28,6 @@ CHOICES = ("auto", "none", "required")
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 # Some models would write space for ever. Callers may say otherwise, by `x-guidance` in a schema.
 INDENTED, ONE_LINE = "[ \\t\\n\\r]{0,32}", " ?"
-OTHERS = ("<function=", "<arg_key>")  # of templates that write other things between the same tags
 MAX_TOOLS = 128  # OpenAI's limit
 INSTRUCTIONS = (
     "You may call functions. These are there, described in JSON:\n<tools>\n{tools}\n</tools>\n"
@@ -68,8 +69,9 @@ class Constraint:
     ) -> tuple[list[Message], Sequence[Mapping[str, Any]] | None]:
         """(messages, tools) as the chat template gets them. Raises what `encode` does."""
         template = chat_template(tokenizer) or ""
-        if writes_calls(template):
-            return for_template(messages), self.tools or None
+        if template and (writes_calls(tokenizer) or channels_of(tokenizer)):
+            given = for_template(messages) if shows_calls(tokenizer) else as_text(messages)
+            return given, self.tools or None
         given = as_text(messages)
         if not self.tools:
             return given, None
@@ -86,11 +88,6 @@ class Constraint:
         except DataError:  # some templates have no system messages
             shown = with_system(given, instructions, role="user")
         return shown, None
-
-
-def writes_calls(template: str) -> bool:
-    """Whether a template has tools, and writes calls of them as the grammar does."""
-    return CALL in template and "tools" in template and not any(mark in template for mark in OTHERS)
 
 
 def encode_shown(

@@ -1,6 +1,7 @@
 """What a model says to itself: apart from its answer, streamed or not, with calls and schemas
 behind it, however its tags are tokens."""
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ from support.serving.live_server import live_server
 from support.serving.scripted import scripted_base
 from support.small_engines import build_engine
 
-from medusa_kit.serve.calls.reading import AnswerReader, Reading, Reasoning
+from medusa_kit.serve.calls.reading import AnswerReader, Reading
+from medusa_kit.serve.calls.reasoning import Reasoning
 
 HEAD = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
 THOUGHT = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
@@ -102,6 +104,31 @@ def test_reasoning_is_told_apart(kind: str) -> None:
                 assert said == "Let me see."[: len(said)]
                 assert cut["finish_reason"] == "length"
                 assert "content" not in cut
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stop_strings_count_in_the_answer_alone(kind: str) -> None:
+    written = ["Let me", " see.\n", "</think>", "\n \n", "It is.", " So."]
+    for template, script in ((OPENS, ["<think>", *written]), (OPENED, written)):
+        with asking(template, kind, script) as client:
+            for stream, stop in itertools.product(
+                EITHER, ["me", "e.", "\n", "think", "</", " see.\n</think>", "\n \n"]
+            ):
+                told = ask(client, stream, stop=stop)
+                assert told == plain("It is. So.", reasoning_content="Let me see."), stop
+            for stream, (stop, said) in itertools.product(
+                EITHER, {" So": "It is.", "s": "It i", "It": "", ".": "It is"}.items()
+            ):
+                told = ask(client, stream, stop=["me", stop])
+                assert told == plain(said, reasoning_content="Let me see."), stop
+    with asking(OPENS, kind, [" It", "s", " it", "<"]) as client:  # no thoughts
+        for stream in EITHER:
+            assert ask(client, stream, stop="s i") == plain(" It")
+            assert ask(client, stream, stop=" I") == plain("")
+            assert ask(client, stream, stop="<") == plain(" Its it")
+    with asking(OPENS, kind, ["<", "b"]) as client:  # a mark may have begun
+        for stream in EITHER:
+            assert ask(client, stream, stop="<") == plain("")
 
 
 def test_a_model_without_such_tags_says_all_aloud() -> None:

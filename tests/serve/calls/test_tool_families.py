@@ -30,6 +30,13 @@ QWEN = SHOWN + "Write <tool_call>." + MESSAGES + ASK
 CODER = SHOWN + "Write <tool_call>\n<function=name>." + MESSAGES + ASK
 LLAMA = SHOWN + 'Write {"name": …, "parameters": …}.' + MESSAGES + ASK
 MISTRAL = SHOWN + "{% if tools %}[AVAILABLE_TOOLS][/AVAILABLE_TOOLS]{% endif %}" + MESSAGES + ASK
+CALLED = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}<tool_call>\nWRITTEN\n</tool_call>"
+    "{% endfor %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+)
+HERMES = SHOWN + CALLED.replace("WRITTEN", "{{ c.function | tojson }}") + ASK
+INVOKED = '<invoke name="{{ c.function.name }}">{{ c.function.arguments.values() | join }}</invoke>'
+MINIMAX = SHOWN + CALLED.replace("WRITTEN", INVOKED) + ASK
 GRANITE = SHOWN + "Write <|tool_call|>[…]." + MESSAGES + ASK
 HERMES_TAGS, OTHER_TAGS = ["<tool_call>", "</tool_call>"], ["<|python_tag|>", "[TOOL_CALLS]"]
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -37,6 +44,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Hermes": (QWEN, {"special": HERMES_TAGS}),
     "half special": (QWEN, {"special": HERMES_TAGS[:1], "plain": HERMES_TAGS[1:]}),
     "Qwen coder": (CODER, {"plain": HERMES_TAGS}),
+    "Hermes, shown": (HERMES, {"special": HERMES_TAGS}),
+    "MiniMax 3": (MINIMAX, {"plain": HERMES_TAGS}),
     "Llama 3": (LLAMA, {"special": OTHER_TAGS[:1]}),
     "Mistral": (MISTRAL, {"special": OTHER_TAGS[1:], "kind": "pieces"}),
     "Granite": (GRANITE, {"special": ["<|tool_call|>", *HERMES_TAGS]}),
@@ -100,7 +109,7 @@ def test_tools_are_shown_in_the_form_that_is_asked_for(live: LiveServer) -> None
     tokenizer = live.service.engine.base.tokenizer
     ids = constraint_of(tools=TOOLS).encode(tokenizer, [{"role": "user", "content": "hi"}])
     by_template = "[TOOLS" in (text := tokenizer.decode(ids))
-    assert by_template == (live.model in ("Qwen", "Hermes", "half special"))
+    assert by_template == (live.model in ("Qwen", "Hermes", "half special", "Hermes, shown"))
     assert by_template != ("You may call functions" in text)
 
 

@@ -6,11 +6,12 @@ takes added tokens of the form `<…>` for special ones, and lets them spell tex
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from medusa_kit.errors import ConfigError
-from medusa_kit.settings.grammar import Grammar
+from medusa_kit.settings.grammar import Grammar, quoted
 
 SPECIAL = b"\xff"  # llguidance's mark before a special token's name
 # What a Lark grammar is made of where it names a token: texts, expressions and comments pass.
@@ -91,10 +92,28 @@ def lark_rules(grammar: Grammar, tokens: GrammarTokens | None) -> str:
     rules = NAMED_TOKEN.sub(by_number, grammar.text)
     if grammar.free is not None:
         rules = START.sub("start: behind", rules, count=1)
+    names = {name: number for name, number in ids.items() if number in special}
     for number, tag in enumerate(grammar.tags):
-        if ids.get(tag) in special:
-            token = f"<[{ids[tag]}]>"
-            rules = re.sub(rf"^tag_{number}:.*", f"tag_{number}: {token}", rules, flags=re.M)
-            until = f"until_{number}: /(.|\\\\n)*/ {token}"
-            rules = re.sub(rf"^until_{number}\[lazy\]:.*", until, rules, flags=re.M)
+        written = _in_tokens(tag, names)
+        if written is not None:
+            rule, until = f"tag_{number}: {written}", f"until_{number}: /(.|\\n)*/ {written}"
+            rules = re.sub(rf"^tag_{number}:.*", partial(_just, rule), rules, flags=re.M)
+            pattern = rf"^until_{number}\[lazy\]:.*"
+            rules = re.sub(pattern, partial(_just, until), rules, flags=re.M)
     return rules
+
+
+def _in_tokens(tag: str, special: Mapping[str, int]) -> str | None:
+    """A tag as a Lark grammar has it, in which the names of special tokens stand for these; None:
+    it has none."""
+    names = sorted((name for name in special if name and name in tag), key=len, reverse=True)
+    if not names:
+        return None
+    parts = re.split(f"({'|'.join(map(re.escape, names))})", tag)
+    return " ".join(
+        f"<[{special[part]}]>" if part in special else quoted(part) for part in parts if part
+    )
+
+
+def _just(text: str, _: re.Match[str]) -> str:
+    return text
