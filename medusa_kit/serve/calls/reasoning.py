@@ -17,6 +17,10 @@ ENDINGS = {
 }  # of answers, by what comes before them
 KIMI, OF_KIMI = Thoughts("◁think▷", "◁/think▷"), "<|im_middle|>"  # whose templates name no tags
 
+CHANNEL_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")  # tokens of gpt-oss
+CHANNELS = Thoughts("<|channel|>analysis<|message|>", "<|end|><|start|>assistant",
+                    "<|channel|>final<|message|>")  # fmt: skip
+
 
 class Channels(NamedTuple):
     """Thoughts, answer and calls are messages of their own, each behind a head that says which it
@@ -76,6 +80,8 @@ def _named(tokenizer: Any) -> Thoughts | None:
     for opening, closing in NAMED:
         if closing in known or {opening, closing} <= added:
             return Thoughts(opening, closing)
+    if {*CHANNEL_MARKS} <= added:
+        return CHANNELS
     return KIMI if OF_KIMI in known else None
 
 

@@ -113,6 +113,15 @@ FAMILIES = {
         "thinking",
         HARMONY_TOKENS,
     ),
+    "gpt_oss, by its tokens": Family(
+        "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}"
+        + ASK
+        + "<|start|>assistant{% endif %}",
+        "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant<|channel|>final"
+        "<|message|>It is.",
+        None,
+        HARMONY_TOKENS,
+    ),
     "gemma4_text": Family(
         GEMMA,
         "<|channel>thought\nLet me see.\n<channel|>It is.",
