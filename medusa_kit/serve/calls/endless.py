@@ -6,6 +6,38 @@ from typing import Any
 
 from medusa_kit.serve.calls.joined_patterns import MAX_VISITS, part_of
 
+NOTES = ("title", "description", "default", "examples")  # keywords that no value has to fit
+
+
+def refers_among_others(schema: Mapping[str, Any]) -> bool:
+    """Whether a schema has a reference beside other keywords. llguidance puts what it names in its
+    place then."""
+    return "$ref" in schema and not schema.keys() <= {"$ref", *NOTES}
+
+
+def comes_back(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> bool:
+    """Whether such a schema is part of what would be put in its place."""
+    seen, waiting = set[str](), [schema.get("$ref")]
+    while waiting:
+        reference = waiting.pop()
+        if not isinstance(reference, str) or reference in seen:
+            continue
+        seen.add(reference)
+        try:
+            parts = [part_of(whole, reference)]
+        except LookupError:
+            continue
+        while parts:
+            part = parts.pop()
+            if part == schema:
+                return True
+            if isinstance(part, Mapping):
+                waiting += [part["$ref"]] if refers_among_others(part) else []
+                parts += part.values()
+            elif isinstance(part, list):
+                parts += part
+    return False
+
 
 def is_endless(reference: str, whole: Mapping[str, Any]) -> bool:
     """Whether no value that ends fits what a reference of the schema `whole` names."""

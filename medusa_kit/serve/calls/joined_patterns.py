@@ -18,9 +18,13 @@ def max_joined(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> int:
 
 def part_of(whole: Any, reference: Any) -> Any:
     """The part of a schema that a reference names. Raises LookupError where there is none."""
-    if not isinstance(reference, str) or not (reference + "/").startswith("#/"):
+    if not isinstance(reference, str):
         raise LookupError(reference)
-    part, names = whole, unquote(reference).split("/")[1:]
+    own = whole.get("$id") if isinstance(whole, Mapping) else None
+    local = reference.removeprefix(own) or "#" if isinstance(own, str) and own else reference
+    if not (local + "/").startswith("#/"):
+        raise LookupError(reference)
+    part, names = whole, unquote(local).split("/")[1:]
     for name in (name.replace("~1", "/").replace("~0", "~") for name in names):
         if isinstance(part, list):
             part = part[int(name) if name.isdecimal() else len(part)]

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode.accept.grammar_source import HINT, begun_fault_of, fault_of
-from medusa_kit.serve.calls.endless import is_endless
+from medusa_kit.serve.calls.endless import NOTES, comes_back, is_endless, refers_among_others
 from medusa_kit.serve.calls.exact_numbers import number_fault
 from medusa_kit.serve.calls.joined_patterns import max_joined, part_of
 from medusa_kit.serve.calls.name_escapes import (
@@ -30,7 +30,7 @@ ALONE = ("items", "additionalItems", "additionalProperties")
 NEEDED = ("type", "properties")
 # What a keyword's absence would change the meaning of: it goes too, so that nothing gets narrower.
 RESTS = {"patternProperties": "additionalProperties", "prefixItems": "items"}
-PLAIN = frozenset(["type", "title", "description", "default", "examples"])
+PLAIN = frozenset(["type", *NOTES])
 TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 COSTLY = ("pattern", "format", "multipleOf")
 MAX_WORK = 200_000  # for one value; more takes seconds, and fails in the end
@@ -131,7 +131,7 @@ class _Walk:
                 ]
             elif key in ALONE:
                 parts[key] = self.followed(f"{field}.{key}", value)
-        if "$ref" in parts and (fault := self._reference_fault(parts["$ref"])) is not None:
+        if "$ref" in parts and (fault := self._reference_fault(schema)) is not None:
             del parts["$ref"]
             self.leave_out(field, "$ref", fault)
         for name in self._wrong_patterns(parts.get("patternProperties")):
@@ -141,13 +141,16 @@ class _Walk:
             parts.pop("additionalProperties", None)
         return parts
 
-    def _reference_fault(self, reference: Any) -> str | None:
+    def _reference_fault(self, schema: Mapping[str, Any]) -> str | None:
+        reference = schema["$ref"]
         try:
             part_of(self._whole, reference)
         except LookupError:
             return f"the schema has no {reference!r}"
         if is_endless(reference, self._whole):
             return f"{reference!r} leads back to itself, so that no value would end"
+        if refers_among_others(schema) and comes_back(schema, self._whole):
+            return f"{reference!r} leads back to this place, which has other keywords too"
         return None
 
     def _wrong_patterns(self, patterns: Any) -> list[str]:

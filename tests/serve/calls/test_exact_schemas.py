@@ -8,6 +8,7 @@ import pytest
 from support.serving.grammars import accepts
 
 from medusa_kit.errors import ConfigError
+from medusa_kit.infer.decode.accept.grammar_source import check_grammar
 from medusa_kit.serve.calls.schemas import usable
 from medusa_kit.settings.grammar import Grammar
 
@@ -157,3 +158,57 @@ def test_circles_without_an_end_are_refused(defs: dict[str, Any], place: str) ->
 def test_circles_that_end_are_followed(definition: Any, value: Any) -> None:
     grammar = strict({**within(A), "$defs": {"A": definition}})
     assert accepts(grammar, json.dumps({"a": value}, separators=(",", ":")))
+
+
+TYPED = {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("defs", "place"),
+    [
+        ({"A": within({**A, **TYPED})}, "at.$defs.A.properties.a"),
+        ({"A": {"type": "array", "items": {**A, "minItems": 1}}}, "at.$defs.A.items"),
+        ({"A": within({"anyOf": [{**A, **TYPED}, {"type": "null"}]})},
+         "at.$defs.A.properties.a.anyOf[0]"),
+        ({"A": within({"anyOf": [{**B, **TYPED}, {"type": "null"}]}),
+          "B": within({"anyOf": [{**A, **TYPED}, {"type": "null"}]})},
+         "at.$defs.A.properties.a.anyOf[0]"),
+    ],
+)  # fmt: skip
+def test_circles_beside_other_keywords_are_refused_at_their_place(
+    defs: dict[str, Any], place: str
+) -> None:
+    for one in defs.values():
+        one.pop("required", None)
+    schema = {**within(A), "$defs": defs}
+    with pytest.raises(ConfigError, match="leads back to this place") as caught:
+        usable("at", schema, strict=True)
+    assert caught.value.message.startswith(f"{place}: ")
+    assert "json-schema:" not in caught.value.message
+    notes = lenient_notes(schema)
+    assert f"{place}: $ref is not enforced" in notes
+    assert not any("all of it" in note for note in notes)
+    with pytest.raises(ConfigError) as caught:
+        check_grammar(Grammar.json_schema(schema))
+    assert "json-schema:" not in caught.value.message
+
+
+def test_circles_that_are_not_put_in_place_are_followed() -> None:
+    for inner in (A, {**A, "description": "the next"}, {**B, **TYPED}):
+        defs = {"A": {**within(inner), "required": []}, "B": {**within(A), "required": []}}
+        grammar = strict({**within(A), "$defs": defs})
+        assert accepts(grammar, '{"a":{"a":{"a":{}}}}')
+        assert not accepts(grammar, '{"a":{"a":1}}')
+
+
+def test_references_by_the_schemas_own_id_are_followed() -> None:
+    own = "https://example.com/s"
+    schema = {"$id": own, **within({"$ref": f"{own}#/$defs/A"}), "$defs": {"A": {"type": "null"}}}
+    assert accepts(strict(schema), '{"a":null}')
+    assert not accepts(strict(schema), '{"a":1}')
+    nested = {"$id": own, **within({"$ref": own}), "required": []}
+    assert accepts(strict(nested), '{"a":{"a":{}}}')
+    with pytest.raises(ConfigError, match=r"^at\.properties\.a: .*no 'https://example.com/t'"):
+        usable("at", {"$id": own, **within({"$ref": "https://example.com/t"})}, strict=True)
+    with pytest.raises(ConfigError, match="leads back to itself"):
+        usable("at", {"$id": own, **within({"$ref": own})}, strict=True)

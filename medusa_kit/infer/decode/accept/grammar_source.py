@@ -39,7 +39,7 @@ def check_grammar(grammar: Grammar | None) -> None:
 def fault_of(grammar: Grammar) -> str | None:
     """Why no base could follow it; None where one could, unless it takes too much work."""
     wrong, messages = llguidance().LLMatcher.validate_grammar_with_warnings(source_of(grammar))
-    return str(messages[0]).strip() if wrong else None
+    return _plain(str(messages[0])) if wrong else None
 
 
 def begun_fault_of(grammar: Grammar, max_work: int | None = None) -> str | None:
@@ -81,7 +81,12 @@ def source_of(grammar: Grammar, tokens: GrammarTokens | None = None) -> str:
 
 def error_of(matcher: Any) -> str:
     """A failed matcher's message, without the mark of what it leaves out."""
-    return str(matcher.get_error()).replace("<non-verbose/>", "").strip()
+    return _plain(str(matcher.get_error()).replace("<non-verbose/>", ""))
+
+
+def _plain(message: str) -> str:
+    """A message without llguidance's name for the schema itself."""
+    return message.replace("json-schema:///", "").strip()
 
 
 def refused(grammar: Grammar, why: str) -> ConfigError:
