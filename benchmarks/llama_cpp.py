@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def measure(given: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -
     engine = medusa_kit.load(name, activations=given.activations)
     cases = Cases(given, name, Path(gguf), engine)
     record = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "model": engine.base.info.name,
         "file": {"name": Path(gguf).name, "bytes": Path(gguf).stat().st_size},
         "setup": describe_setup(engine),

@@ -25,6 +25,7 @@ TIERS = [
         "equal_rows",
         "files",
         "garbage",
+        "installing",
         "locks",
         "no_gradients",
         "outputs",

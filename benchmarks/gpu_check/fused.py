@@ -25,6 +25,7 @@ from medusa_kit.errors import MedusaKitError
 from medusa_kit.infer.attention import triton_backend
 from medusa_kit.infer.device.fused_forward import FusedForward, Nodes
 from medusa_kit.infer.device.fused_model import FusedModel
+from medusa_kit.installing import extra
 
 T, B, S = 16, 2, 512
 # Widths of a layer: hidden, query heads, key/value heads, head size, MLP.
@@ -64,7 +65,7 @@ def check(quick: bool = False) -> Report:
     """Raises MedusaKitError where triton is missing or in interpreter mode."""
     if absent := triton_backend.missing():
         raise MedusaKitError(f"{absent[0]}, so no kernel can be compiled",
-                             hint=f"pip install 'medusa-kit[{absent[1]}]'")  # fmt: skip
+                             hint=extra(absent[1]))  # fmt: skip
     if triton_backend.interpreting():
         raise MedusaKitError("TRITON_INTERPRET=1: kernels are interpreted, none is compiled",
                              hint="run it as `python -m benchmarks.gpu_check`")  # fmt: skip

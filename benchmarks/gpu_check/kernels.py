@@ -22,6 +22,7 @@ from medusa_kit.errors import MedusaKitError
 from medusa_kit.infer.attention import triton_backend
 from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.attention.step import TreeStep
+from medusa_kit.installing import extra
 
 H, G, L, WINDOW = 8, 2, 512, 9
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -94,7 +95,7 @@ def check(quick: bool = False) -> Report:
     """Raises MedusaKitError where triton is missing or in interpreter mode."""
     if absent := triton_backend.missing():
         raise MedusaKitError(f"{absent[0]}, so no kernel can be compiled",
-                             hint=f"pip install 'medusa-kit[{absent[1]}]'")  # fmt: skip
+                             hint=extra(absent[1]))  # fmt: skip
     if triton_backend.interpreting():
         raise MedusaKitError("TRITON_INTERPRET=1: kernels are interpreted, none is compiled",
                              hint="run it as `python -m benchmarks.gpu_check`")  # fmt: skip

@@ -23,6 +23,7 @@ from medusa_kit.errors import (
     in_one_line,
 )
 from medusa_kit.files import parse_json
+from medusa_kit.installing import extra
 from medusa_kit.settings.recipe import LoraSection
 
 CONFIG_NAME = "adapter_config.json"
@@ -179,7 +180,7 @@ def _require_peft() -> None:
     if importlib.util.find_spec("peft") is None:
         raise ConfigError(
             "adapters need the package peft, which is not installed",
-            hint="pip install 'medusa-kit[train]', or train with joint.moves=full",
+            hint=f"{extra('train')}, or train with joint.moves=full",
         )
 
 

@@ -26,6 +26,7 @@ from medusa_kit.base.gguf_files.pre_tokenizers import in_place_of
 from medusa_kit.base.gguf_files.tokenizer import read_tokenizer, save_tokenizer
 from medusa_kit.base.gguf_files.vocabulary import PRE
 from medusa_kit.errors import CheckpointError
+from medusa_kit.installing import extra
 from medusa_kit.locks import building_models
 from medusa_kit.settings.engine import EMBEDDED_NAME
 from medusa_kit.store.builds import NotUsable, Origin, check_files, make_folder_once
@@ -285,7 +286,7 @@ def explained(gguf: Path) -> Iterator[None]:
     if importlib.util.find_spec("gguf") is None:
         raise CheckpointError(
             f"{gguf.name} needs the package gguf, which is not installed",
-            hint="pip install 'medusa-kit[gguf]'",
+            hint=extra("gguf"),
         )
     try:
         yield

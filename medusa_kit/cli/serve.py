@@ -11,6 +11,7 @@ import typer
 from medusa_kit import console
 from medusa_kit.cli import engine_options, options
 from medusa_kit.errors import ConfigError, MedusaKitError, UsageError
+from medusa_kit.installing import extra
 from medusa_kit.settings.serve import serve_options
 
 PLACE = "serving"  # the parameter that stands where the server's options go
@@ -68,7 +69,7 @@ def serve(
             raise
         raise UsageError(
             f"the server needs the package {error.name}",
-            hint="pip install 'medusa-kit[serve]'",
+            hint=extra("serve"),
         ) from error
     if config.replicas is not None:
         _check_ray(config.ray_address)
@@ -129,7 +130,7 @@ def _check_ray(address: str | None) -> None:
     from importlib.util import find_spec
 
     if find_spec("ray") is None:
-        raise UsageError("--replicas needs the package ray", hint="pip install 'medusa-kit[ray]'")
+        raise UsageError("--replicas needs the package ray", hint=extra("ray"))
     if address in (None, "auto"):
         return
     host, _, port = str(address).rpartition(":")

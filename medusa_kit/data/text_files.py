@@ -17,6 +17,7 @@ from typing import IO, Any
 from medusa_kit.data.rows import EXAMPLES, kind_of
 from medusa_kit.errors import DataError, in_one_line
 from medusa_kit.files import parse_json
+from medusa_kit.installing import extra
 
 Item = tuple[int, Any]
 TABLES = {".parquet": "parquet", ".arrow": "arrow"}
@@ -31,7 +32,7 @@ KINDS = (
 )
 LONGEST_FIELD = 2**31 - 1  # characters; by default the csv module refuses more than 131,072
 READ = f"files that are read: {KINDS}; {EXAMPLES}"
-INSTALL = "pip install 'medusa-kit[train]'"
+INSTALL = extra("train")
 
 
 def read_file(path: Path) -> Iterator[Item]:

@@ -41,7 +41,7 @@ def plot(points: Sequence[Point], path: Path) -> bool:
     try:
         from medusa_kit.tuning.plots import plot_acceptance
     except ImportError:
-        console.note("no plot: matplotlib is not installed (pip install 'medusa-kit[plot]')")
+        console.note("no plot: matplotlib is not installed ({extra('plot')})")
         return False
     plot_acceptance([p.updates for p in points], [p.acceptance_length for p in points], path)
     return True

@@ -8,6 +8,7 @@ from medusa_kit.heads.formats.engines import formats_for, how_to_train
 from medusa_kit.heads.formats.vllm import NOT_TRACKED
 from medusa_kit.hub.measured import Measured
 from medusa_kit.hub.redact_paths import is_local
+from medusa_kit.installing import from_nothing
 from medusa_kit.settings.engine import OWN_MODELS
 from medusa_kit.tree.candidate_tree import CandidateTree
 
@@ -22,7 +23,8 @@ def usage(
     own = name in OWN_MODELS or (name.endswith(".gguf") and "/" not in name and not is_local(name))
     model = name if own else base or "BASE"
     at = f', revision="{config.base_model_revision}"' if config.base_model_revision else ""
-    yield f"```sh\npip install medusa-kit\nmedusa-kit chat --model {model} --heads {heads}\n```"
+    yield "In a clone of medusa-kit:"
+    yield _shell(*from_nothing(), f"medusa-kit chat --model {model} --heads {heads}")
     yield (
         "```python\nimport medusa_kit\n\n"
         f'engine = medusa_kit.load("{model}"{at}, heads="{heads}")\n'

@@ -25,7 +25,7 @@ class Deadline:
         remaining = self.began + self.seconds - self.loop.time()
         try:
             return await asyncio.wait_for(work, max(0.0, remaining))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise RequestTimeoutError(
                 f"the request took longer than {self.seconds:g} seconds",
                 hint="ask for fewer tokens", code="timeout",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from medusa_kit.errors import CheckpointError, ConfigError, in_one_line
+from medusa_kit.installing import extra
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train.batching import Batch
 from medusa_kit.train.loss.loss import HeadsLoss
@@ -77,7 +78,7 @@ def check_packages(recipe: TrainRecipe) -> None:
         if wanted and importlib.util.find_spec(package) is None:
             raise ConfigError(
                 f"{why}, but the package {package} is not installed",
-                hint=f"pip install 'medusa-kit[train]', or {otherwise}",
+                hint=f"{extra('train')}, or {otherwise}",
             )
 
 

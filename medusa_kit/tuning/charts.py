@@ -14,7 +14,7 @@ def draw(path: Path, plot: Callable[[Any, Path], None], place: Path | None = Non
     try:
         plots = import_module("medusa_kit.tuning.plots")
     except ImportError:
-        console.note("no chart: matplotlib is not installed (pip install 'medusa-kit[plot]')")
+        console.note("no chart: matplotlib is not installed ({extra('plot')})")
         return
     plot(plots, path)
     console.note(f"wrote {place or path}")

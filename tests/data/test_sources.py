@@ -100,7 +100,7 @@ def test_a_package_that_is_missing_is_named(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(DataError, match=f"needs the package {package}") as caught:
         turns(tmp_path / name)
-    assert "medusa-kit[train]" in (caught.value.hint or "")
+    assert ".[train]" in (caught.value.hint or "")
 
 
 OTHERS: dict[str, tuple[bytes, str]] = {

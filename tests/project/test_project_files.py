@@ -1,21 +1,20 @@
 """The files by which a host, a package index and a newcomer know the project say what is true."""
 
+import contextlib
 import os
 import re
 import shlex
-import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
+from medusa_kit import installing
 from medusa_kit.version import __version__
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    tomllib = pytest.importorskip("tomli")
 
 ROOT = Path(__file__).parents[2]
 FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("[!c]*.yml"))  # config.yml is none
@@ -72,14 +71,57 @@ def test_the_citation_is_of_this_version() -> None:
     assert citation["license"] == PROJECT["license"]
 
 
-def test_links_of_the_package_lead_to_what_is_there() -> None:
-    urls = dict(PROJECT["urls"])
-    home = urls.pop("Repository")
-    assert urls.pop("Issues") == f"{home}/issues"
-    for url in urls.values():
-        assert (ROOT / url.removeprefix(f"{home}/")).is_file()
-    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "CITATION.cff"]
-    assert not [path for path in texts if home in path.read_text()], "named in pyproject alone"
+def test_no_text_names_a_package_index_or_an_address_that_is_not_there() -> None:
+    """Nobody can install `medusa-kit` by that name, and anybody could register it."""
+    code = [path for name in ("medusa_kit", "benchmarks") for path in (ROOT / name).rglob("*.py")]
+    texts = [ROOT / "pyproject.toml", *ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *code]
+    wrong = re.compile(r"pip install (-U |--upgrade )?['\"]?medusa-kit|https?://example\.")
+    assert not [path for path in texts if wrong.search(path.read_text())]
+
+
+def test_hints_name_extras_that_are_there() -> None:
+    used = set[str]()
+    for path in (*(ROOT / "medusa_kit").rglob("*.py"), *ROOT.glob("docs/*.md"), ROOT / "README.md"):
+        text = path.read_text()
+        used.update(re.findall(r"\bextra\([\"'](\w+)[\"']\)", text))
+        used.update(",".join(re.findall(r"-e '\.\[([\w,]+)\]'", text)).split(","))
+    assert used - {""} <= PROJECT["optional-dependencies"].keys()
+    assert {"train", "serve", "gguf"} <= used
+    assert installing.extra("serve").startswith("pip install -e '.[serve]' ")
+
+
+def test_the_address_is_one_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert installing.from_nothing() == ["make install && . .venv/bin/activate"]
+    monkeypatch.setattr(installing, "ADDRESS", "https://host.invalid/kit")
+    assert installing.from_nothing()[0].startswith("git clone https://host.invalid/kit ")
+
+
+def test_every_python_that_is_promised_is_promised_everywhere() -> None:
+    versions = [one.rpartition(" ")[2] for one in PROJECT["classifiers"]
+                if re.search(r"Python :: 3\.", one)]  # fmt: skip
+    assert PROJECT["requires-python"] == f">={versions[0]}"
+    makefile = (ROOT / "Makefile").read_text()
+    assert f"PYTHONS := {' '.join(versions)}\n" in makefile
+    assert (
+        f"Python {', '.join(versions[:-1])} or {versions[-1]}" in (ROOT / "README.md").read_text()
+    )
+    target = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["target-version"]
+    assert target == f"py{versions[0].replace('.', '')}"
+
+
+def test_what_is_pinned_takes_every_python_that_is_promised() -> None:
+    """`make resolve` asks the index; this asks what is installed here."""
+    names = [line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()
+             if "==" in line]  # fmt: skip
+    versions = [one.rpartition(" ")[2] for one in PROJECT["classifiers"]
+                if re.search(r"Python :: 3\.", one)]  # fmt: skip
+    seen = 0
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            required = SpecifierSet(metadata.metadata(name)["Requires-Python"] or "")
+            assert [one for one in versions if f"{one}.99" in required] == versions, name
+            seen += 1
+    assert seen > 30
 
 
 def test_the_changelog_keeps_its_form() -> None:

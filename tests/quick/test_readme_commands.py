@@ -12,12 +12,12 @@ import socket
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
 import pytest
-import tomllib
 from support.debug_model import ROOT
 
 from medusa_kit import cli, console

@@ -23,7 +23,7 @@ STATE = ("driver_version", "clocks.sm", "clocks.mem", "clocks_throttle_reasons.a
 def describe(device: torch.device) -> dict[str, Any]:
     """The device, the versions that figures are measured with, and the date."""
     description: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "device": processor_name(device),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit import console
+from medusa_kit import console, installing
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention import flash, triton_backend
 from medusa_kit.infer.attention.backend import AttentionCall, Backend, BackendFailure, Case
@@ -45,7 +45,7 @@ class AttentionChoice:
             lack, extra = absent
             raise ConfigError(
                 f"attention {requested!r} was asked for, but {lack}",
-                hint=f"pip install 'medusa-kit[{extra}]', or use attention auto",
+                hint=f"{installing.extra(extra)}, or use attention auto",
             )
         self.requested, self.fixed_shapes = requested, fixed_shapes
         self.fallbacks: list[str] = []

@@ -85,7 +85,7 @@ class Relay:
         try:
             await asyncio.wait_for(self._tries(request, scope, send), self._timeout)
             return
-        except asyncio.TimeoutError:
+        except TimeoutError:
             error: Exception = RequestTimeoutError(
                 f"no replica answered within {self._timeout:g} seconds", code="timeout"
             )

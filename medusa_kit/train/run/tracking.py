@@ -8,6 +8,7 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.errors import ConfigError, MedusaKitError, first_found
+from medusa_kit.installing import extra
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train.processes import distributed
 
@@ -111,5 +112,5 @@ def check_tracking(recipe: TrainRecipe) -> None:
     except ImportError as error:
         raise ConfigError(
             "logging.wandb is true, but the package wandb is not installed",
-            hint="pip install 'medusa-kit[train]', or add logging.wandb=false",
+            hint=f"{extra('train')}, or add logging.wandb=false",
         ) from error

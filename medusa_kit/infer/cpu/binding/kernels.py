@@ -26,6 +26,7 @@ from medusa_kit.infer.cpu.binding.levels import (
     packaged_library,
     suffix_of,
 )
+from medusa_kit.installing import extra
 from medusa_kit.store.builds import make_file_once
 from medusa_kit.store.records import extensions_folder
 
@@ -193,7 +194,7 @@ def load_library() -> ctypes.CDLL | None:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         console.note(
             f"steps run through torch: the C++ kernels could not be built ({reason}); "
-            "they need g++ or clang++, and ninja (pip install 'medusa-kit[cpu]')"
+            f"they need g++ or clang++, and ninja ({extra('cpu')})"
         )
         return None
     return declare(library)

@@ -8,6 +8,7 @@ from typing import Any
 
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode.accept.grammar_tokens import GrammarTokens, lark_rules
+from medusa_kit.installing import extra
 from medusa_kit.settings.grammar import Grammar
 
 LOOKED_AT = 3  # bytes of a grammar that is tried
@@ -101,6 +102,6 @@ def llguidance() -> ModuleType:
     except ImportError:
         raise ConfigError(
             "grammars need the package llguidance, which is not installed",
-            hint="pip install 'medusa-kit[grammar]'",
+            hint=extra("grammar"),
         ) from None
     return llguidance
