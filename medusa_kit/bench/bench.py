@@ -11,6 +11,7 @@ from medusa_kit import console
 from medusa_kit.bench.agreement import Agreement
 from medusa_kit.bench.report import Answers, BenchReport, MethodResult, Named, Tally
 from medusa_kit.errors import DataError, MedusaKitError
+from medusa_kit.loops import loop_start
 from medusa_kit.settings.engine import FLOAT32
 
 Batch = list[list[int]]  # token ids of each prompt
@@ -59,17 +60,18 @@ def bench(
         for method, result in zip(methods, results, strict=True):
             if not method.warm:
                 _attempt(method, result, batch, method is methods[0])
-    measured = 0
+    measured, loops = 0, Loops(results)
     with console.progress("benchmarking", len(prompts), "prompts") as bar:
         for index, (category, batch) in enumerate(batches):
             answers = _round(methods, results, batch, index)
+            timed = not loops.keep(category, answers)
             for which, answer in answers.items():
                 comparable = _comparable(methods[which], sampled)
                 same = _identical(answer, answers[references[which]]) if comparable else None
-                results[which].total.add(answer, same)
+                results[which].total.add(answer, same, timed)
                 results[which].drafter_notes = answer.notes
                 if category is not None:
-                    results[which].categories.setdefault(category, Tally()).add(answer, same)
+                    results[which].categories.setdefault(category, Tally()).add(answer, same, timed)
             if agreement is not None and agreeing is not None:
                 agreement.compare(answers[agreeing].token_ids, answers[0].token_ids)
             best = max(results[which].total.ratio(results[0].total) for which in answers)
@@ -78,10 +80,41 @@ def bench(
             if enough is not None and enough():
                 break
     _leave_out_failed(results)
+    loops.count_where_alone()
     return BenchReport(
         results, measured, max_new_tokens, batch_size,
-        results[_first_kit_method(methods) or 0].identical_to, agreement,
+        results[_first_kit_method(methods) or 0].identical_to, agreement, loops.prompts,
     )  # fmt: skip
+
+
+class Loops:
+    """Batches with an answer that ends in a loop, which drafting copies for nothing."""
+
+    def __init__(self, results: Sequence[MethodResult]) -> None:
+        self.prompts, self._results = 0, results
+        self._kept: list[tuple[str | None, dict[int, Answers]]] = []
+
+    def keep(self, category: str | None, answers: dict[int, Answers]) -> bool:
+        """Whether this batch is one of them, by any method's answers."""
+        counts = (sum(loop_start(ids) is not None for ids in one.token_ids)
+                  for one in answers.values())  # fmt: skip
+        if found := max(counts):
+            self.prompts += found
+            self._kept.append((category, answers))
+        return bool(found)
+
+    def count_where_alone(self) -> None:
+        """Time them where nothing else was timed, in all or in a category."""
+        total = self._results[0].total
+        alone = {category for category, tally in self._results[0].categories.items()
+                 if not tally.seconds}  # fmt: skip
+        nothing = not total.seconds
+        for category, answers in self._kept:
+            for which, answer in answers.items():
+                if nothing:
+                    self._results[which].total.add_times(answer)
+                if category in alone:
+                    self._results[which].categories[category].add_times(answer)
 
 
 def _first_kit_method(methods: Sequence[Method], activations: str | None = None) -> int | None:

@@ -125,14 +125,19 @@ class Tally:
     def acceptance_by_depth(self) -> list[float]:
         return [steps / self.num_steps for steps in self.depth_steps]
 
-    def add(self, batch: Answers, identical: int | None) -> None:
+    def add(self, batch: Answers, identical: int | None, timed: bool = True) -> None:
+        """`timed`: whether its speed and steps count."""
+        self.answers += len(batch.token_ids) - len(batch.failed)
+        self.identical = None if identical is None else (self.identical or 0) + identical
+        if timed:
+            self.add_times(batch)
+
+    def add_times(self, batch: Answers) -> None:
         tokens, answers = batch.tokens, len(batch.token_ids) - len(batch.failed)
-        self.answers += answers
         self.tokens += tokens
         self.seconds += batch.seconds
         self.rates.append(tokens / batch.seconds if batch.seconds else None)
         self.step_tokens += tokens - answers if batch.step_tokens is None else batch.step_tokens
-        self.identical = None if identical is None else (self.identical or 0) + identical
         if batch.decoding is not None:
             self.decoding_tokens += batch.decoding.tokens
             self.decoding_seconds += batch.decoding.seconds
@@ -219,7 +224,8 @@ class BenchReport:
     """Results in the order of the methods; ratios are to the first.
 
     `agreement`: of our first method with the first one, where that is in float32 and ours is not;
-    None: not measured.
+    None: not measured. `loops`: prompts whose answers end in one (loops.py), which count among
+    answers and equal ones alone, unless there are no others.
     """
 
     results: Annotated[list[MethodResult], Field(min_length=1)]
@@ -228,6 +234,7 @@ class BenchReport:
     batch_size: int = 1
     identical_to: str = ""  # the method that ours were compared with
     agreement: Agreement | None = None
+    loops: int = 0
     about: About = field(default_factory=About)
 
     @property
@@ -249,6 +256,7 @@ class BenchReport:
             "num_prompts": self.num_prompts,
             "max_new_tokens": self.max_new_tokens,
             "batch_size": self.batch_size,
+            "loops": self.loops,
             "identical_to": self.identical_to,
             "agreement_with_float32": self.agreement and self.agreement.to_json(),
             "methods": [result.to_json(self.results[0]) for result in self.results],
@@ -292,5 +300,5 @@ class BenchReport:
 
 
 BENCH, PICTURE = BENCH_NAME, BENCH_PLOT_NAME
-OWN = ("num_prompts", "max_new_tokens", "batch_size", "identical_to", "agreement_with_float32",
-       "methods")  # fmt: skip
+OWN = ("num_prompts", "max_new_tokens", "batch_size", "loops", "identical_to",
+       "agreement_with_float32", "methods")  # fmt: skip

@@ -29,6 +29,7 @@ def show(
         "decoding only: tokens/s after the first, prefill excluded; gain: of drafting, by these, "
         "over our own plain decoding" + _meaning_of_same(report),
         *_agreement(report),
+        *_loops(report),
         *(f"{result.name}: {note}" for result in report.ran for note in result.drafter_notes),
         *not_paying(report),
     ]
@@ -70,6 +71,15 @@ def _agreement(report: Any) -> list[str]:
             "agreement with float32: not measured; it is of greedy answers that transformers gives"
         ]
     return [f"{report.identical_to}: {report.agreement.describe(report.results[0].name)}"]
+
+
+def _loops(report: Any) -> list[str]:
+    if not report.loops:
+        return []
+    found = f"{report.loops} of {report.num_prompts} answers end in a loop, one span over and over"
+    if report.loops == report.num_prompts:
+        return [f"{found}: speeds are of loops, which drafting copies for nothing"]
+    return [f"{found}: they are left out of all figures but those of same answers"]
 
 
 def _methods_table(report: Any, title: str) -> Any:

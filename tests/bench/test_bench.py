@@ -74,6 +74,34 @@ def test_totals_and_ratios() -> None:
     assert (report.num_prompts, report.max_new_tokens) == (3, 20)
 
 
+def looping(batch: Batch) -> Answers:
+    """Prompt 2 is answered by a loop, in a tenth of the time."""
+    ids = [*range(30), *[7, 8] * 20] if batch[0][0] == 2 else list(range(10))
+    return Answers([ids], 0.1 if batch[0][0] == 2 else 1.0)
+
+
+def test_loops_are_compared_and_not_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    prompts: list[list[int]] = [[1], [2], [3]]
+    report = bench([Method("a", looping)], prompts, 70, categories=["x", "y", "x"])
+    total = report.results[0].total
+    assert (total.answers, total.identical, report.loops) == (3, 3, 1)
+    assert (total.tokens, total.seconds, total.rates) == (20, 2.0, [10.0, 10.0])
+    only = report.results[0].categories["y"]
+    assert (only.tokens, only.answers) == (70, 1), "nothing else can be timed there"
+    assert BenchReport.from_json(report.to_json()).loops == 1
+    show(report, {}, "m", "here")
+    assert "1 of 3 answers end in a loop, one span over and over: they are" in said(capsys)
+
+    alone = bench([Method("a", looping)], [[2], [2]], 70)
+    assert (alone.loops, alone.results[0].total.tokens) == (2, 140)
+    show(alone, {}, "m", "here")
+    assert "speeds are of loops" in said(capsys)
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
 def test_acceptance_is_weighted_by_steps() -> None:
     report, _ = made_up_report()
     slow, fast = (result.total for result in report.results)

@@ -2,8 +2,10 @@
 
 import io
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -11,7 +13,9 @@ import typer
 from medusa_kit import console, ctrl_c
 from medusa_kit.cli.chat import interrupt, notes, view
 from medusa_kit.cli.chat.drawing import drawing
+from medusa_kit.cli.chat.keys import keys_unseen
 from medusa_kit.errors import ContextLengthError, MedusaKitError
+from medusa_kit.loops import loop_start
 
 if TYPE_CHECKING:
     from medusa_kit.infer.details import VerifiedTree
@@ -21,13 +25,16 @@ COMMANDS = {
     "/reset": "forget the conversation",
     "/system TEXT": "start over with this system message",
     "/compare": "answer the last prompt again with plain decoding, and say how much faster it was "
-    "with drafting",
+    "with drafting, and how much was copied",
     "/accepted": "colours of drafted tokens: off, and on again",
     "/tree": "draw the draft tokens that the last step verified",
     "/exit, /quit": "leave (so does Ctrl-D)",
     "Ctrl-C": "stop an answer and keep what there is of it",
 }
 PROMPT = "› "
+WORDS = ("help", "exit", "quit")  # that are the commands of that name where they stand alone
+OPENINGS = ("Explain how a rainbow forms.", "Write a Python function that reverses a list.",
+            "Give three tips for better sleep.")  # fmt: skip  # those of the page
 MIN_COMPARED = 32  # tokens of an answer whose speed says something
 
 
@@ -57,6 +64,50 @@ def read_line() -> str:
     return input(prompt)
 
 
+class Pace:
+    """When each of an answer's tokens had come."""
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[int, float]] = []  # tokens so far, and the time
+
+    def note(self, streaming: Any) -> int:
+        """A piece has come; returns the number of tokens so far."""
+        done = sum(streaming.guessed.values())
+        self._marks.append((done, time.perf_counter()))
+        return done
+
+    def rate(self, count: int) -> float | None:
+        """Tokens a second up to the piece that ends with token `count`, or the last one before,
+        without the first piece, for which the prompt was read; None where there are too few."""
+        reached = [mark for mark in self._marks if mark[0] <= count]
+        if len(reached) < 2:
+            return None
+        (first, began), (last, ended) = reached[0], reached[-1]
+        return (last - first) / max(ended - began, 1e-9)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer that can be compared. `guessed`: its tokens by who drafted them."""
+
+    prompt_ids: list[int]
+    result: Any
+    guessed: Mapping[str | None, int]
+    pace: Pace
+
+    @property
+    def before_loop(self) -> int:
+        """Tokens before one span is repeated to the end: all of them, mostly."""
+        start = loop_start(self.result.token_ids)
+        return len(self.result.token_ids) if start is None else start
+
+    @property
+    def copied(self) -> float:
+        """The share of tokens that were copied from prompt or answer."""
+        from_text = sum(n for who, n in self.guessed.items() if view.kind_of(who) == view.TEXT)
+        return from_text / max(sum(self.guessed.values()), 1)
+
+
 class Chat:
     """The conversation so far and what the person types."""
 
@@ -68,13 +119,15 @@ class Chat:
 
     def reset(self, system: str | None) -> None:
         self.system, self.talk = system, self.engine.conversation(system)
-        self.last: tuple[list[int], Any] | None = None  # prompt and answer
+        self.last: Answered | None = None
         self.tree: VerifiedTree | None = None  # of the newest step that verified draft tokens
 
     def run(self) -> None:
         prepare_streams()
         if self.tinted:
             self.say_legend()
+        if sys.stdin.isatty():
+            console.note("to begin with:\n  " + "\n  ".join(OPENINGS))
         while True:
             try:
                 line = read_line().strip()
@@ -86,6 +139,8 @@ class Chat:
                 if sys.stdin.isatty():
                     typer.echo(err=True)
                 return
+            if line.lower() in WORDS:
+                line = f"/{line.lower()}"
             if line.startswith("/"):
                 name, *argument = line.split(maxsplit=1)
                 if name in ("/exit", "/quit"):
@@ -104,14 +159,15 @@ class Chat:
             console.warn(str(error))
 
     def _answer(self, line: str) -> None:
-        with view.AnswerView(self.tinted) as shown:
+        with view.AnswerView(self.tinted) as shown, keys_unseen():
             shown.status("prefilling the prompt")
-            streaming = self.talk.stream(line, **self.settings)
+            streaming, pace = self.talk.stream(line, **self.settings), Pace()
             streaming.keep_tree()
             try:
                 with interrupt.between_steps(lambda: bool(streaming.guessed)) as check:
                     for piece in streaming:
                         shown.show(piece, streaming.tokens_per_second)
+                        pace.note(streaming)
                         check()
             except KeyboardInterrupt:
                 ctrl_c.taken()
@@ -124,7 +180,7 @@ class Chat:
                 raise
         typer.echo()
         result, self.tree = streaming.result, streaming.tree or self.tree
-        self.last = (self.talk.prompt_ids, result)
+        self.last = Answered(self.talk.prompt_ids, result, dict(streaming.guessed), pace)
         self.close(result, streaming.guessed)
 
     def close(self, result: Any, guessed: Mapping[str | None, int]) -> None:
@@ -198,17 +254,19 @@ class Chat:
         if self.last is None:
             console.warn("there is no answer yet to compare with")
             return
-        prompt, result = self.last
+        result, count = self.last.result, self.last.before_loop
         if not result.token_ids:
             console.warn("the last answer was stopped before its first token")
             return
-        settings = {**self.settings, "max_new_tokens": len(result.token_ids), "drafter": "none"}
-        streaming = self.engine.stream(prompt, **settings)
-        with view.AnswerView(tinted=False) as shown:
+        settings = {**self.settings, "max_new_tokens": count, "drafter": "none"}
+        streaming, pace = self.engine.stream(self.last.prompt_ids, **settings), Pace()
+        with view.AnswerView(tinted=False) as shown, keys_unseen():
             shown.status("answering again with plain decoding")
             try:
                 with interrupt.between_steps(lambda: True) as check:  # what was read is kept
                     for _ in streaming:
+                        done = pace.note(streaming)
+                        shown.again(f"answering again with plain decoding: {done:,} of {count:,}")
                         check()
             except (KeyboardInterrupt, MedusaKitError) as error:
                 ctrl_c.taken()
@@ -218,25 +276,33 @@ class Chat:
                 console.warn("comparison stopped" if stopped else str(error))
                 return
         plain = streaming.result
-        comparison = f"{self._speeds(result, plain)}, {self._agreement(result, plain)}"
-        console.note(comparison + notes.rule_note(result.stats))
+        comparison = f"{self._speeds(plain, pace)}, {self._agreement(result, plain)}"
+        copied = f"; {self.last.copied:.0%} of the answer was copied from earlier text"
+        console.note(comparison + copied + notes.rule_note(result.stats))
 
-    def _speeds(self, result: Any, plain: Any) -> str:
-        """The speeds of both, without the prompt, which was read for the first answer alone."""
-        count = len(result.token_ids)
-        drafting_rate, plain_rate = (
-            answer.stats.decoding_tokens_per_second for answer in (result, plain)
-        )
+    def _speeds(self, plain: Any, plain_pace: "Pace") -> str:
+        """The speeds of both, without the prompt, which was read for the first answer alone, and
+        without a loop at the answer's end."""
+        assert self.last is not None
+        result, count = self.last.result, self.last.before_loop
+        whole = count == len(result.token_ids)
+        if whole:
+            rates = [one.stats.decoding_tokens_per_second for one in (result, plain)]
+        else:
+            rates = [one.rate(count) for one in (self.last.pace, plain_pace)]
+        drafting_rate, plain_rate = rates
+        before = "" if whole else " before its loop"
         if drafting_rate is None or plain_rate is None or count < MIN_COMPARED:
-            return f"{view.counted(count, 'token')}: too short to compare speeds"
+            return f"{view.counted(count, 'token')}{before}: too short to compare speeds"
         return (
             f"plain decoding: {view.speed(plain_rate)} tokens/s; "
             f"with drafting {view.speed(drafting_rate)}, "
-            f"{drafting_rate / plain_rate:.2f} x as fast"
+            f"{drafting_rate / plain_rate:.2f} x as fast{before}"
         )
 
     def _agreement(self, result: Any, plain: Any) -> str:
-        if plain.token_ids == result.token_ids:
+        assert self.last is not None
+        if plain.token_ids == result.token_ids[: self.last.before_loop]:
             return "the same tokens"
         if result.stats.acceptance == "typical":
             return "other tokens, as typical acceptance allows"

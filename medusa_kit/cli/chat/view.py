@@ -14,6 +14,7 @@ from medusa_kit import console
 from medusa_kit.cli.chat import notes
 from medusa_kit.cli.chat.wrap import Styled, WordWrap
 from medusa_kit.console import BACK, ERASE, SAVE
+from medusa_kit.loops import loop_start
 
 SLACK = 4  # columns left free, in case the terminal counts a character's width differently
 BASE, HEADS, TEXT = "the model itself", "the heads", "earlier text"
@@ -79,6 +80,11 @@ class AnswerView:
         for text, guessed_by in piece.spans:
             self._put(text, TINTS[kind_of(guessed_by)] if self.tinted else None)
         self.status(f"{speed(tokens_per_second)} tokens/s")
+
+    def again(self, words: str) -> None:
+        """Other words in place of those that stand after the cursor."""
+        self._clear()
+        self.status(words)
 
     def finish(self, more: str = "") -> None:
         """What has been held back, and `more` behind it."""
@@ -161,6 +167,8 @@ def closing(result: Any, max_new_tokens: int, verbose: bool = False) -> str:
         )
         if stats.drafter != "none" and stats.num_steps:
             parts.append(f"{stats.acceptance_length:.1f} tokens per step")
+    if (start := loop_start(result.token_ids)) is not None:
+        parts.append(f"from token {start + 1} on it is a loop, one span over and over")
     if verbose and stats.new_tokens:
         cached = f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens cached"
         parts.append(f"the first after {stats.first_token_seconds:.2f} s, {cached}")

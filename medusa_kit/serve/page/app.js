@@ -13,6 +13,7 @@ let current = conversations[0];
 let underWay = null; // the AbortController of what is asked for now
 let usual = null; // the temperature where none is given, once the server has said it
 const LEAST_COMPARED = 32; // tokens of an answer whose speed says something
+const LEAST_LOOP = 100; // characters that repeat others
 
 // Conversations and settings are kept until the tab is closed, where the browser allows it.
 const kept = {
@@ -295,8 +296,10 @@ async function compareWithPlain(element, button, conversation, index) {
     if (plain.error || signal.aborted) return;
     message.comparison = {
       again: !asItIs, text: [drafted.text, plain.text],
+      loop: endsInLoop(drafted.text),
       rates: [drafted, plain].map(({ figures }) => (figures.tokens < LEAST_COMPARED ? null : figures.rate)),
     };
+    if (message.comparison.loop) message.comparison.rates = [null, null];
     voice.say(showComparison(element, message.comparison));
     kept.write("conversations", conversations);
   });
@@ -304,7 +307,18 @@ async function compareWithPlain(element, button, conversation, index) {
   button.focus();
 }
 
-function showComparison(element, { again, text, rates }) {
+/** Whether one span stands at the end three times or more. Any drafter copies it, so its speed says
+ * nothing. */
+function endsInLoop(text) {
+  for (let period = 1; 3 * period <= text.length; period += 1) {
+    let start = text.length;
+    while (start > period && text[start - 1] === text[start - 1 - period]) start -= 1;
+    if (text.length - start >= Math.max(2 * period, LEAST_LOOP)) return true;
+  }
+  return false;
+}
+
+function showComparison(element, { again, text, rates, loop }) {
   const [fast, slow] = rates;
   const words = [];
   if (fast && slow) words.push(`${(fast / slow).toFixed(2)} × the speed of plain decoding.`);
@@ -314,13 +328,14 @@ function showComparison(element, { again, text, rates }) {
     words.push(`The texts differ from character ${(at < 0 ? Array.from(text[0]).length : at) + 1} on.`);
     words.push("Where two tokens are equally likely but for rounding, either may come.");
   }
+  if (loop) words.push("The answer ends in a loop, one span over and over, which any drafter copies: speeds are not compared.");
   if (again) words.push("Both ways answered again at temperature 0.");
   const box = make("div", { class: "comparison" });
   const most = Math.max(...rates.map((one) => one ?? 0));
   ["with drafting", "plain"].forEach((name, way) => {
     const bar = make("span", { class: way ? "bar" : "bar fast", "aria-hidden": "true" });
     bar.style.width = `${most ? (100 * (rates[way] ?? 0)) / most : 0}%`;
-    const speed = rates[way] === null ? "too short to time" : `${rate(rates[way])} tokens/s`;
+    const speed = rates[way] === null ? (loop ? "not timed" : "too short to time") : `${rate(rates[way])} tokens/s`;
     box.append(make("div", { class: "way" }, make("span", {}, name),
       make("span", { class: "track" }, bar), make("span", {}, speed)));
   });

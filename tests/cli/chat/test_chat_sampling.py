@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 
 import medusa_kit
 from medusa_kit.base import files
-from medusa_kit.cli.chat.conversation import Chat
+from medusa_kit.cli.chat.conversation import Answered, Chat, Pace
 from medusa_kit.engine.engine import Engine
 
 Run = Callable[..., tuple[int, str, str]]
@@ -137,9 +137,10 @@ class Streaming(list[Any]):
 
 def compared(
     capsys: pytest.CaptureFixture[str], temperature: float,
-    near_ties: int = 0, count: int = 32, acceptance: str = "exact",
+    near_ties: int = 0, count: int = 32, acceptance: str = "exact", loop: int = 0,
 ) -> str:  # fmt: skip
-    """What /compare says where plain decoding gives other tokens."""
+    """What /compare says where plain decoding gives other tokens, or the same ones before a `loop`
+    of so many."""
 
     def result(*token_ids: int) -> Any:
         stats = SimpleNamespace(
@@ -153,13 +154,15 @@ def compared(
         )
         return SimpleNamespace(token_ids=list(token_ids), stats=stats)
 
-    engine = SimpleNamespace(
-        conversation=lambda system: None,
-        stream=lambda prompt, **settings: Streaming(result(*[1] * (count - 1), 3)),
-        own_drafter="auto",
-    )
+    def stream(prompt: list[int], **settings: Any) -> Streaming:
+        assert settings["max_new_tokens"] == count
+        return Streaming(result(*range(count - 1), count if loop else -1))
+
+    engine = SimpleNamespace(conversation=lambda system: None, stream=stream, own_drafter="auto")
     chat = Chat(engine, {"max_new_tokens": count, "temperature": temperature}, None)
-    chat.last = ([], result(*[1] * (count - 1), 2))
+    ids, pace = [*range(count - 1), *[count] * (1 + loop)], Pace()
+    pace._marks = [(2, 0.0), (count - 1, 1.0), (count + loop, 1.1)]
+    chat.last = Answered([], result(*ids), {None: 3, "medusa": 3, "suffix": 2}, pace)
     chat.compare()
     return capsys.readouterr().err
 
@@ -179,6 +182,28 @@ def test_no_speed_up_is_claimed_of_a_short_answer(capsys: pytest.CaptureFixture[
     said = compared(capsys, 0.0, count=31)
     assert said.startswith("31 tokens: too short to compare speeds, OTHER TOKENS")
     assert "as fast" not in said
+    assert "25% of the answer was copied from earlier text" in said
+
+
+def test_a_loop_is_no_speed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only what came before it is answered again, and timed."""
+    plain = [(1, 10.0), (32, 12.0)]
+
+    def marked(self: Pace, streaming: Any) -> int:
+        self._marks = plain
+        return 32
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Streaming, "__iter__", lambda self: iter([None]))
+        patch.setattr(Pace, "note", marked)
+        said = compared(capsys, 0.0, count=32, loop=60)
+    rates = 29 / 1.0, 31 / 2.0
+    assert (
+        f"with drafting {rates[0]:.0f}, {rates[0] / rates[1]:.2f} x as fast before its loop" in said
+    )
+    assert "the same tokens" in said
+    short = compared(capsys, 0.0, count=20, loop=60)
+    assert short.startswith("20 tokens before its loop: too short to compare speeds")
 
 
 def test_a_seed_gives_the_same_words_without_the_drafter(

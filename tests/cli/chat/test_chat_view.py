@@ -1,18 +1,21 @@
 """What a chat writes while it answers: on a terminal in memory, and into a pipe."""
 
 import io
+import re
 import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import medusa_kit
 from medusa_kit import console
 from medusa_kit.cli.chat import view
-from medusa_kit.cli.chat.conversation import COMMANDS, Chat
+from medusa_kit.cli.chat.conversation import COMMANDS, OPENINGS, Chat
 from medusa_kit.cli.chat.drawing import drawing
 from medusa_kit.engine.conversation import Conversation
 from medusa_kit.engine.streaming import Piece, Span
@@ -343,3 +346,21 @@ def test_a_model_s_control_characters_move_no_cursor(terminal: Terminal) -> None
     chat_with(Answers([piece("a\x1b[2J\x07b\r\nc\u009b1A")])).answer("Rivers?")
     lines = [line.replace(" ", "") for line in screen.lines]  # of wide characters
     assert lines[:2] == ["a\ufffd[2J\ufffdb", "c\ufffd1A"]
+
+
+def test_a_closing_line_names_a_loop() -> None:
+    stats = SimpleNamespace(
+        new_tokens=70, seconds=1.0, tokens_per_second=70.0, drafter="none", num_steps=69,
+        lossy=False, quantization=None, activations="float32",
+    )  # fmt: skip
+    result = SimpleNamespace(
+        token_ids=[*range(10), *[40, 41, 42] * 20], stats=stats, finish_reason="length"
+    )
+    assert "from token 14 on it is a loop, one span over and over" in view.closing(result, 70)
+    result.token_ids[-1] = 0
+    assert "loop" not in view.closing(result, 70)
+
+
+def test_openings_are_those_of_the_page() -> None:
+    page = (Path(medusa_kit.__file__).parent / "serve/page/index.html").read_text()
+    assert re.findall(r"<li><button type=\"button\">(.*)</button>", page) == list(OPENINGS)

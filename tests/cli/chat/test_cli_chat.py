@@ -61,7 +61,7 @@ def test_chat_says_that_weights_are_rounded(chat: Talk) -> None:
     assert "limit of 8 tokens (-n); LOSSY: int8 weights" in err
 
 
-@pytest.mark.parametrize("leave", ["/exit", "/quit", "/exit now", "/quit\tplease"])
+@pytest.mark.parametrize("leave", ["/exit", "/quit", "/exit now", "/quit\tplease", "exit", "Quit"])
 def test_chat_leaves_when_told(chat: Talk, leave: str) -> None:
     code, out, _ = chat([leave, "never reached"], "--heads", "none")
     assert (code, out) == (0, "")
@@ -160,6 +160,13 @@ def test_chat_commands(chat: Talk, trained: Path) -> None:
     assert "3 heads, a tree of " in err
     assert "the same tokens" in err
     assert "warning: /nonsense is no command; /help lists them" in err
+    assert "of the answer was copied from earlier text" in err
+
+
+def test_help_alone_is_the_command(chat: Talk) -> None:
+    code, out, err = chat(["help"], "--heads", "none")
+    assert (code, out) == (0, "")
+    assert "/system TEXT" in err
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(
