@@ -27,6 +27,7 @@ TIERS = [
         "garbage",
         "installing",
         "locks",
+        "loops",
         "no_gradients",
         "outputs",
         "paths",

@@ -1,5 +1,6 @@
 """The command: loads an engine, says what it is and how it samples, and hands over to the chat."""
 
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ from medusa_kit import console
 from medusa_kit.cli import engine_options, options
 from medusa_kit.cli.chat import notes
 from medusa_kit.cli.chat import sampling as chat_sampling
-from medusa_kit.cli.chat.conversation import PROMPT, Chat
+from medusa_kit.cli.chat.conversation import OPENINGS, PROMPT, Chat
 from medusa_kit.cli.chat.view import counted
 from medusa_kit.ctrl_c import ends_at_once
 from medusa_kit.garbage import no_search
@@ -58,6 +59,8 @@ def _chat(
     chosen, where = chat_sampling.choose(sampling, greedy, engine.base.generation_config)
     console.note(_greeting(engine))
     console.note(f"{chat_sampling.describe(chosen, where)}. /help lists the commands.")
+    if sys.stdin.isatty():
+        console.note("to begin with:\n  " + "\n  ".join(OPENINGS))
     Chat(engine, {"max_new_tokens": max_new_tokens, **chosen}, system).run()
 
 

@@ -126,8 +126,6 @@ class Chat:
         prepare_streams()
         if self.tinted:
             self.say_legend()
-        if sys.stdin.isatty():
-            console.note("to begin with:\n  " + "\n  ".join(OPENINGS))
         while True:
             try:
                 line = read_line().strip()
