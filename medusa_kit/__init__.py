@@ -1,4 +1,4 @@
-"""medusa-kit: make a language model you already have answer faster, with the same words.
+"""medusa-kit: speculative decoding for a language model you already have, without changing it.
 
 Names load what they need when first used, so importing the package costs nothing.
 """
