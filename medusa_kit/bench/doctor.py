@@ -55,7 +55,7 @@ def diagnose(
     """One finding for every check; a check without the inputs that it needs is skipped.
 
     `heads`: as for `medusa_kit.load`, a folder, a Hub id or auto. `tolerance`: the allowed
-    difference between two shares of right guesses.
+    difference between two shares of right draft tokens.
     """
     case = examine(base, rows, heads, tolerance)
     findings = []

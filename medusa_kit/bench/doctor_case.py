@@ -124,7 +124,7 @@ class Case:
 
     @cached_property
     def served(self) -> list[Request]:
-        """A few of the prompts, decoded with the best guess of each head in a chain."""
+        """A few of the prompts, decoded with the best draft token of each head in a chain."""
         assert self.heads is not None, "`lacks` is asked first"
         drafter = draft_with(self.heads, CandidateTree.chain(self.heads.num_heads))
         return [self.decode(drafter, prompt, NEW_TOKENS)[0] for prompt in self.prompts]

@@ -63,7 +63,7 @@ def heads_fit(case: Case) -> Finding:
         )
     if compare(config.encoding, case.base.encoding) is Encodings.OTHER:
         return warning(
-            f"{what}: trained on text that was encoded otherwise than this base encodes it",
+            f"{what}: trained on text that was tokenized differently than this base tokenizes it",
             "text stays exact, acceptance may be lower: calibrate anew with `medusa-kit "
             "tree-search --prompts FILE`, or train on the model's answers as they are now",
         )
@@ -72,7 +72,7 @@ def heads_fit(case: Case) -> Finding:
 
 @check("projection", heads=True)
 def projection(case: Case) -> Finding:
-    """Can the heads guess the data's tokens and the end of an answer?"""
+    """Can the heads predict the data's tokens and the end of an answer?"""
     assert case.heads is not None
     config, ids_R = case.heads.config, case.heads.column_ids
     if ids_R is None:
@@ -199,9 +199,10 @@ def _oracle_trial(case: Case, prompt_ids: Sequence[int], K: int) -> Trial | None
 
 
 def _steps_when_shifted(truth: Sequence[int], K: int) -> list[int]:
-    """Tokens of each step if every guess is the token after the right one, from the text alone.
+    """Tokens of each step if every draft token is the token after the right one, from the text
+    alone.
 
-    Past the end of the text guesses are zeros, as in the drafter.
+    Past the end of the text draft tokens are zeros, as in the drafter.
     """
     T, emitted, position = len(truth), [], 0
     while position < T - 1:
@@ -250,7 +251,7 @@ def replay_equals_decoding(case: Case) -> Finding:
 
 @check("data and decoded text", data=True, heads=True, trees=True)
 def data_is_like_decoded_text(case: Case) -> Finding:
-    """Do the heads guess the data as well as the text that the base writes?"""
+    """Do the heads predict the data as well as the text that the base writes?"""
     if case.is_drawn:
         return skipped(DRAWN)
     if (both := _comparable(case.statistics, case.served_statistics)) is None:
@@ -267,7 +268,7 @@ def data_is_like_decoded_text(case: Case) -> Finding:
 
 @check("data and calibration", data=True, heads=True)
 def data_is_like_calibration(case: Case) -> Finding:
-    """Do the heads guess the data, such as what a server recorded, as well as the text that their
+    """Do the heads predict the data, such as what a server recorded, as well as the text that their
     tree was searched on?"""
     assert case.heads is not None
     folder = case.heads_folder

@@ -124,7 +124,8 @@ class Server:
                 )
         elif self.at_once[0] > batch_size:
             raise UsageError(
-                f"concurrency {self.concurrency} cannot be had: rounds have {batch_size} prompts",
+                f"--concurrency {self.concurrency} is more than the {batch_size} prompts of a "
+                "round",
                 hint=f"--batch-size {self.concurrency} (ours decode as many together), or "
                 "--endpoint-only",
             )

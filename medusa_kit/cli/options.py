@@ -104,7 +104,7 @@ def _drawing(
     top_p: TopP = None,
     min_p: Annotated[
         float | None,
-        typer.Option(help="Sample among tokens at least this share as likely as the likeliest."),
+        typer.Option(help="Keep tokens at least this fraction as likely as the likeliest one."),
     ] = None,
     repetition_penalty: Annotated[
         float | None,

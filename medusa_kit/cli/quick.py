@@ -13,7 +13,7 @@ from medusa_kit.errors import DID_YOU_MEAN, UsageError, nearest
 from medusa_kit.settings.quick import MADE_FOR, MadeFor
 
 FAILED = {"bugs": "a difference is more than rounding",
-          "encodings": "prompts are encoded otherwise"}  # fmt: skip
+          "encodings": "prompts are tokenized differently"}  # fmt: skip
 
 
 def run_quick(

@@ -281,7 +281,7 @@ def _check_rows(answers: Path) -> None:
 
 
 def check_answers(answers: Path, base: Any) -> None:
-    """Raises ConfigError for answers of another base, or to prompts that were encoded otherwise.
+    """Raises ConfigError for answers of another base, or to prompts tokenized differently.
     Those of another quantisation are used, and one line says so."""
     from medusa_kit.base.fingerprint import Match, compare
     from medusa_kit.base.origin import BASE, check_origin

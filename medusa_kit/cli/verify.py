@@ -78,7 +78,7 @@ def verify(
     if any(report.failed for report in reports.values()):
         differs = any(report.bugs for report in reports.values())
         problem = (
-            "a difference is more than rounding" if differs else "prompts are encoded otherwise"
+            "a difference is more than rounding" if differs else "prompts are tokenized differently"
         )
         console.err.print(f"error: {problem}", style="bold red")
         raise typer.Exit(1)

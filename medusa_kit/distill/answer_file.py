@@ -4,7 +4,7 @@ FILE.meta.json beside FILE has the settings that its rows were made with. It is 
 first row, so a run that fails earlier leaves neither file. A row holds a digest of what was asked,
 since another file of prompts may give the same id to another prompt. An answer belongs to one
 prompt of a run: the one with its id, or else one without an id of its own that asks the same. Rows
-that were made when text was encoded otherwise count where the prompt's tokens are the same
+that were made when text was tokenized differently count where the prompt's tokens are the same
 (earlier_answers.py).
 
 After a run the file holds the answers to its prompts and no others: rows that belong to none of
@@ -138,7 +138,7 @@ class AnswerFile:
         self._free: dict[str | tuple[int, ...], list[tuple[str, int]]] = {}
         self.num_rows = 0
         self._stored: dict[str, Any] | None = None  # settings of the rows that are there
-        self._outdated: dict[str, Any] | None = None  # settings, where text was encoded otherwise
+        self._outdated: dict[str, Any] | None = None  # settings, where tokens were others
         self._earlier = EarlierAnswers()
         if self.path.is_file() and self.path.stat().st_size:
             stored = self._check_settings(settings)
@@ -177,8 +177,8 @@ class AnswerFile:
 
     def keep_earlier(self, prompts: Sequence[Prompt], stop_ids: Collection[int] | None) -> set[str]:
         """Ids of those of the prompts, not answered yet, that an answer serves which was made when
-        text was encoded otherwise, or for another run. These answers become rows of this file; what
-        else there was in it is set aside."""
+        text was tokenized differently, or for another run. These answers become rows of this
+        file; what else there was in it is set aside."""
         self._set_others_aside()
         picked = list(self._earlier.pick(prompts, stop_ids))
         file, then = link_target(self.path), self._outdated
@@ -194,9 +194,9 @@ class AnswerFile:
             settings_path(aside).unlink()
         elif aside is not None:
             console.note(
-                f"{self.path} was made when text was encoded otherwise, or before that was written "
-                f"down: {len(picked)} of its answers serve prompts whose tokens are the same now, "
-                f"other prompts are answered again. As it was, the file is {aside}"
+                f"{self.path} was made with another tokenizer or chat template, or does not say "
+                f"with which: {len(picked)} of its answers serve prompts whose tokens are the "
+                f"same now, other prompts are answered again. As it was, the file is {aside}"
             )
         return {prompt.id for prompt, _ in picked}
 

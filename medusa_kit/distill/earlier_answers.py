@@ -1,4 +1,4 @@
-"""Answers that were made when text was encoded otherwise, or to prompts of another run, in
+"""Answers that were made when text was tokenized differently, or to prompts of another run, in
 FILE.earlier, FILE.earlier-2, ...
 
 Each has its settings beside it, as FILE has. An answer is what the model said to the tokens that it

@@ -33,7 +33,7 @@ class DraftContext:
     heads: MedusaHeads | None = None
     tree: Tree | None = None  # for this batch size
     acceptance: Sequence[float] | None = None  # of its nodes, as calibrated (tree/plan.py)
-    paying: bool = False  # whether guesses are verified only where they pay
+    paying: bool = False  # whether draft tokens are verified only where they gain
     draft_model: str | BaseModel | None = None
     batch_size: int = 1
     sampling: SamplingParams = field(default_factory=SamplingParams)

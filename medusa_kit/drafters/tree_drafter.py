@@ -14,7 +14,7 @@ from medusa_kit.tree.draft_tree import DraftTree
 
 
 def num_right(chain: Sequence[int], tree: ScoredTree) -> int:
-    """How many tokens of a guessed chain were accepted, whichever draft they became part of."""
+    """How many tokens of a drafted chain were accepted, whichever draft they became part of."""
     right = 0
     for token, node in zip(chain, tree.path, strict=False):
         if tree.tokens[node] != token:
@@ -24,14 +24,15 @@ def num_right(chain: Sequence[int], tree: ScoredTree) -> int:
 
 
 def weighed(tree: DraftTree, acceptance: AcceptanceEstimate) -> DraftTree:
-    """The same, each guess with its kind's chance so far."""
+    """The same, each draft token with its kind's chance so far."""
     kinds = zip(tree.keys, tree.chances, strict=True)
     tree.chances = [acceptance.chance(key, chance) for key, chance in kinds]
     return tree
 
 
 def learn(acceptance: AcceptanceEstimate, trees: Sequence[DraftTree], step: StepResult) -> None:
-    """Count each guess as tried if its parent was reached, and as right if it was accepted."""
+    """Count each draft token as tried if its parent was reached, and as right if it was
+    accepted."""
     for tree, path in zip(trees, step.paths, strict=True):
         reached = {0, *path}
         for node in range(1, tree.num_nodes):
@@ -40,27 +41,27 @@ def learn(acceptance: AcceptanceEstimate, trees: Sequence[DraftTree], step: Step
 
 
 class TreeDrafter(Drafter):
-    """A drafter that can also return its guesses as trees, to be merged with those of others. The
-    drafts that it observes may be another's."""
+    """A drafter that can also return its draft tokens as trees, to be merged with those of others.
+    The drafts that it observes may be another's."""
 
     num_nodes = 1
-    computes = False  # whether its guesses take time that they must gain, as those of a model
+    computes = False  # whether its draft tokens take time that they must gain, as those of a model
     is_foreseen = False  # whether `expected` is what each of its drafts has
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._min_chance = 0.0  # chance of a path, below which it is not guessed
+        self._min_chance = 0.0  # chance of a path, below which it is not drafted
 
     def set_min_chance(
         self, min_chance: float, acceptance: AcceptanceEstimate, next_chance: float = 0.0
     ) -> None:
-        """From now on paths with a lower chance need not be guessed, as they would not pay; beside
+        """From now on paths with a lower chance need not be drafted, as they would not pay; beside
         another draft token of the request, paths below `next_chance`."""
         self._min_chance = min(min_chance, 1.0)
 
     def expected(self, acceptance: AcceptanceEstimate) -> Sequence[float] | None:
-        """How likely its guesses are, each with all of its path, before it is asked; None: nobody
-        knows."""
+        """How likely its draft tokens are, each with all of its path, before it is asked; None:
+        nobody knows."""
         return None
 
     @abstractmethod

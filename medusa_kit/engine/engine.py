@@ -193,7 +193,7 @@ class Engine(Closable):
         **sampling: Unpack[SamplingOptions],
     ) -> Streaming:
         """Iterate over pieces of the answer, with `for` or `async for`: text whose `spans` say who
-        guessed what of it.
+        drafted what of it.
 
         The object's `result` is there at the end. `logprobs`: as of `generate`.
         """
@@ -340,7 +340,7 @@ class Engine(Closable):
         return chosen(name, context, options)
 
     def _draft_context(self, batch_size: int, sampling: SamplingParams | None) -> DraftContext:
-        # Where guesses are verified as they pay, the largest tree is cut to fit.
+        # Where draft tokens are verified as they gain, the largest tree is cut to fit.
         planned = self._planned_for(1 if self.pays else batch_size)
         return DraftContext(
             self.verifier,

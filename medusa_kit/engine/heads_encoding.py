@@ -1,4 +1,4 @@
-"""Tells of heads and trees that were made when their base's text was encoded otherwise, and of
+"""Warns of heads and trees that were made when their base's text was tokenized differently, and of
 heads that were trained when the base computed otherwise.
 
 They are used all the same: what is emitted does not depend on them, only how much is accepted.
@@ -28,8 +28,8 @@ def tell_of_encoding(config: HeadsConfig, base: BaseModel, folder: Path, tree: P
     again = f"`{_command(base, folder)}` calibrates them anew"
     if of_heads is Encodings.OTHER:
         console.warn(
-            f"the heads in {folder} were trained on text that was encoded otherwise than "
-            f"{base.info.name} encodes it now: answers stay exact, but fewer draft tokens "
+            f"the heads in {folder} were trained on text that was tokenized differently than "
+            f"{base.info.name} tokenizes it now: answers stay exact, but fewer draft tokens "
             "may be accepted; " + ("newly trained heads draft better" if calibrated else again)
         )
     elif of_heads is Encodings.UNKNOWN and not calibrated:
@@ -39,8 +39,8 @@ def tell_of_encoding(config: HeadsConfig, base: BaseModel, folder: Path, tree: P
         )
     elif of_tree is Encodings.OTHER:
         console.note(
-            f"{tree} was found on text that was encoded otherwise than {base.info.name} encodes "
-            f"it now; {again}"
+            f"{tree} was found on text that was tokenized differently than {base.info.name} "
+            f"tokenizes it now; {again}"
         )
 
 

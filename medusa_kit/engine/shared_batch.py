@@ -126,7 +126,7 @@ class Answer(Live):
         )
 
     def guessers(self, emission: Emission) -> list[str]:
-        """The drafters that guessed the emission's first tokens, those accepted at depth 1, 2, …"""
+        """Who drafted the emission's first tokens, those accepted at depth 1, 2, …"""
         return emission.guessers(self.drafter)
 
     def cancel(self) -> None:

@@ -1,4 +1,4 @@
-"""An answer's text as it comes: pieces, each of which says who guessed what of it."""
+"""An answer's text as it comes: pieces, each of which says who drafted what of it."""
 
 import asyncio
 import atexit
@@ -18,7 +18,7 @@ from medusa_kit.usual_device import on_usual_device
 
 
 class Span(NamedTuple):
-    """The text that one token completed. `guessed_by`: the drafter whose guess the base model
+    """The text that one token completed. `guessed_by`: the drafter whose draft token the base model
     accepted; None where the base model named the token by itself."""
 
     text: str
@@ -59,7 +59,7 @@ class Streaming(Live):
         drafter. `cancel`: ends the steps, where another thread makes them."""
         self._steps, self._request, self._text, self._cancel = steps, request, text, cancel
         self._result, self._drafter = result, drafter
-        # The answer's tokens so far by who guessed them, those without text of their own included
+        # The answer's tokens so far by who drafted them, those without text of their own included
         # (the end of the answer, parts of a character); keys as in Span.
         self.guessed: Counter[str | None] = Counter()
         # Of the newest step that verified draft tokens, once `keep_tree` has been called.

@@ -1,12 +1,13 @@
-"""Guesses of tokens that will be drawn, not named by argmax.
+"""Draft tokens of tokens that will be drawn, not named by argmax.
 
 A token is drawn as the argmax of the base's scores plus noise that follows from seed, position and
-token alone (noise.py). So the noise ahead is known, and a head's best guess is what it picks from
-the head's own distribution. Which guesses are made does not change what is drawn.
+token alone (noise.py). So the noise ahead is known, and a head's best draft token is what it picks
+from the head's own distribution. Which draft tokens are made does not change what is drawn.
 
-The chance of a guess with logit h and noise g is its share of exp((h + s T g) / t) over all tokens:
-T is the request's temperature, s is SHARPER, and t the head's own temperature, by which its chances
-are those of greedy guesses (tuning/temperature.py). So they are these where T is near 0.
+The chance of a draft token with logit h and noise g is its share of exp((h + s T g) / t) over all
+tokens: T is the request's temperature, s is SHARPER, and t the head's own temperature, by which its
+chances are those of greedy draft tokens (tuning/temperature.py). So they are these where T is near
+0.
 
 Top-k, top-p and min-p are left to the base: heads' distributions are wider than its own, and the
 tokens that would be cut from them are not those that are cut from it (measured).
@@ -23,7 +24,7 @@ from medusa_kit.heads.noise import MASK_64, mixed, mixed_all
 # A head's distribution is a mean over what the base may say, and wider than what it does say. The
 # noise picks the base's token most often from it at this share of the temperature (measured).
 SHARPER = 0.7
-AMONG = 8  # tokens at least whose noise counts for the chances of guesses
+AMONG = 8  # tokens at least whose noise counts for the chances of draft tokens
 
 
 class RowDraws(NamedTuple):
@@ -39,7 +40,7 @@ class RowDraws(NamedTuple):
         return SHARPER * self.temperature
 
     def noise_seed(self, k: int) -> int:
-        """Of the noise of the token that head k guesses, 64 bits."""
+        """Of the noise of the token that head k drafts, 64 bits."""
         return mixed(self.seed, self.first + k)
 
 

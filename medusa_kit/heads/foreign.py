@@ -56,7 +56,7 @@ def check_sizes(heads: ForeignHeads, base: BaseModel) -> None:
 def scale_note(base: BaseModel) -> str | None:
     """A note on what the base's logit scale means for heads elsewhere; None without a scale.
 
-    No format carries one. A positive scale and a soft cap keep the order of guesses.
+    No format carries one. A positive scale and a soft cap keep the order of draft tokens.
     Raises CheckpointError for a scale that reverses it.
     """
     scale = base.scale_logits

@@ -1,7 +1,7 @@
-"""What a faster way to compute the guesses of heads offers; infer/cpu/heads.py is one.
+"""What a faster way to compute the draft tokens of heads offers; infer/cpu/heads.py is one.
 
-Shapes: K heads, X any leading shape, C guesses, D what heads are given of a row, J tokens of the
-path, B batch, N nodes of a tree.
+Shapes: K heads, X any leading shape, C draft tokens, D what heads are given of a row, J tokens of
+the path, B batch, N nodes of a tree.
 """
 
 import math
@@ -26,7 +26,7 @@ class Least(NamedTuple):
 
 
 class Guesser(Protocol):
-    """A faster way to compute the guesses of heads for a few rows, with rounded weights."""
+    """A faster way to compute the draft tokens of heads for a few rows, with rounded weights."""
 
     def look(self) -> None:
         """Before an answer begins: the heads may have been changed."""
@@ -39,7 +39,7 @@ class Guesser(Protocol):
         count: int,
         temperatures: Sequence[float] | None = None,
     ) -> Guesses | None:
-        """None where it cannot; then the heads compute their guesses themselves."""
+        """None where it cannot; then the heads compute their draft tokens themselves."""
 
     def fill(
         self,
@@ -49,7 +49,7 @@ class Guesser(Protocol):
         ranks_N: Tensor,
         draws: RowsDraws | None = None,
     ) -> Tensor | None:
-        """tokens_BN of the tree with these parents, each node the guess of its rank after its
+        """tokens_BN of the tree with these parents, each node the draft token of its rank after its
         parent; None where it cannot. `draws`: of rows whose tokens will be drawn."""
 
     def grow(
@@ -65,5 +65,5 @@ class Guesser(Protocol):
         texts: Texts = (),
         smoothing: tuple[float, ...] = (),
     ) -> list[Grown] | None:
-        """A tree of each row, of `count` guesses of as many heads as temperatures; None where it
-        cannot. `texts`: what is copied from, if anything (drafters/heads/copying.py)."""
+        """A tree of each row, of `count` draft tokens of as many heads as temperatures; None where
+        it cannot. `texts`: what is copied from, if anything (drafters/heads/copying.py)."""

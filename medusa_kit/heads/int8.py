@@ -4,7 +4,7 @@ A weight whose rows can be cut into groups of 32 numbers is stored as two tensor
 and NAME_scale, a bfloat16 for each group. A number is its integer times its group's scale.
 
 One scale for a whole row costs acceptance: rows of `recurrent.input.weight` begin as those of an
-identity, whose one large number would round all others coarsely. With groups of 32 heads that guess
+identity, whose one large number would round all others coarsely. With groups of 32 heads that draft
 in C++ lose nothing, since packing rounds the same groups again and finds the same integers.
 
 Shapes: O outputs, I inputs, Q groups of a row, S numbers of a group.

@@ -1,4 +1,4 @@
-"""Medusa heads (arXiv 2401.10774, §2.1.1): K guesses further ahead from one hidden state.
+"""Medusa heads (arXiv 2401.10774, §2.1.1): K predictions further ahead from one hidden state.
 
 heads[k], k from 0, reads the hidden state at token t and predicts token t + 2 + k; token t + 1, the
 root, is the base model's own. A head is L residual blocks x + SiLU(Wx + b), W and b zero at the
@@ -6,9 +6,9 @@ start, then a projection to the vocabulary, so that an untrained head equals the
 embedding.
 
 Kinds: a `medusa` head reads the hidden state alone. A `hydra` one (Hydra, arXiv 2402.05109, §3)
-also reads all tokens before its own, t + 1 .. t + 1 + k: better guesses, one small pass for each
-depth of the tree. Their first block is x + SiLU(W[x; e] + b), e being the base's input embeddings
-of those tokens, each scaled to unit RMS.
+also reads all tokens before its own, t + 1 .. t + 1 + k: better draft tokens, one small pass for
+each depth of the tree. Their first block is x + SiLU(W[x; e] + b), e being the base's input
+embeddings of those tokens, each scaled to unit RMS.
 
 Heads of kind `recurrent` read the same tokens as `hydra` ones, but share one network (blocks.py),
 which carries a state along the path (ReDrafter, arXiv 2403.09919): head k goes on from the state
@@ -286,7 +286,7 @@ class MedusaHeads(Live, nn.Module):
         count: int,
         temperatures: Sequence[float] | None = None,
     ) -> Guesses | None:
-        """The guesses of the `guesser`; None where there is none or it cannot."""
+        """The draft tokens of the `guesser`; None where there is none or it cannot."""
         if self.guesser is None:
             return None
         return self.guesser(heads, hidden_XD, path_XJ, count, temperatures)

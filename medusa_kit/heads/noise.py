@@ -1,4 +1,4 @@
-"""Random numbers by which tokens are drawn, and by which heads guess the draws: each follows from
+"""Random numbers by which tokens are drawn, and by which heads predict the draws: each follows from
 seed, position and token, so that any of them can be computed without the others, on the
 device where it is needed.
 

@@ -1,7 +1,7 @@
-"""The guesses of heads for rows whose tokens are the likeliest, or will be drawn; and the likeliest
-tokens with their log-probabilities.
+"""The draft tokens of heads for rows whose tokens are the likeliest, or will be drawn; and the
+likeliest tokens with their log-probabilities.
 
-Shapes: K heads, R columns of the projection, B batch, D hidden, C guesses kept, X any leading
+Shapes: K heads, R columns of the projection, B batch, D hidden, C draft tokens kept, X any leading
 shape, J tokens of the path.
 """
 
@@ -28,7 +28,7 @@ def guesses(
     draws: RowsDraws | None = None,
 ) -> Tensor:
     """ids_KBC of the first heads, best first, in one pass. `draws`: of rows whose tokens will be
-    drawn, which are guessed as heads/draws.py says."""
+    drawn, which are drafted as heads/draws.py says."""
     if draws is None:
         return heads.candidates(hidden_BD, count, num_heads)
     return scored_guesses(heads, hidden_BD, count, [1.0] * num_heads, draws)[0]
@@ -58,8 +58,8 @@ def scored_guesses(
 ) -> tuple[Tensor, Tensor]:
     """(ids_KBC, scores_KBC) of the first heads, one for each temperature, in one pass.
 
-    Guesses are in the order of `MedusaHeads.candidates`; scores are log-probabilities, <= 0.
-    `draws`: of rows whose tokens will be drawn, which are guessed as heads/draws.py says.
+    Draft tokens are in the order of `MedusaHeads.candidates`; scores are log-probabilities, <= 0.
+    `draws`: of rows whose tokens will be drawn, which are drafted as heads/draws.py says.
     """
     numbers = range(len(temperatures))
     if draws is None:

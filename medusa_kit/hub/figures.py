@@ -191,7 +191,7 @@ def exactness(measured: Measured) -> Iterator[str]:
     if any(part.bugs for part in measured.verify.values()):
         yield "**Some differences are more than rounding: these heads are not exact here.**"
     if first.encodings:
-        yield "**Prompts are encoded otherwise than the base's tokenizer.json says.**"
+        yield "**Prompts are tokenized differently than the base's tokenizer.json says.**"
 
 
 def tree(measured: Measured, pictures: Sequence[str]) -> Iterator[str]:

@@ -61,7 +61,7 @@ RUN_NAME = "run.json"
 LOCAL_SOURCES = {"folder", "gguf", "adapter", "memory"}
 BENCH_NAME, VERIFY_NAME = "bench.json", "verify.json"
 CALIBRATE = "calibrate again: `medusa-kit tree-search` with prompts or answers"
-TOP = (1, 5)  # guesses of a head that count as a hit
+TOP = (1, 5)  # draft tokens of a head that count as a hit
 Report = TypeVar("Report")
 
 
@@ -73,7 +73,7 @@ class Replayed:
     prompts: str | None  # the calibration set's name
     num_answers: int  # held out
     num_positions: int  # of all answers
-    hits_K: list[list[float]]  # share with the true token among the first 1 and 5 guesses
+    hits_K: list[list[float]]  # share with the true token among the first 1 and 5 draft tokens
     values_N: list[float] | None  # share of steps that accept a node; None for trees grown anew
 
 
@@ -188,7 +188,7 @@ def _config(folder: Path) -> HeadsConfig:
     config = read_config(folder)
     if not (folder / WEIGHTS_NAME).is_file():
         raise ConfigError(
-            f"{folder} is no whole heads folder: {WEIGHTS_NAME} is missing", hint="copy it again"
+            f"{folder} is incomplete: {WEIGHTS_NAME} is missing", hint="copy it again"
         )
     return config
 

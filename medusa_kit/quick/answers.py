@@ -167,8 +167,8 @@ def _written_in(path: Path, so_far: Written | None = None) -> Written:
 
 def check_answers(base: BaseModel, prompts: Sequence[Row], path: Path) -> None:
     """Raises ConfigError where the file holds answers that were not made as its settings say, or to
-    prompts that were encoded otherwise. One that does not say how, as older versions left it, says
-    so from here on if all are the same."""
+    prompts that were tokenized differently. One that does not say how, as older versions left it,
+    says so from here on if all are the same."""
     settings = read_settings(path) if path.is_file() else None
     if settings is None:
         return
@@ -177,8 +177,8 @@ def check_answers(base: BaseModel, prompts: Sequence[Row], path: Path) -> None:
         return
     if ENCODING in settings or not _answers_are_to(base, prompts, path):
         raise ConfigError(
-            f"{path} holds answers to prompts that were encoded otherwise than {base.info.name} "
-            "encodes them now",
+            f"{path} holds answers to prompts that were tokenized with another tokenizer or chat "
+            f"template than {base.info.name} has now",
             hint="name another folder with --output, or add --fresh to start over",
         )
     with contextlib.suppress(OSError):  # a finished run's folder may be read-only

@@ -28,7 +28,7 @@ ANSWERS, MIN_ANSWERS, SECONDS = 24, 4, 15.0  # prompts that are answered, in so 
 # docs/training.md, "What to expect": (training tokens, acceptance length of static trees of 4
 # nodes) of recurrent heads for SmolLM2-135M-Instruct.
 MEASURED = ((100_707, 1.602), (305_403, 1.696), (981_782, 1.773), (2_118_274, 1.823))
-# Of heads that go on from shipped ones, on text that those guess poorly: (training tokens,
+# Of heads that go on from shipped ones, on text that those draft token poorly: (training tokens,
 # acceptance length before, after).
 GOING_ON = (20_441, 1.25, 1.39)
 OF = "measured with SmolLM2-135M-Instruct, recurrent heads and a tree of 4 nodes"

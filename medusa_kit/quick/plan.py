@@ -12,7 +12,7 @@ LAST = ("search", "verify", "bench")  # what follows training
 STRETCH = 2.0  # they get at most so many times their share, where training ended early
 OVERHEAD = 1.05  # of training: held-out scores, checkpoints
 ANSWERED = 1e12  # answer tokens a second where answers are there already: they take no time
-MIN_POSITIONS = 2_000  # heads trained on fewer do not guess anything
+MIN_POSITIONS = 2_000  # heads trained on fewer do not predict anything
 
 
 @dataclass(frozen=True)

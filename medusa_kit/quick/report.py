@@ -163,7 +163,7 @@ def _verified(figures: dict[str, Any]) -> str:
     if figures["bugs"]:
         return f"{figures['bugs']} of {figures['answers']} answers differ by more than rounding"
     if figures.get("encodings"):
-        return f"{figures['encodings']} of {figures['prompts']} prompts are encoded otherwise"
+        return f"{figures['encodings']} of {figures['prompts']} prompts are tokenized differently"
     rounding = figures["answers"] - figures["identical"]
     more = f", {rounding} differ by rounding" if rounding else ""
     identical = f"{figures['identical']} of {figures['answers']} answers identical"

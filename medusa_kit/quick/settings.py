@@ -102,7 +102,7 @@ def section_of(config: HeadsConfig) -> dict[str, Any]:
 
 
 def heads_for(engine: MadeFor, vocab_size: int | None = None) -> dict[str, Any]:
-    """The section `heads` of a recipe. Heads guess among the most frequent tokens where there are
+    """The section `heads` of a recipe. Heads draft among the most frequent tokens where there are
     many, or it is not known how many there are, unless the engine has no room for such heads
     (docs/formats.md)."""
     heads = HEADS if engine == "kit" else PLAIN_HEADS

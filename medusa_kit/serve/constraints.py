@@ -93,9 +93,9 @@ class Constraints:
         if answer.kind in ("time", "wall"):
             answer = await asyncio.wrap_future(slow.ask(fields))
         if answer.kind == "wall":  # which may be the machine's fault
-            raise QueueFullError("there was no time to look at a schema", hint="ask again later")
+            raise QueueFullError("compiling the schema timed out", hint="ask again later")
         if answer.kind == "failed":
-            raise MedusaKitError(f"a schema could not be looked at: {answer.value}")
+            raise MedusaKitError(f"the schema could not be compiled: {answer.value}")
         self._remember(key, answer, size)
         return answer
 

@@ -141,7 +141,7 @@ class StreamOptions(Fields):
 class KitFields(Fields):
     """The field `medusa_kit`: what OpenAI's API has no word for."""
 
-    spans: bool = False  # who guessed what of the text
+    spans: bool = False  # who drafted what of the text
     tree: bool = False  # the tree of each step
     drafter: ModelName | None = None
     drafter_options: Named | None = None

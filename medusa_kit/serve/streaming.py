@@ -39,7 +39,7 @@ CLIENT_GONE = 499  # as nginx has it; nobody reads it
 
 @dataclass
 class Piece:
-    """What a step added to an answer. `spans`: the text by who guessed it."""
+    """What a step added to an answer. `spans`: the text by who drafted it."""
 
     text: str = ""
     spans: list[dict[str, Any]] = field(default_factory=list)

@@ -47,7 +47,7 @@ class SuffixOptions(Section):
 
 
 class LookaheadOptions(Section):
-    """Lookahead decoding (arXiv 2402.02057): a window of guesses refined in parallel."""
+    """Lookahead decoding (arXiv 2402.02057): a window of draft tokens refined in parallel."""
 
     window: int = Field(default=5, ge=1)  # W, columns refined in parallel
     ngram: int = Field(default=4, ge=2)  # N, tokens of an n-gram

@@ -33,7 +33,7 @@ BELONGS = {"model": "revision", "heads": "tree", "drafter": "drafter_options"}
 
 
 class DrafterSection(Section):
-    """Who guesses ahead; a plain name means its default options."""
+    """Who drafts tokens; a plain name means its default options."""
 
     name: str
     options: dict[str, Any] = Field(default_factory=dict)  # those of medusa_kit.settings.drafters

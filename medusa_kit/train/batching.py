@@ -38,7 +38,7 @@ class Batch:
     hidden_PD: Tensor | None = None
     soft: SoftTargets | SoftHidden | None = None
     rows: Rows | None = None
-    original: Positions | None = None  # the original base's guesses there (Medusa-2)
+    original: Positions | None = None  # the original base's predictions there (Medusa-2)
 
     @property
     def num_positions(self) -> int:
@@ -118,7 +118,8 @@ class LiveFeed:
     """Rows that the base reads again in every epoch, in an order that follows from (seed, epoch).
 
     `joint`: batches hold the rows themselves, for a base in training (`original`: the original
-    base's guesses at each item's trained positions); else the hidden states from the frozen base.
+    base's predictions at each item's trained positions); else the hidden states from the frozen
+    base.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Encoded conversations -> what each head should predict at each position.
 
-heads[k] (from 0) at token t predicts token t + 2 + k; the base's own guess is token t + 1.
+heads[k] (from 0) at token t predicts token t + 2 + k; the base's own prediction is token t + 1.
 
 Shapes: T tokens of one example, P positions used, K heads, J = K + 1 tokens ahead, M examples.
 """

@@ -1,4 +1,4 @@
-"""Evaluates heads on held-out text: their guesses, and the acceptance length to expect.
+"""Evaluates heads on held-out text: their predictions, and the acceptance length to expect.
 
 Shapes: P positions, K heads, J = K + 1 tokens ahead.
 """

@@ -177,7 +177,7 @@ def _joint(
     cutting: Cutting,
     options: FeatureOptions,
 ) -> tuple[Medusa2, LiveFeed]:
-    """Collects the original base's guesses before the base is made trainable."""
+    """Collects the original base's predictions before the base is made trainable."""
     joint, loss = recipe.joint_options, LossOptions.of(recipe.train)
     teacher = joint.teacher or ("cached" if joint.moves == "full" else "live")
     original = None
@@ -211,7 +211,8 @@ def _checkpoint_activations(model: Any) -> None:
 def _original(
     base: BaseModel, items: Sequence[HeadTargets], top: int, options: FeatureOptions
 ) -> dict[int, Positions]:
-    """The original's guesses at every position of each item; only the likeliest tokens are kept."""
+    """The original's predictions at every position of each item; only the likeliest tokens are
+    kept."""
     order = sorted(range(len(items)), key=lambda i: -len(items[i].input_ids))
     top = min(top, base.info.vocab_size)
     kept_options = FeatureOptions(options.batch_tokens, top, options.packing)
@@ -284,8 +285,8 @@ def _adopt(heads: MedusaHeads, base: BaseModel) -> None:
         )
     if compare_encodings(config.encoding, base.encoding) is Encodings.OTHER:
         console.note(
-            "the earlier heads were trained on text that was encoded otherwise; they learn it as "
-            "it is encoded now from here on"
+            "the earlier heads were trained on text that was tokenized differently; from here on "
+            "they learn it as it is tokenized now"
         )
     heads.config = replace(
         config, base_model_name=lasting_name(info.name, info.source),

@@ -112,7 +112,7 @@ class Medusa2(nn.Module):
 
     @torch.no_grad()
     def _original(self, batch: Batch) -> Positions | None:
-        """The base's guesses without its adapters; None where they are not needed."""
+        """The base's predictions without its adapters; None where they are not needed."""
         if not needs_original(self.joint, self.medusa1.options):
             return None
         assert batch.rows is not None

@@ -175,8 +175,8 @@ def load_examples(base: BaseModel, recipe: TrainRecipe) -> list[EncodedExample]:
 
 
 def _warn_of_other_answers(base: BaseModel, recipe: TrainRecipe) -> None:
-    """Warn of answers that another model wrote, or to prompts that were encoded otherwise: heads
-    guess best on text of their own base."""
+    """Warn of answers that another model wrote, or to prompts that were tokenized differently:
+    heads draft best on text of their own base."""
     for source in dict.fromkeys(entry.source for entry in recipe.data.entries()):
         tell_of_rows(source)
         answered_by, encoding = base_that_answered(source), how_encoded(source, base.encoding)
@@ -191,8 +191,9 @@ def _warn_of_other_answers(base: BaseModel, recipe: TrainRecipe) -> None:
         elif encoding in DIFFERS and not rows_of(source).doubtful:
             holds = "holds" if encoding is Encodings.OTHER else "does not say whether it holds"
             console.warn(
-                f"{source} {holds} answers to prompts that were encoded otherwise than "
-                f"{base.info.name!r} encodes them now: drafts may be accepted less often. The "
+                f"{source} {holds} answers to prompts that were tokenized with another tokenizer "
+                f"or chat template than {base.info.name!r} has now: drafts may be accepted less "
+                "often. The "
                 "`medusa-kit data generate` that made it, run again, mends it"
             )
 

@@ -1,9 +1,9 @@
-"""The shape of a candidate tree: which guess of which head fills which node.
+"""The shape of a candidate tree: which draft token of which head fills which node.
 
-A path is the tuple of ranks from the root to a node: (0, 2) is the third guess of the second head
-below the best guess of the first. The root, the base model's own next token, is the empty path; it
-is always there and never stored. Node 0 is the root; the other nodes follow by (depth, path), so
-every parent comes before its children.
+A path is the tuple of ranks from the root to a node: (0, 2) is the third draft token of the second
+head below the best draft token of the first. The root, the base model's own next token, is the
+empty path; it is always there and never stored. Node 0 is the root; the other nodes follow by
+(depth, path), so every parent comes before its children.
 
 Shapes: N nodes with root.
 """
@@ -59,7 +59,7 @@ class CandidateTree:
 
     @classmethod
     def chain(cls, depth: int) -> "CandidateTree":
-        """The best guess of each of the first `depth` heads, one below the other."""
+        """The best draft token of each of the first `depth` heads, one below the other."""
         if depth < 0:
             raise TreeError(f"a chain of depth {depth} cannot exist; expected a depth >= 0")
         return cls(tuple((0,) * d for d in range(1, depth + 1)))
@@ -87,7 +87,7 @@ class CandidateTree:
 
     @cached_property
     def num_ranks(self) -> int:
-        """Guesses needed from each head: the highest rank + 1; 0 for the root alone."""
+        """Draft tokens needed from each head: the highest rank + 1; 0 for the root alone."""
         return max((path[-1] + 1 for path in self.paths), default=0)
 
     @cached_property
@@ -102,7 +102,7 @@ class CandidateTree:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """Rank of each node among the guesses of its head; 0 for the root."""
+        """Rank of each node among the draft tokens of its head; 0 for the root."""
         return (0, *(path[-1] for path in self.paths))
 
     @cached_property
@@ -124,7 +124,8 @@ class CandidateTree:
         return ancestors_NN
 
     def check_fits(self, num_heads: int, num_ranks: int) -> None:
-        """Raise TreeError when the tree needs more heads, or more guesses of a head, than given."""
+        """Raise TreeError when the tree needs more heads, or more draft tokens of a head, than
+        given."""
         if self.depth > num_heads:
             raise TreeError(
                 f"the tree has depth {self.depth}, expected at most {num_heads}, one per head",

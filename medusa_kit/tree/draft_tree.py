@@ -10,7 +10,8 @@ class DraftTree:
     """Node 0 is the root; siblings hold different tokens; parents come before their children.
 
     `chances[n]`: the drafter's estimate of how likely the base model chooses node n, given n's
-    parent. `keys[n]`: guesses of one kind share a key, by which right guesses are counted.
+    parent. `keys[n]`: draft tokens of one kind share a key, by which right draft tokens are
+    counted.
     """
 
     def __init__(self, root: int) -> None:
@@ -46,8 +47,8 @@ class DraftTree:
         return node
 
     def merge(self, other: "DraftTree", nodes: Iterable[int] | None = None) -> None:
-        """Add the guesses of `other`, which has the same root: all, or those at `nodes`, parents
-        before children."""
+        """Add the draft tokens of `other`, which has the same root: all, or those at `nodes`,
+        parents before children."""
         node_of = {0: 0}
         for node in range(1, other.num_nodes) if nodes is None else nodes:
             parent = node_of[other.parents[node]]
@@ -71,12 +72,12 @@ class DraftTree:
         return order
 
     def best_path(self) -> list[tuple[int, float]]:
-        """(node, chance of the whole path to it) of the path with the most right guesses expected,
-        the root first."""
+        """(node, chance of the whole path to it) of the path with the most right draft tokens
+        expected, the root first."""
         gains, following = [0.0] * self.num_nodes, [0] * self.num_nodes
         for node in range(self.num_nodes - 1, 0, -1):  # children before their parents
             gain, parent = self.chances[node] * (1.0 + gains[node]), self.parents[node]
-            if gain >= gains[parent]:  # of equal ones the first that was guessed
+            if gain >= gains[parent]:  # of equal ones the first that was drafted
                 gains[parent], following[parent] = gain, node
         path, node, chance = [(0, 1.0)], 0, 1.0
         while node := following[node]:

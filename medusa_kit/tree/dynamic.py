@@ -1,6 +1,6 @@
 """Trees that are grown anew at each step, from the probabilities that the heads give.
 
-A static tree spends its nodes where guesses are right on average, a dynamic one where they are
+A static tree spends its nodes where draft tokens are right on average, a dynamic one where they are
 likely to be right now (EAGLE-2, arXiv 2406.16858, §4). A path is worth the product of its tokens'
 probabilities, with each head calibrated by a temperature and, as an option, blended with what
 followed the same tokens earlier in the text (drafters/heads/copying.py). The tree of N nodes is the
@@ -28,7 +28,7 @@ class DynamicTree:
 
     num_nodes     nodes of each tree, root included, from 2
     temperatures  of each head used, above 0, at most 1e9; their number is the greatest depth
-    num_ranks     guesses of each head that are considered
+    num_ranks     draft tokens of each head that are considered
     beam          nodes of one depth that get children where heads read the path, since heads then
                   run again for each node; kinds that run in one pass need no such limit
     smoothing     how little earlier occurrences of the last 1, 2, .. tokens count beside the heads,
@@ -89,7 +89,8 @@ class DynamicTree:
         return min(len(self.temperatures), self.num_nodes - 1)
 
     def check_fits(self, num_heads: int, num_ranks: int) -> None:
-        """Raise TreeError when it uses more heads, or more guesses of a head, than there are."""
+        """Raise TreeError when it uses more heads, or more draft tokens of a head, than there
+        are."""
         if len(self.temperatures) > num_heads:
             raise TreeError(
                 f"the dynamic tree has {len(self.temperatures)} temperatures, expected at most "

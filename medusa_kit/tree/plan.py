@@ -49,8 +49,8 @@ class PlannedTree:
         return self.dynamic or self.static
 
     def as_chain(self) -> "PlannedTree":
-        """The chain to verify instead: of a static tree the first guess below the root, its first
-        guess, and so on; for a dynamic one a chain as deep."""
+        """The chain to verify instead: of a static tree the first draft token below the root, its
+        first draft token, and so on; for a dynamic one a chain as deep."""
         if self.dynamic is not None:
             depth = min(len(self.dynamic.temperatures), self.dynamic.num_nodes - 1)
             return PlannedTree(self.batch_size, CandidateTree.chain(depth))
@@ -121,7 +121,8 @@ class TreePlan:
         return (fitting or [self.trees[0]])[-1]
 
     def check_fits(self, num_heads: int, num_ranks: int) -> None:
-        """Raise TreeError when a tree needs more heads, or more guesses of a head, than given."""
+        """Raise TreeError when a tree needs more heads, or more draft tokens of a head, than
+        given."""
         for planned in self.trees:
             planned.tree.check_fits(num_heads, num_ranks)
 

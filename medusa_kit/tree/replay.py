@@ -1,9 +1,9 @@
 """Decoding with a tree, replayed on rank statistics instead of the model.
 
-A guess is accepted exactly where its head had the true token at that rank, so the ranks alone say
-how far each step goes: start at an answer's first row, look up how deep the tree follows the ranks
-there, skip the accepted tokens and the next root, repeat. On the same text the number of steps is
-that of real greedy decoding.
+A draft token is accepted exactly where its head had the true token at that rank, so the ranks alone
+say how far each step goes: start at an answer's first row, look up how deep the tree follows the
+ranks there, skip the accepted tokens and the next root, repeat. On the same text the number of
+steps is that of real greedy decoding.
 
 Shapes: P positions (rows of all answers), K heads, N nodes with root, R ranks, A answers.
 """

@@ -32,7 +32,7 @@ from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.paths import expanded
 
 NOT_AVAILABLE = -1  # the answer ends before that token
-MISSING = 32767  # not among the head's first num_ranks guesses, or not in its projection
+MISSING = 32767  # not among the head's first num_ranks draft tokens, or not in its projection
 
 FORMAT = "medusa-kit-statistics"
 VERSION = 1
@@ -45,7 +45,7 @@ class RankStatistics:
     ranks_PK    int16 (other integers are converted), NOT_AVAILABLE past the end of the answer;
                 ranks >= num_ranks are stored as MISSING
     starts      int64, first row of each answer, rising, starts[0] == 0
-    num_ranks   guesses of each head that were considered, 1 to 32767
+    num_ranks   draft tokens of each head that were considered, 1 to 32767
     meta        where the numbers come from (base model, fingerprint, heads, text); JSON values
     entries_PK  int16, the fewest nodes, root included, with which a dynamic tree holds the true
                 tokens of heads 0 to k; MISSING where no tree grown does; None: not recorded.

@@ -306,6 +306,7 @@ def _check_statistics(engine: Engine, statistics: RankStatistics) -> None:
     if encoding is not None and encodings in DIFFERS:
         what = "were taken on" if encodings is Encodings.OTHER else "do not say whether they are of"
         console.note(
-            f"the statistics {what} text that was encoded otherwise than {engine.base.info.name} "
-            "encodes it now; `medusa-kit tree-search --prompts FILE` takes new ones"
+            f"the statistics {what} text that was tokenized differently than "
+            f"{engine.base.info.name} tokenizes it now; `medusa-kit tree-search --prompts "
+            "FILE` takes new ones"
         )

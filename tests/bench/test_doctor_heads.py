@@ -55,7 +55,7 @@ def test_heads_that_learned_another_encoding(case: Case) -> None:
     case.base.tokenizer = with_pairs(single_digits=True)
     other = encoding_digest(with_pairs(single_digits=False))
     case.heads.config = replace(case.heads.config, encoding=other)
-    said(doctor_heads.heads_fit(case), "warning", "text that was encoded otherwise")
+    said(doctor_heads.heads_fit(case), "warning", "text that was tokenized differently")
     case.heads.config = replace(case.heads.config, encoding=case.base.encoding)
     said(doctor_heads.heads_fit(case), "ok", "3 medusa heads for counting")
 

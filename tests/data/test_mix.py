@@ -257,15 +257,15 @@ def test_answers_to_prompts_that_were_encoded_otherwise_are_told(
     for settings, told in [
         ({"encoding": "1:ids:turns"}, ""),
         ({"encoding": "1:ids:others"}, ""),  # the rows are tokens already
-        ({"encoding": "1:others:turns"}, "holds answers to prompts that were encoded otherwise"),
-        ({}, "does not say whether it holds answers to prompts that were encoded otherwise"),
+        ({"encoding": "1:others:turns"}, "holds answers to prompts that were tokenized"),
+        ({}, "does not say whether it holds answers to prompts that were tokenized"),
     ]:
         (tmp_path / "a.jsonl.meta.json").write_text(
             json.dumps({"base_fingerprint": "f1"} | settings)
         )
         load_examples(base, recipe([source, source]))
         err = capsys.readouterr().err
-        assert err.count("encoded otherwise") == bool(told)
+        assert err.count("another tokenizer") == bool(told)
         assert f"warning: {source} {told}" in err or not told
 
 

@@ -1,5 +1,5 @@
-"""Answers to prompts that were encoded otherwise are kept where the tokens are the same, answered
-again where they are not, and never lost."""
+"""Answers to prompts that were tokenized differently are kept where the tokens are the same,
+answered again where they are not, and never lost."""
 
 import json
 from pathlib import Path

@@ -121,6 +121,6 @@ def test_the_command_fails_and_says_where(folder: Path, monkeypatch: pytest.Monk
     assert result.exit_code == 1
     said = " ".join(result.output.split())
     assert "prompt 0, token 9, after " in said
-    assert "prompts are encoded otherwise" in said
+    assert "prompts are tokenized differently" in said
     report = json.loads((folder / "verify.json").read_text())
     assert len(report["greedy"]["encodings"]) == 1

@@ -1,4 +1,4 @@
-"""Heads and trees that were made when text was encoded otherwise are used, with one line."""
+"""Heads and trees that were made when text was tokenized differently are used, with one line."""
 
 import json
 from collections.abc import Callable
@@ -19,9 +19,9 @@ from medusa_kit.tree.candidate_tree import CandidateTree, save_tree
 
 UNKNOWN, OTHER = (
     "do not say how text was encoded",
-    "were trained on text that was encoded otherwise",
+    "were trained on text that was tokenized differently",
 )
-OLD_TREE = "was found on text that was encoded otherwise"
+OLD_TREE = "was found on text that was tokenized differently"
 Load = Callable[[BaseModel, Path], Engine]
 
 

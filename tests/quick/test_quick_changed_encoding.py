@@ -1,4 +1,4 @@
-"""A quick run does not go on with answers to prompts that were encoded otherwise."""
+"""A quick run does not go on with answers to prompts that were tokenized differently."""
 
 import json
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def test_it_is_refused_where_the_tokenizer_changed(
         forget_encoding(stopped)
     before = (stopped.output / "held_out.jsonl").read_bytes()
     with_pairs(single_digits=True).save_pretrained(tmp_path / "base")
-    with pytest.raises(ConfigError, match="encoded otherwise") as caught:
+    with pytest.raises(ConfigError, match="another tokenizer or chat template") as caught:
         run(prepared(stopped))
     assert "--fresh" in str(caught.value.hint)
     assert (stopped.output / "held_out.jsonl").read_bytes() == before

@@ -1,4 +1,4 @@
-"""What was made when text was encoded otherwise is not mixed with what is made now."""
+"""What was made when text was tokenized differently is not mixed with what is made now."""
 
 import json
 from dataclasses import replace
@@ -47,7 +47,7 @@ def stopped(base_reading, killed):
 
 def test_a_run_does_not_go_on_with_another_encoding(stopped, base_reading, counting_rows):
     base, recipe = stopped
-    with pytest.raises(ConfigError, match="when text was encoded otherwise") as caught:
+    with pytest.raises(ConfigError, match="with another tokenizer or chat template") as caught:
         train_heads(base_reading(True), counting_rows(), recipe)
     assert "--fresh" in caught.value.hint
     base.tokenizer.chat_template += "!"  # the data say whether its tokens are the same

@@ -261,15 +261,15 @@ def test_statistics_of_text_that_was_encoded_otherwise_are_told_and_named_in_the
     assert measured.meta["encoding"] == base.encoding
     for encoding, told in [
         (base.encoding, ""),
-        (then.encoding, "were taken on text that was encoded otherwise"),
-        (None, "do not say whether they are of text that was encoded otherwise"),
+        (then.encoding, "were taken on text that was tokenized differently"),
+        (None, "do not say whether they are of text that was tokenized differently"),
     ]:
         own = random_statistics(0, [40] * 3)
         statistics = replace(own, meta={} if encoding is None else {"encoding": encoding})
         judged = judge_tree(engine, statistics, CandidateTree.chain(1))
         found = [search_tree(engine, statistics, (1, 2)), judged]
         err = capsys.readouterr().err
-        assert err.count("encoded otherwise") == 2 * bool(told)
+        assert err.count("tokenized differently") == 2 * bool(told)
         assert told in err
         assert [one.as_extra(engine)["encoding"] for one in found] == [encoding] * 2
 

@@ -43,7 +43,7 @@ NONE = "–"
 
 
 class WideDrafter(Drafter):
-    """Proposes the tokens 0, 1, … after the root, at almost no cost; a guess may be right."""
+    """Proposes the tokens 0, 1, … after the root, at almost no cost; a draft token may be right."""
 
     name = "wide"
 

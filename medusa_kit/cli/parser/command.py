@@ -64,7 +64,7 @@ class Command(_PlainWhereNarrow, TyperCommand):
             raise
         if ctx.args and not ctx.resilient_parsing:
             path = ctx.command_path.removeprefix(ctx.find_root().command_path).strip()
-            raise UsageError(f"{path} has no place for {ctx.args[0]!r}", hint=ONE_VALUE)
+            raise UsageError(f"{path}: unexpected argument {ctx.args[0]!r}", hint=ONE_VALUE)
         ctx.params.update({name: _with_home(value) for name, value in ctx.params.items()})
         return remaining
 

@@ -2,7 +2,7 @@
 by forwards of its own, and the base verifies them in one forward.
 
 The draft model runs like a base model, through a verifier and a tree cache of its own. So on a CPU
-its steps run in C++, and a smaller drafter may guess for it in turn (staged.py).
+its steps run in C++, and a smaller drafter may draft for it (staged.py).
 
 Shapes: B batch, N nodes with root, V vocabulary.
 """
@@ -48,7 +48,7 @@ class _Kept:
     reader: Reader
     lengths: Lengths
     inner: RequestText
-    chain: list[int] = field(default_factory=list)  # guessed, and not yet judged
+    chain: list[int] = field(default_factory=list)  # drafted, and not yet judged
 
 
 class DraftModelDrafter(TreeDrafter):
@@ -141,7 +141,7 @@ class DraftModelDrafter(TreeDrafter):
         return chains
 
     def _forward(self, chains: Sequence[Chain], inner: Sequence[RequestText], first: bool) -> None:
-        """One forward: the inner drafter guesses, the draft model verifies, the cache commits."""
+        """One forward: the inner drafter proposes, the draft model verifies, the cache commits."""
         for one, chain in zip(inner, chains, strict=True):
             one.text = chain.whole_text[:-1] if self.inside.needs_state else []
             one.root = chain.newest

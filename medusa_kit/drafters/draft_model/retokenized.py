@@ -2,7 +2,7 @@
 
 With another tokenizer the end of the text is tokenized again each time, since new text may change
 how the last words are split; text further back is settled. Where the boundary splits a word
-otherwise than the tokenizer would, it costs a guess and nothing else.
+otherwise than the tokenizer would, it costs a draft token and nothing else.
 """
 
 from collections.abc import Sequence

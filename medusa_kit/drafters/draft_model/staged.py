@@ -1,6 +1,6 @@
 """An optional smaller drafter for the draft model (staged speculation, arXiv 2308.04623). The draft
-model accepts its guesses where it would choose the same, so its drafts stay the same with fewer
-forwards.
+model accepts its draft tokens where it would choose the same, so its drafts stay the same with
+fewer forwards.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,8 @@ from medusa_kit.settings.sampling import SamplingParams
 
 
 class Inside:
-    """Guesses after the draft model's own roots. `make`: the smaller drafter; None: no guesses.
+    """Draft tokens after the draft model's own roots. `make`: the smaller drafter; None: no draft
+    tokens.
 
     A drafter may rely on text that only grows, but drafts are taken back. One with `rewinds = True`
     can handle this and is asked before each forward. Any other is asked once for each draft, when
@@ -44,7 +45,7 @@ class Inside:
         return [f"its own drafter is {self.drafter.name}", *self.drafter.notes]
 
     def propose(self, state: State, first: bool) -> Forest:
-        """`first`: whether the texts are final, without guessed tokens."""
+        """`first`: whether the texts are final, without draft tokens."""
         if self.drafter is None or not (first or self._rewinds):
             return self._plain.propose(state)
         self._restart_if_needed(state)

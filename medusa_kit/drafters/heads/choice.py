@@ -19,7 +19,7 @@ def draft_with(
 ) -> HeadsDrafter | DynamicDrafter:
     """The drafter for these heads and this tree.
 
-    Raises TreeError when the tree needs more heads, or more guesses of a head, than there are.
+    Raises TreeError when the tree needs more heads, or more draft tokens of a head, than there are.
     """
     if isinstance(tree, DynamicTree):
         return DynamicDrafter(heads, tree)

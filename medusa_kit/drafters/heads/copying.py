@@ -1,4 +1,4 @@
-"""Guesses of heads blended with what followed the same tokens earlier in the row's own text.
+"""Draft tokens of heads blended with what followed the same tokens earlier in the row's own text.
 
 Heads name what the model usually says; names, numbers and phrases of this text come again as they
 were. If the last l tokens of a path stand t times earlier in the text, followed by k different
@@ -7,11 +7,11 @@ tokens, n times by this one, a match of that length estimates n / t, and what is
     P_l(token) = (n + k * smoothing[l] * P_shorter(token)) / (t + k * smoothing[l])
 
 P_0 is the head's own probability. Interpolation after Witten and Bell (1991), with the heads in the
-place of the unigram; a cache beside a model: Grave et al. (arXiv 1612.04426). Where heads guess in
+place of the unigram; a cache beside a model: Grave et al. (arXiv 1612.04426). Where heads draft in
 C++ they are blended there (infer/cpu/copying.h), by the same arithmetic.
 
-Shapes: T tokens of a row's text, M matching positions in it, C guesses of a head, B batch, Q paths
-of a row, J tokens of a path.
+Shapes: T tokens of a row's text, M matching positions in it, C draft tokens of a head, B batch, Q
+paths of a row, J tokens of a path.
 """
 
 import math
@@ -28,7 +28,7 @@ from medusa_kit.transfer import to_device, together_on_host
 from medusa_kit.tree.dynamic import Guesses
 
 # For matches of 1, 2, .. tokens, and longer ones are not told apart; fitted by likelihood to which
-# guesses of the heads shipped were right in answers of SmolLM2-135M.
+# draft tokens of the heads shipped were right in answers of SmolLM2-135M.
 SMOOTHING = (15.0, 3.5, 4.5, 1.3)
 MAX_MATCHES = 512  # positions in a text that count, the newest ones
 
@@ -92,8 +92,8 @@ def followers(text_T: np.ndarray, path: Sequence[int], longest: int) -> Follower
 def with_copies(
     guesses: Guesses, text_T: np.ndarray, path: Sequence[int], smoothing: Sequence[float]
 ) -> Guesses:
-    """A head's guesses after the path with their blended chances, in their order; after them the
-    likeliest followers that are not among them, as many at most."""
+    """A head's draft tokens after the path with their blended chances, in their order; after them
+    the likeliest followers that are not among them, as many at most."""
     found = followers(text_T, path, len(smoothing))
     blended = [(token, found.blended(token, score, smoothing)) for token, score in guesses]
     named = {token for token, _ in guesses}
@@ -109,7 +109,7 @@ def with_copies_after(
     paths_BQJ: Tensor,
     smoothing: Sequence[float],
 ) -> tuple[Tensor, Tensor]:
-    """The same after several paths of each row: (ids, scores) of 2 * C guesses, those that
+    """The same after several paths of each row: (ids, scores) of 2 * C draft tokens, those that
     are not there with a score of minus infinity. A text of None is not copied from."""
     (B, Q, C), device = ids_BQC.shape, ids_BQC.device
     ids_BQC, scores_BQC, paths_BQJ = together_on_host(ids_BQC, scores_BQC, paths_BQJ)

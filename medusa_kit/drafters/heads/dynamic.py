@@ -4,14 +4,14 @@ A static tree has the same ranks in the same slots; here the nodes are the paths
 most probable now (EAGLE-2, arXiv 2406.16858, §4; tree/dynamic.py). Acceptance does not change, and
 the tree depends on committed tokens alone, so decoding stays exact, also when sampling.
 
-Where the heads guess in C++, they grow the tree there as well (infer/cpu/trees.h), the same one.
-Where the tree has smoothing, guesses are blended with the row's own text (copying.py), also those
-of tokens that will be drawn: the noise counts in the heads' share, not in the text's.
+Where the heads draft in C++, they grow the tree there as well (infer/cpu/trees.h), the same one.
+Where the tree has smoothing, draft tokens are blended with the row's own text (copying.py), also
+those of tokens that will be drawn: the noise counts in the heads' share, not in the text's.
 
 Nodes are numbered by falling probability, so the tree of N nodes is the first N of any larger one.
 
-Shapes: B batch, N nodes with root, D hidden, K heads, R guesses of a head, Q parents of one depth,
-J tokens of their paths, C candidates of all depths so far, T tokens of a row's text.
+Shapes: B batch, N nodes with root, D hidden, K heads, R draft tokens of a head, Q parents of one
+depth, J tokens of their paths, C candidates of all depths so far, T tokens of a row's text.
 """
 
 import math
@@ -40,7 +40,7 @@ class DynamicDrafter(Drafter):
     """For all kinds of heads; how a tree is grown depends on whether they read the path."""
 
     def __init__(self, heads: MedusaHeads, tree: DynamicTree) -> None:
-        """Raises TreeError when the tree uses more heads than there are, or more guesses."""
+        """Raises TreeError when the tree uses more heads than there are, or more draft tokens."""
         tree.check_fits(heads.num_heads, heads.num_columns)
         self.name = f"{heads.config.kind}, dynamic tree"
         self.heads, self.tree = heads, tree
@@ -90,7 +90,8 @@ class DynamicDrafter(Drafter):
 
 
 def _count(tree: DynamicTree) -> int:
-    """Guesses of a head that can have a place in the tree. The text may move up any of them."""
+    """Draft tokens of a head that can have a place in the tree. The text may move up any of
+    them."""
     return tree.num_ranks if tree.smoothing else min(tree.num_ranks, tree.num_nodes - 1)
 
 

@@ -35,10 +35,10 @@ class Part(NamedTuple):
 
 
 class HeadsDrafter(Drafter):
-    """The base class of drafters that fill a static tree with the guesses of heads."""
+    """The base class of drafters that fill a static tree with the draft tokens of heads."""
 
     def __init__(self, heads: MedusaHeads, tree: CandidateTree) -> None:
-        """Raises TreeError when the tree needs more heads, or more guesses, than there are."""
+        """Raises TreeError when the tree needs more heads, or more draft tokens, than there are."""
         tree.check_fits(heads.num_heads, heads.num_columns)
         self.name = heads.config.kind
         self.heads, self.tree = heads, tree

@@ -1,9 +1,9 @@
 """Trees of heads, each draft token with its chance, to be merged with others or verified as
 far as it pays.
 
-Where the tree is grown anew at each step, the heads say how probable each guess is now, and what
-was so probable and so deep before says how often it was right. In a static tree the chance of a
-node is how often that node was right so far.
+Where the tree is grown anew at each step, the heads say how probable each draft token is now, and
+what was so probable and so deep before says how often it was right. In a static tree the chance of
+a node is how often that node was right so far.
 """
 
 import math
@@ -24,7 +24,7 @@ from medusa_kit.no_gradients import no_gradients
 from medusa_kit.transfer import to_device
 from medusa_kit.tree.draft_tree import DraftTree
 
-DRAWN = "drawn"  # guesses of tokens that will be drawn are counted apart
+DRAWN = "drawn"  # tokens that will be drawn are counted apart
 # A path gets children from this many times the chance on that a draft token must have: children are
 # less likely, and naming them takes time.
 ASKED = 3.5

@@ -7,7 +7,7 @@ from medusa_kit.drafters.mixed.sources import source_of
 from medusa_kit.infer.decode.drafter import COUNTS
 from medusa_kit.tree.draft_tree import DraftTree
 
-PLAIN = "none"  # a step in which nothing was guessed
+PLAIN = "none"  # a step in which nothing was drafted
 
 
 @dataclass
@@ -27,7 +27,7 @@ class SourceUsage:
 
 
 def sources_of(tree: DraftTree) -> str:
-    """The sources of a tree's guesses; PLAIN where it is the root alone."""
+    """The sources of a tree's draft tokens; PLAIN where it is the root alone."""
     return " + ".join(sorted({source_of(key) for key in tree.keys[1:]})) or PLAIN
 
 
@@ -40,7 +40,7 @@ def percentages(shares: Mapping[str, SourceUsage]) -> str:
 
 def tokens_a_step(shares: Mapping[str, SourceUsage]) -> list[str]:
     """One line on what mixes of sources came to, the most frequent first; none where nothing was
-    guessed."""
+    drafted."""
     if not shares.keys() - {PLAIN}:
         return []
     ranked = sorted(shares.items(), key=lambda item: -item[1].steps)

@@ -18,8 +18,8 @@ ACCEPTANCE = "acceptance of draft tokens"  # under which an engine keeps its est
 def merged(
     sources: Sequence[TreeDrafter], state: State, acceptance: AcceptanceEstimate
 ) -> list[DraftTree]:
-    """One tree for each request with the guesses of all sources, each with its kind's chance so
-    far, and with what a grammar forces."""
+    """One tree for each request with the draft tokens of all sources, each with its kind's chance
+    so far, and with what a grammar forces."""
     result = [DraftTree(root) for root in state.roots_B]
     for source in sources:
         trees = [weighed(tree, acceptance) for tree in source.guess(state)]
@@ -31,7 +31,7 @@ def merged(
 
 
 def together(trees: Sequence[DraftTree], others: Sequence[DraftTree]) -> list[DraftTree]:
-    """Each request's guesses of both, in one of its two trees."""
+    """Each request's draft tokens of both, in one of its two trees."""
     return [_both(tree, other) for tree, other in zip(trees, others, strict=True)]
 
 
@@ -43,7 +43,7 @@ def _both(tree: DraftTree, other: DraftTree) -> DraftTree:
 
 
 def credited(trees: Sequence[DraftTree], step: StepResult) -> list[list[str]]:
-    """The source of each accepted token; of several that guessed it, the surest one."""
+    """The source of each accepted token; of several that drafted it, the surest one."""
     return [
         [source_of(tree.keys[node]) for node in path]
         for tree, path in zip(trees, step.paths, strict=True)
@@ -51,7 +51,7 @@ def credited(trees: Sequence[DraftTree], step: StepResult) -> list[list[str]]:
 
 
 def source_of(key: Any) -> str:
-    """The source whose guesses have this key."""
+    """The source whose draft tokens have this key."""
     return str(key[0] if isinstance(key, tuple) else key)
 
 

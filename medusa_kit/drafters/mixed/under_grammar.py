@@ -1,4 +1,5 @@
-"""Guesses for rows whose answers follow a grammar: none that it forbids, and what it forces."""
+"""Draft tokens for rows whose answers follow a grammar: none that it forbids, and what it
+forces."""
 
 from collections.abc import Sequence
 
@@ -17,7 +18,8 @@ def under_grammar(
     state: State,
     acceptance: AcceptanceEstimate,
 ) -> list[DraftTree]:
-    """The rows' guesses; those of rows without a grammar, and so without a mask, as they are."""
+    """The rows' draft tokens; those of rows without a grammar, and so without a mask, as they
+    are."""
     texts = zip(state.tokens, state.roots_B, strict=True)
     return [
         tree if mask is None else _checked(tree, mask, [*tokens, root], acceptance)

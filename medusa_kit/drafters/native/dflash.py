@@ -1,8 +1,8 @@
 """A DFlash draft as drafter (arXiv 2602.06036): all tokens of a draft in one forward.
 
 The draft reads what several of the base's layers put out at true tokens, and mask tokens behind the
-root. Model, cache and guesses are transformers' own (`DFlashTokenCandidateGenerator`), one for each
-row; this brings them what the layers put out.
+root. Model, cache and draft tokens are transformers' own (`DFlashTokenCandidateGenerator`), one for
+each row; this brings them what the layers put out.
 
 Shapes: T tokens of a row that its draft has not read, D hidden, X all watched layers' D, N nodes of
 a draft without root, V vocabulary.
@@ -60,7 +60,7 @@ class DFlashDrafter(TreeDrafter):
         request.kept[self] = _Kept(self._generator(), [request.prompt_layers])
 
     def observe(self, step: StepResult) -> None:
-        """Keep what the layers put out at accepted tokens, whoever guessed them."""
+        """Keep what the layers put out at accepted tokens, whoever drafted them."""
         for request, tree in zip(step.requests, step.trees, strict=True):
             outputs_NX, own = tree.layers_NX, request.kept[self]
             assert outputs_NX is not None, "the base gave no outputs of layers"

@@ -48,7 +48,7 @@ class _Kept:
 class MtpDrafter(TreeDrafter):
     """What requests have seen since their last draft is read with the next one."""
 
-    name = kind = "mtp"  # `kind`: of its guesses, whose acceptance is estimated
+    name = kind = "mtp"  # `kind`: of its draft tokens, whose acceptance is estimated
     reads_prompts = True
     computes = True
 
@@ -74,7 +74,7 @@ class MtpDrafter(TreeDrafter):
                 layer.finish(slot)
 
     def observe(self, step: StepResult) -> None:
-        """Keep what was accepted, whoever guessed it."""
+        """Keep what was accepted, whoever drafted it."""
         for request, tree in zip(step.requests, step.trees, strict=True):
             own: _Kept = request.kept[self]
             hidden_ND = self._of_nodes(tree)

@@ -1,4 +1,4 @@
-"""Lookahead decoding (Fu et al., arXiv 2402.02057): the base model guesses for itself.
+"""Lookahead decoding (Fu et al., arXiv 2402.02057): the base model drafts for itself.
 
 Two branches share each forward. In the window, W columns of N - 1 tokens are refined by Jacobi
 iteration: column i is i places after the root and sees the first tokens of the columns before it
@@ -28,7 +28,7 @@ from medusa_kit.settings.drafters import LookaheadOptions
 from medusa_kit.tree.draft_tree import DraftTree
 
 MAX_NODES = 512  # verified in a step; more never pays
-POOL_CHANCE, WINDOW_CHANCE = 0.35, 0.2  # that a guess is right if its parent is
+POOL_CHANCE, WINDOW_CHANCE = 0.35, 0.2  # that a draft token is right if its parent is
 
 
 class Pool:
@@ -66,7 +66,7 @@ class Window:
         self.ends: list[int] = []  # the node of each column's last token
 
     def plant(self, tree: DraftTree) -> None:
-        """Add the columns to a tree of guesses after the root."""
+        """Add the columns to a tree of draft tokens after the root."""
         first, self.ends = 0, []
         self.columns[0][0] = tree.tokens[0]
         for index, column in enumerate(self.columns):
@@ -83,7 +83,7 @@ class Window:
         the n-grams that this completes.
 
         A full column loses its first token and so keeps its place after the new root, whatever the
-        number of accepted tokens. Windows shifted by that number and refilled at the right guessed
+        number of accepted tokens. Windows shifted by that number and refilled at the right drafted
         worse.
         """
         for column, token in zip(self.columns, found, strict=True):

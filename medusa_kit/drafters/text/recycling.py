@@ -33,7 +33,7 @@ Waiting = tuple[float, int, int, int]  # -path chance, parent, rank, token
 
 class RecyclingDrafter(TreeDrafter):
     name = "recycling"
-    rewinds = True  # a guess depends on the root alone, so drafts may be taken back
+    rewinds = True  # a draft token depends on the root alone, so drafts may be taken back
 
     def __init__(self, options: RecyclingOptions, table: Table, device: torch.device) -> None:
         super().__init__(device)
@@ -81,7 +81,8 @@ class RecyclingDrafter(TreeDrafter):
         rank: int,
         path: float,
     ) -> None:
-        """Queue the guess of this rank after `node`; the next rank is queued once it is taken."""
+        """Queue the draft token of this rank after `node`; the next rank is queued once it is
+        taken."""
         following = self.table.get(token, ())
         if rank < len(following):
             heapq.heappush(queue, (-path * _chance(rank), node, rank, following[rank]))

@@ -50,7 +50,7 @@ Level = tuple[int, str, float, dict[int, int]]  # matched, kind, weight of short
 
 
 class TextPosition(Protocol):
-    """The position of a row in a text. A cursor is the position after a guessed continuation."""
+    """The position of a row in a text. A cursor is the position after a drafted continuation."""
 
     @property
     def end(self) -> Any: ...

@@ -1,11 +1,11 @@
-"""Heads that guess in one C++ call, for a base whose steps run in C++.
+"""Heads that draft in one C++ call, for a base whose steps run in C++.
 
 A draft takes as long as reading its weights, so the heads' own are rounded to eight bits; a
 projection of the base's rows has the base's form. What they are multiplied by is rounded to eight
-bits, too. Guesses may differ, the text does not.
+bits, too. Draft tokens may differ, the text does not.
 
 Shapes: X any leading shape, D what heads are given of a row, J tokens of the path, K heads,
-C guesses, R rows of a call, B batch, N nodes of a tree.
+C draft tokens, R rows of a call, B batch, N nodes of a tree.
 """
 
 import ctypes
@@ -184,7 +184,7 @@ class NativeHeads(Live):
 
 
 def _draws(draws_B: RowsDraws | None, num_heads: int) -> tuple[Any, int]:
-    """(how the tokens that the first heads guess will be drawn, after each row's root; heads)."""
+    """(how the tokens that the first heads draft will be drawn, after each row's root; heads)."""
     if draws_B is None:
         return None, 0
     if len(draws_B) == 1 and (alone := draws_B[0]) is not None:  # numpy takes longer for few
@@ -241,7 +241,7 @@ KINDS_IN_CPP = ("medusa", "hydra", "recurrent")
 class HeadsAsTheyAre(Live):
     """A `Guesser` that packs heads anew where they, or the base's weights among theirs, are no
     longer those that were packed. `current`: the decoder of the base as it is now; None where
-    there is none, and the heads guess through torch."""
+    there is none, and the heads draft through torch."""
 
     def __init__(
         self,
@@ -298,7 +298,7 @@ def install_native_heads(
     current: Callable[[], NativeDecoder | None] | None = None,
 ) -> None:
     """Let frozen heads draft through the kernels. Heads in training stay with torch, since packed
-    copies would go stale, and so do kinds that the kernels do not know: they would guess wrongly
+    copies would go stale, and so do kinds that the kernels do not know: they would draft wrongly
     without a word. `folder`: where they lie, if they are as they lie there. `current`: as in
     HeadsAsTheyAre; by default always `decoder`.
     """

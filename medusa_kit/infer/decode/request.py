@@ -157,7 +157,7 @@ class Emission(NamedTuple):
     tree: VerifiedTree | None = None
 
     def guessers(self, drafter: str) -> list[str]:
-        """Who guessed the tokens accepted at depth 1, 2, …; `drafter`: where it has no several
+        """Who drafted the tokens accepted at depth 1, 2, …; `drafter`: where it has no several
         sources."""
         known, count = self.credits, self.num_guessed
         return [drafter] * count if known is None else known[:count]

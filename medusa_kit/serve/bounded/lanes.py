@@ -24,7 +24,7 @@ SLOW = Budget(seconds=1.0, wall=15.0, num_bytes=MAX_BYTES)
 MAX_QUICK, MAX_SLOW = 256, 4  # that wait
 PATIENCE = 3.0  # seconds beyond the budget, for a child that answers nothing (stopped, say)
 NICE = 5  # of the slow lane: answers under way come first
-CLOSED = "nobody looks at schemas any more"
+CLOSED = "the schema checker is closed"
 MODULE = "medusa_kit.serve.bounded.child"
 
 Task = tuple[Any, ...]
@@ -113,7 +113,7 @@ class Lane:
             raise ClosedError(CLOSED)
         if self._waiting.qsize() >= self._max_waiting:
             raise QueueFullError(
-                f"{self._max_waiting} schemas that take long wait to be looked at",
+                f"{self._max_waiting} slow schemas are queued already",
                 hint="ask again later",
             )
         future: Future[Answer] = Future()

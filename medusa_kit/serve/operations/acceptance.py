@@ -1,4 +1,4 @@
-"""Whether served text is guessed as well as the text that heads were measured on.
+"""Whether served text is drafted as well as the text that heads were measured on.
 
 A step counts by the number of nodes that were verified in it: the search for the tree measured how
 often each of its nodes is accepted, so it says what the likeliest of them come to, few or many.

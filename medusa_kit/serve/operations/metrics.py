@@ -140,8 +140,8 @@ class AnswerClock:
             return None
 
     def accepted(self, num_tokens: int, num_guessed: int) -> None:
-        """The first `num_guessed` tokens of a step were accepted guesses. Where the answer ended
-        within them it has fewer tokens."""
+        """The first `num_guessed` tokens of a step were accepted draft tokens. Where the answer
+        ended within them it has fewer tokens."""
         counter, guessed = self._metrics.accepted, min(num_guessed, num_tokens)
         for depth in range(1, guessed + 1):
             counter.labels(str(min(depth, DEEPEST))).inc()
@@ -162,7 +162,7 @@ class AnswerClock:
 
 
 class _AcceptanceCollector(Collector):
-    """Collects how served text is guessed beside what was measured."""
+    """Collects how served text is drafted beside what was measured."""
 
     def __init__(self, acceptance: ServedAcceptance) -> None:
         self._acceptance = acceptance

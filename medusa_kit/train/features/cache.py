@@ -262,8 +262,8 @@ def _in_words(different: Mapping[str, tuple[Any, Any]]) -> str:
 def _outdated(stored: dict[str, Any], identity: dict[str, Any]) -> dict[str, str]:
     """What may differ because the cache is an old one, each with the reason in words."""
     reasons = {
-        ENCODING: "was made when text was encoded otherwise, or does not say how it was",
-        WHOLE_ROWS: "is of all tokens, for heads with a prefix layer, which are no more",
+        ENCODING: "was made with another tokenizer or chat template, or does not say with which",
+        WHOLE_ROWS: "was made for prefix-layer heads, which were removed",
     }
     if compare(stored.get(BASE), identity[BASE]) is Match.OLD:
         reasons[BASE] = (

@@ -46,7 +46,7 @@ class Positions(NamedTuple):
     """Positions of whole examples, one example after the other, on one device.
 
     hidden_PD is in the base's dtype, ahead_PJ int32. likeliest_PS, chances_PS: the base's own
-    guesses for the token after each position, for soft targets (S = 0 without). others_P1,
+    predictions for the token after each position, for soft targets (S = 0 without). others_P1,
     others_PD: runners-up (runners_up.py; no columns without).
     """
 
@@ -83,7 +83,7 @@ class Positions(NamedTuple):
         return self._replace(likeliest_PS=likeliest_PS, chances_PS=chances_PS)
 
     def soft(self, rows_P: Tensor) -> SoftTargets | None:
-        """The base's guesses from k + 1 positions further on are the targets of head k.
+        """The base's predictions from k + 1 positions further on are the targets of head k.
 
         These positions are consecutive wherever there is a target.
         """

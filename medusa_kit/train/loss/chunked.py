@@ -2,7 +2,7 @@
 
 The loss of a chunk and its gradient are computed in the forward pass, so the largest tensor is
 [chunk, columns] of one head; only the gradient with respect to z (and a trained projection's
-weights) is kept for the backward pass. With p the target and q the guess at one position:
+weights) is kept for the backward pass. With p the target and q the prediction at one position:
 
 cross_entropy  -Σ p log q; `soft` is the same with the base's own distribution in p
 lk             -log of Σ min(p, q), the probability that sampling accepts q (LK losses, arXiv

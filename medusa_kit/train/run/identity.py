@@ -111,7 +111,7 @@ def check(saved: Mapping[str, Any], now: Mapping[str, Any], recipe: TrainRecipe)
         )
     if compare_encodings(saved.get(ENCODING), now[ENCODING]) is Encodings.OTHER:
         raise ConfigError(
-            f"{there} was written when text was encoded otherwise",
+            f"{there} was written with another tokenizer or chat template",
             hint="load the base as it was, or add --fresh to start over",
         )
     if saved.get(TRAINED_IN) is None and _was_in_16_bits(recipe):

@@ -144,7 +144,7 @@ def test_the_same_answer_in_the_names_of_others(run: Run, prompts: Path) -> None
         ("serve --API_KEY=secret", "--api-key-file FILE"),
         ("verify --served-model-name a", "it is an option of serve"),
         ("serve --temperature=0", "it is an option of chat, generate, "),
-        ("serve m --served-model-name a b", "has no place for 'b'"),
+        ("serve m --served-model-name a b", "unexpected argument 'b'"),
         ("generate hi there", "quote a text with spaces"),
         ("serve m --enforce-eager true", "a flag none"),
         ("serve --port abc", "'abc'. Input should be a valid integer"),

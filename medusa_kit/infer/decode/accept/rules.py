@@ -68,7 +68,8 @@ def accept_typical(
     max_depth: int,
     scored: Callable[[int], bool] = _always,
 ) -> tuple[list[int], int]:
-    """The longest path of passing guesses, the likeliest of several: (its nodes, what follows).
+    """The longest path of passing draft tokens, the likeliest of several: (its nodes, what
+    follows).
 
     What follows, the next root, is always the base model's likeliest token, as in the paper.
     `judge(node, tokens)` is called once for each passing node that has children, and for the last

@@ -6,7 +6,7 @@ committed tokens, path. Only nodes that the walk reaches are processed.
 A draw uses Gumbel noise that depends only on the seed, the token's absolute position and the token:
 argmax(log p + noise) is a sample of p. So the text is the same for every drafter, tree and batch.
 
-Typical acceptance asks which guesses are likely enough: `Sampler.judge`.
+Typical acceptance asks which draft tokens are likely enough: `Sampler.judge`.
 
 Shapes: V vocabulary, C some of its tokens, T tokens of a prefix, N nodes, X any shape.
 """
@@ -123,7 +123,7 @@ class Sampler:
 
     def draws_after(self, length: int) -> RowDraws | None:
         """How the tokens behind a prefix of this length and one token more will be drawn, for
-        drafters that guess them; None where they are not, or not in numbers."""
+        drafters that draft them; None where they are not, or not in numbers."""
         if not self.draws or self._warping is None:
             return None
         return RowDraws(self.params.temperature, self.params.seed, length + 1)

@@ -1,1 +1,1 @@
-"""Which of the guesses a step verifies: those that pay."""
+"""Which of the draft tokens a step verifies: those that pay."""

@@ -196,7 +196,7 @@ class RequestQueue(Caller, Draining):
         try:
             submission.end()
         except Exception as error:
-            console.warn(f"nobody heard of the end of a request: {error}")
+            console.warn(f"the end callback of a request failed: {error}")
         self._leave_if_done()
 
     def _explained(self, error: Exception, submission: Submission) -> Exception:
