@@ -45,7 +45,7 @@ class AdapterLayer:
 
 
 class AdapterLayers:
-    """Of the adapter in `folder`. Raises CheckpointError, IncompatibleBaseError."""
+    """The layers of the adapter in `folder`. Raises CheckpointError, IncompatibleBaseError."""
 
     def __init__(self, folder: Path, base: BaseModel) -> None:
         scale = _scale(folder / CONFIG_NAME)

@@ -204,7 +204,7 @@ def _gguf_kinds(path: Path) -> str | None:
 
 
 def _kinds(path: Path) -> set[str]:
-    """Of the matrices of a GGUF file."""
+    """The types of blocks of a GGUF file's matrices."""
     tensors = [tensor for _, tensor in read_headers(path).tensors.values()]
     return {tensor.kind for tensor in tensors if len(tensor.shape) > 1}
 

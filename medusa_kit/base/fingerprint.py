@@ -88,7 +88,8 @@ class Fingerprint:
         return str(replace(self, vectors=None))
 
     def adapted(self, variant: str, output: str) -> "Fingerprint":
-        """Of this model with the adapter of digest `variant`, merged in any dtype."""
+        """The fingerprint of this model with the adapter of digest `variant`, merged in any
+        dtype."""
         whole = _xxh3_128(f"{self.whole} {variant}".encode()).hexdigest()
         return Fingerprint(whole, output, self.quantised)
 

@@ -148,7 +148,7 @@ def _checked(gguf: Path) -> GGUFModel:
 
 
 def gguf_digest(gguf: Path) -> str:
-    """Of one file its SHA-256, of several that of theirs, one after another."""
+    """The SHA-256 of one file; for several files the SHA-256 of theirs, in order."""
     digests = [content_digest(part) for part in _checked(gguf).parts]
     return (
         digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -220,7 +220,8 @@ class LayerwiseModel:
 def layerwise_model(
     name: str, revision: str | None = None, change: Change | None = None
 ) -> LayerwiseModel:
-    """Of the base model of this name. Raises CheckpointError, IncompatibleBaseError."""
+    """The base model of this name, read layer by layer. Raises CheckpointError,
+    IncompatibleBaseError."""
     from transformers.utils import cached_file
 
     source, location = resolve(name, weights=False)

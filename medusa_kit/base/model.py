@@ -167,7 +167,7 @@ class BaseModel(Live):
 
     @property
     def num_bytes(self) -> int:
-        """Of the weights in memory."""
+        """Bytes of the weights in memory."""
         return sum(int(p.nbytes) for p in self.own_model.parameters())
 
     @property
@@ -356,7 +356,7 @@ class BaseModel(Live):
         return plain and replaced_function(self.config) is None
 
     def check_record(self, **depends_on: Any) -> Record | None:
-        """Of a check of this model; None where checks are not remembered."""
+        """The record of a check of this model; None where checks are not remembered."""
         if not self.checks_are_remembered:
             return None
         info = self.info
@@ -457,11 +457,12 @@ class BaseModel(Live):
         )
 
     def fingerprint(self, variant: str | None = None) -> str:
-        """Of the weights as they are now. `variant`: the mark of a model that Medusa-2 trained."""
+        """The fingerprint of the weights now. `variant`: the mark of a model that Medusa-2
+        trained."""
         return self._fingerprint(self.info.quantized, variant)
 
     def adapted_fingerprint(self, variant: str) -> Fingerprint:
-        """Of this base with the adapter of digest `variant`, whether merged or not."""
+        """The fingerprint of this base with the adapter of digest `variant`, merged or not."""
         output = fingerprint.output_digest(self.output_weights(), variant)
         return Fingerprint.parse(self.info.fingerprint).adapted(variant, output)
 

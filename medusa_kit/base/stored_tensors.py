@@ -34,7 +34,7 @@ class StoredTensors(Protocol):
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the tensors that are stored; tied ones are stored once."""
+        """The names of the tensors that are stored; tied ones are stored once."""
 
     def read(self, name: str) -> Tensor:
         """A copy of the whole tensor: float32 from GGUF files, else in the file's own dtype."""
@@ -48,8 +48,8 @@ class StoredTensors(Protocol):
 
 
 class GGUFTensors:
-    """Of a GGUF file and its further parts. `skeleton`: the model whose names are wanted, on any
-    device. `stored` has what a tensor was stored as."""
+    """The tensors of a GGUF file and its further parts. `skeleton`: the model whose names are
+    wanted, on any device. `stored` has what a tensor was stored as."""
 
     def __init__(self, path: Path, skeleton: Any) -> None:
         """Raises CheckpointError for a file whose tensors are not those of such a model."""
@@ -135,7 +135,7 @@ class GGUFTensors:
 
 
 class SafetensorsFolder:
-    """Of a folder of safetensors files, one or several with an index."""
+    """The tensors of a folder of safetensors files, one or several with an index."""
 
     def __init__(self, folder: Path, skeleton: Any) -> None:
         """Raises CheckpointError for a folder whose tensors are not those of such a model."""
@@ -268,7 +268,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def stored_tensors(path: Path, skeleton: Any) -> StoredTensors:
-    """Of a GGUF file or a folder of safetensors files. Raises CheckpointError."""
+    """The tensors of a GGUF file or a folder of safetensors files. Raises CheckpointError."""
     if path.suffix == ".gguf":
         return GGUFTensors(path, skeleton)
     return SafetensorsFolder(path, skeleton)

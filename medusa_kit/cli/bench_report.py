@@ -113,7 +113,7 @@ def _methods_table(report: Any, title: str) -> Any:
 
 
 def _gain(report: Any, result: Any) -> str:
-    """Of drafting: the speed of decoding against the kit's own plain decoding."""
+    """Drafting's gain: the speed of decoding against the kit's own plain decoding."""
     plain = report.plain
     if plain is None or result.plain or not result.drafts:
         return "–"

@@ -123,7 +123,7 @@ def _read_rows(path: Path, settings: str, _: tuple[int, ...]) -> Rows:
     return check_rows(path, parse_json(settings))
 
 
-def tell_of_rows(source: str) -> None:
+def warn_of_other_rows(source: str) -> None:
     """In at most one line, of which answers in a source it cannot be told which model wrote them:
     of doubtful rows, and of answers as token ids without settings beside them."""
     path = expanded(source)

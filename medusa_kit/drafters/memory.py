@@ -34,7 +34,8 @@ class Kept(Live):
 
 
 class Memory(Kept):
-    """Of one engine: what its heads have to do with, and two kinds of what they have not.
+    """What one engine remembers: what its heads have to do with, and two kinds of what they have
+    not.
 
     `loaded`: what files say, such as a draft model. `learned`: what texts have shown, such as past
     answers.
@@ -46,14 +47,14 @@ class Memory(Kept):
         self.learned = Kept() if learned is None else learned
 
     def of_draft_model(self, number: int) -> "Memory":
-        """Of the drafter inside a draft model with this number."""
+        """The memory of the drafter inside a draft model with this number."""
         key = "inside", number
         return Memory(self.loaded.remembered(key, Kept), self.learned.remembered(key, Kept))
 
     def for_other_heads(self) -> "Memory":
-        """Of an engine with other heads around the same base model."""
+        """The memory of an engine with other heads around the same base model."""
         return Memory(self.loaded, self.learned)
 
     def without_texts(self) -> "Memory":
-        """Of an engine that has seen no text yet."""
+        """The memory of an engine that has seen no text yet."""
         return Memory(self.loaded)

@@ -17,7 +17,9 @@ from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.tree.plan import read_fields
 
 
-def tell_of_encoding(config: HeadsConfig, base: BaseModel, folder: Path, tree: Path | None) -> None:
+def warn_if_tokenizer_differs(
+    config: HeadsConfig, base: BaseModel, folder: Path, tree: Path | None
+) -> None:
     """At most one line, for heads from `folder` with the tree of that file. A base without a
     tokenizer has no text. Templates are no matter: heads see tokens."""
     if (now := base.encoding) is None:
@@ -44,7 +46,9 @@ def tell_of_encoding(config: HeadsConfig, base: BaseModel, folder: Path, tree: P
         )
 
 
-def tell_of_config(config: HeadsConfig, base: BaseModel, folder: Path, tree: Path | None) -> None:
+def warn_if_config_differs(
+    config: HeadsConfig, base: BaseModel, folder: Path, tree: Path | None
+) -> None:
     """At most one line, for heads that learned the base with another config. What a tree of theirs
     says or does not say is told of where that is checked (tree_origin.py)."""
     compared = compare_origins(config.origin, base.identity)

@@ -10,11 +10,11 @@ from medusa_kit.base.adapters import CONFIG_NAME as ADAPTER_CONFIG
 from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.engine.before_loading import read_tree
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.heads_encoding import tell_of_config, tell_of_encoding
+from medusa_kit.engine.heads_encoding import warn_if_config_differs, warn_if_tokenizer_differs
 from medusa_kit.engine.heads_folder import HeadsLocation
 from medusa_kit.engine.load import with_heads
 from medusa_kit.engine.tree_origin import check_tree
-from medusa_kit.engine.tree_precision import tell_of_precision
+from medusa_kit.engine.tree_precision import note_if_precision_differs
 from medusa_kit.errors import CheckpointError, ConfigError, DeviceMemoryError, MedusaKitError
 from medusa_kit.heads import load_heads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
@@ -35,9 +35,9 @@ def read_heads(engine: Engine, folder: Path, name: str) -> tuple[Engine, int]:
     if tree.is_file():
         check_tree(tree, heads.digest, engine.base)
     result = with_heads(engine, heads, tree=read_tree(None, inside))
-    tell_of_encoding(heads.config, engine.base, inside, tree)
-    tell_of_config(heads.config, engine.base, inside, tree)
-    tell_of_precision(tree, engine.activations)
+    warn_if_tokenizer_differs(heads.config, engine.base, inside, tree)
+    warn_if_config_differs(heads.config, engine.base, inside, tree)
+    note_if_precision_differs(tree, engine.activations)
     result.heads_source = name
     return result, size + heads.num_bytes
 

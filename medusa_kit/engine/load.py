@@ -25,9 +25,9 @@ from medusa_kit.engine.before_loading import (
     read_tree,
 )
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.heads_encoding import tell_of_config, tell_of_encoding
+from medusa_kit.engine.heads_encoding import warn_if_config_differs, warn_if_tokenizer_differs
 from medusa_kit.engine.tree_origin import check_tree
-from medusa_kit.engine.tree_precision import tell_of_precision
+from medusa_kit.engine.tree_precision import note_if_precision_differs
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.derived import TREE_NAME
@@ -252,10 +252,10 @@ def with_heads(
         if of_tree is not None and of_tree.is_file():
             check_tree(of_tree, heads.digest, None if force else base, named=tree is not None)
         result.use_tree(_tree_for(heads, tree, folder))
-        tell_of_precision(of_tree, result.activations)
+        note_if_precision_differs(of_tree, result.activations)
         if folder is not None:
-            tell_of_encoding(heads.config, base, folder, of_tree)
-            tell_of_config(heads.config, base, folder, of_tree)
+            warn_if_tokenizer_differs(heads.config, base, folder, of_tree)
+            warn_if_config_differs(heads.config, base, folder, of_tree)
     return result
 
 

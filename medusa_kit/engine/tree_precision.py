@@ -13,7 +13,7 @@ from medusa_kit.tree.plan import read_fields
 ACTIVATIONS = "activations"  # in tree.json
 
 
-def tell_of_precision(tree: Path | None, activations: str) -> None:
+def note_if_precision_differs(tree: Path | None, activations: str) -> None:
     """At most one line, for a file of a tree and an engine's precision."""
     precision = _precision_of(read_fields(tree))
     if precision not in (None, activations):

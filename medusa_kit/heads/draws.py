@@ -40,7 +40,7 @@ class RowDraws(NamedTuple):
         return SHARPER * self.temperature
 
     def noise_seed(self, k: int) -> int:
-        """Of the noise of the token that head k drafts, 64 bits."""
+        """The seed of the noise of the token that head k drafts, 64 bits."""
         return mixed(self.seed, self.first + k)
 
 

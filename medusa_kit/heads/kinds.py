@@ -179,7 +179,7 @@ class MedusaHeads(Live, nn.Module):
 
     @property
     def num_bytes(self) -> int:
-        """Of the memory that they take beside their base, packed copies included."""
+        """The memory that they take beside their base, packed copies included."""
         config, size = self.config, self.base.dtype.itemsize
         tensors = [*self.parameters(), *self.buffers(), self._columns_V]
         kept = sum(one.numel() * one.element_size() for one in tensors if one is not None)

@@ -197,7 +197,7 @@ class Session:
 
     @property
     def copy(self) -> Path:
-        """Of the answers that the run was given, where it was."""
+        """The path of the copy of the answers that the run was given, if any."""
         return self.path(settings.COPY)
 
     @property

@@ -205,7 +205,7 @@ class DeepspeedEngine:
         return None if norm is None else float(norm)
 
     def trained(self) -> Named:
-        """Of ZeRO-3 this process's parts."""
+        """The trained weights; with ZeRO-3 this process's parts."""
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad:
                 yield name, getattr(parameter, "ds_tensor", parameter).detach()

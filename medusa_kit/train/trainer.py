@@ -22,7 +22,7 @@ from medusa_kit.data.answer_settings import (
     base_that_answered,
     how_encoded,
     rows_of,
-    tell_of_rows,
+    warn_of_other_rows,
 )
 from medusa_kit.data.chat import EncodedExample, check_ids, encode_rows
 from medusa_kit.data.mix import check_sources, recipe_rows
@@ -178,7 +178,7 @@ def _warn_of_other_answers(base: BaseModel, recipe: TrainRecipe) -> None:
     """Warn of answers that another model wrote, or to prompts that were tokenized differently:
     heads draft best on text of their own base."""
     for source in dict.fromkeys(entry.source for entry in recipe.data.entries()):
-        tell_of_rows(source)
+        warn_of_other_rows(source)
         answered_by, encoding = base_that_answered(source), how_encoded(source, base.encoding)
         if answered_by is not None and (
             compare(answered_by, base.info.fingerprint) not in SAME_MODEL

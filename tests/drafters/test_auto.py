@@ -251,7 +251,7 @@ def test_the_next_request_begins_with_what_the_last_one_has_learned() -> None:
     drafter = auto([first], clock)
     Alone(drafter, clock, num_others=15).decode(text)
     again = Stub("suffix", text, 0.0, clock, seconds=0.3)
-    following = AutoDrafter("auto", [again], drafter.experience, 16, CPU)
+    following = AutoDrafter("auto", [again], drafter.stats, 16, CPU)
     steps = Alone(following, clock, num_others=15).decode(text)
     assert again.asked <= max(first.asked, 8)
     assert again.asked < 0.1 * steps

@@ -97,7 +97,7 @@ def _q3_k(raw: Tensor) -> Parts:
 
 
 def _scales_and_minima(raw: Tensor) -> tuple[Tensor, Tensor]:
-    """Of Q4_K and Q5_K: six bits each, times a factor."""
+    """Scales and minima of Q4_K and Q5_K: six bits each, times a factor."""
     first, second, both = raw[:, 4:8], raw[:, 8:12], raw[:, 12:16]
     scales = torch.cat([first & 63, (both & 15) | ((first >> 2) & 48)], dim=1)
     minima = torch.cat([second & 63, (both >> 4) | ((second >> 2) & 48)], dim=1)

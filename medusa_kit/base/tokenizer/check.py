@@ -29,7 +29,7 @@ def look_at_tokenizer(base: Any) -> None:
 
 
 def _missing_rows(tokenizer: Any, num_rows: int) -> str | None:
-    """Of tokens that the model has no row for, which texts must not hold."""
+    """A fault for tokens that the model has no row for, which texts must not hold."""
     added = tokenizer.added_tokens_decoder
     # Ids of a vocabulary follow one another, and so do those of most added tokens.
     if len(tokenizer) <= num_rows and max(added, default=0) < num_rows:
@@ -46,7 +46,7 @@ def _missing_rows(tokenizer: Any, num_rows: int) -> str | None:
 
 
 def _changed_text(tokenizer: Any, _: int) -> str | None:
-    """Of a text that is another once it has been encoded and decoded."""
+    """A fault for a text that is another once it has been encoded and decoded."""
     if (found := _difference(tokenizer, PLAIN)) is not None:
         return f"its tokenizer does not keep text as it is: {found}"
     if template := getattr(tokenizer, "chat_template", None):

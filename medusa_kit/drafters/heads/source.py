@@ -132,7 +132,7 @@ class HeadsSource(TreeDrafter):
     def _tree(
         self, tokens: Sequence[int], nodes: Sequence[int], parents: Sequence[int]
     ) -> DraftTree:
-        """Of these nodes of a static tree, whose tokens follow the root's."""
+        """The draft tree of these nodes of a static tree, whose tokens follow the root's."""
         tree, node_of = DraftTree(tokens[0]), {0: 0}
         for node, token in zip(nodes, tokens[1:], strict=True):
             above = node_of[parents[node]]

@@ -41,7 +41,7 @@ from medusa_kit.locks import SharedLock
 from medusa_kit.settings.drafters import SOURCES
 from medusa_kit.tree.draft_tree import DraftTree
 
-HOPE = 0.5  # tokens a step that a source is assumed to gain at first, where nothing else is drafted
+PRIOR_GAIN = 0.5  # tokens a step that a source is assumed to gain at first, if it drafts alone
 FAVOUR = 0.01  # tokens a step that reading text may lose: any text may begin to repeat itself
 STEPS = 3  # situations in which the tokens promised differ by less than a factor of two
 
@@ -56,12 +56,15 @@ class PolicyStats:
     _lock: SharedLock = field(default_factory=SharedLock, repr=False, compare=False)
 
     def explorer(
-        self, situation: tuple[int, ...], hopes: Callable[[], list[float]], favour: float = 0.0
+        self,
+        situation: tuple[int, ...],
+        prior_gains: Callable[[], list[float]],
+        favour: float = 0.0,
     ) -> Explorer:
-        """The one for this situation. `hopes`, `favour`: of a new one."""
+        """The one for this situation. `prior_gains`, `favour`: of a new one."""
         with self._lock:
             if situation not in self._explorers:
-                self._explorers[situation] = Explorer(hopes(), favour)
+                self._explorers[situation] = Explorer(prior_gains(), favour)
             return self._explorers[situation]
 
     def new_text(self) -> None:
@@ -99,10 +102,10 @@ class Step(Candidates):
         return self.about, self.asked_text, self.choice
 
     @property
-    def hope(self) -> float:
+    def prior_gain(self) -> float:
         """What any source is assumed to gain: less where draft tokens are expensive, or where much
         is promised already."""
-        return HOPE * max(1 - self.min_chance, 0.0) * (self.num_own / self.promised) ** 2
+        return PRIOR_GAIN * max(1 - self.min_chance, 0.0) * (self.num_own / self.promised) ** 2
 
     def add(self, trees: Sequence[DraftTree]) -> None:
         """More draft tokens."""
@@ -142,7 +145,7 @@ class Step(Candidates):
         return (tokens - (self.seconds + more - self.plain) * rate) / self.num_own
 
     def gain_of_choice(self, overheads: Overheads) -> float:
-        """The same of the source that computes, beside what text promised."""
+        """Net gain per request of the source that runs a model, on top of the text sources."""
         more = overheads.more(self.kind, (self.about, self.asked_text, 0))
         rate = (self.num_others + self.promised) / self.seconds
         seconds = self.cost.seconds(self.num_rows + self.num_guesses) + more
@@ -177,7 +180,7 @@ class AutoDrafter(Drafter):
         self,
         name: str,
         sources: Sequence[TreeDrafter],
-        experience: PolicyStats,
+        stats: PolicyStats,
         max_nodes: int,
         device: torch.device,
         chains: bool = False,
@@ -185,7 +188,7 @@ class AutoDrafter(Drafter):
     ) -> None:
         """`chains`: whether a request's draft tokens must follow one another. `reasons`: why
         expected sources are missing."""
-        self.name, self.sources, self.experience = name, sources, experience
+        self.name, self.sources, self.stats = name, sources, stats
         self.texts = [source for source in sources if not source.computes]
         self.computing = [source for source in sources if source.computes]
         self.num_nodes, self.device, self.chains = max_nodes, device, chains
@@ -205,13 +208,13 @@ class AutoDrafter(Drafter):
         return [*self.reasons, *tokens_a_step(self.shares), *sources]
 
     def begin(self, request: RequestText) -> None:
-        self.experience.new_text()
+        self.stats.new_text()
         for source in self.sources:
             source.begin(request)
 
     def propose(self, state: State) -> Drafted:
         """The likeliest draft tokens of all sources, as many as there may be."""
-        trees = merged(self.sources, state, self.experience.acceptance)
+        trees = merged(self.sources, state, self.stats.acceptance)
         orders = [likeliest(tree, self.chains)[: self.num_nodes] for tree in trees]
         kept = [
             tree.kept([node for node, _ in order])
@@ -228,7 +231,7 @@ class AutoDrafter(Drafter):
 
     def _ask_texts(self, step: Step, state: State) -> None:
         if self.texts:
-            step.text = self.experience.explorer((step.about,), lambda: [step.hope], FAVOUR)
+            step.text = self.stats.explorer((step.about,), lambda: [step.prior_gain], FAVOUR)
             step.asked_text = step.text.choose()
         asked = self.texts if step.asked_text else []
         step.add(self._guesses(step, asked, state))
@@ -238,26 +241,27 @@ class AutoDrafter(Drafter):
         promised = int(STEPS * math.log2(step.promised / step.num_own))
         situation = step.about, step.asked_text, promised
         numbered = list(enumerate(self.computing, start=1))
-        step.computed = self.experience.explorer(
-            situation, lambda: [self._hope(source, step, choice) for choice, source in numbered]
+        step.computed = self.stats.explorer(
+            situation,
+            lambda: [self._prior_gain(source, step, choice) for choice, source in numbered],
         )
         for choice, source in numbered:
             if source.is_foreseen:
-                step.computed.expect(choice, self._hope(source, step, choice))
+                step.computed.expect(choice, self._prior_gain(source, step, choice))
         step.choice = step.computed.choose()
         if step.choice:
             step.add(self._guesses(step, [self.computing[step.choice - 1]], state))
 
     def _guesses(self, step: Step, sources: Sequence[TreeDrafter], state: State) -> list[DraftTree]:
         for source in sources:
-            source.set_min_chance(step.min_chance, self.experience.acceptance, step.next_chance)
-        return merged(sources, state, self.experience.acceptance)
+            source.set_min_chance(step.min_chance, self.stats.acceptance, step.next_chance)
+        return merged(sources, state, self.stats.acceptance)
 
-    def _hope(self, source: TreeDrafter, step: Step, choice: int) -> float:
+    def _prior_gain(self, source: TreeDrafter, step: Step, choice: int) -> float:
         """What a source gains before it was asked here, as far as that is known."""
-        acceptance, overheads = self.experience.acceptance, self.experience.overheads
+        acceptance, overheads = self.stats.acceptance, self.stats.overheads
         if (expected := source.expected(acceptance)) is None:
-            return step.hope
+            return step.prior_gain
         share = (step.num_own / step.promised) ** 2  # it adds less where more is promised
         own = sorted((share * chance for chance in expected), reverse=True)
         both = [sorted([*own, *known], reverse=True) for known in step.chances]
@@ -273,7 +277,7 @@ class AutoDrafter(Drafter):
         assert isinstance(draft, Drafted), "another drafter's draft"
         if draft.step is not None and result.timing is not None:
             self._learn(draft.step, result.timing)
-        learn(self.experience.acceptance, draft.trees, result)
+        learn(self.stats.acceptance, draft.trees, result)
         for request, credit in zip(result.requests, credited(draft.trees, result), strict=True):
             request.credits = credit
         for source in self.sources:
@@ -285,7 +289,7 @@ class AutoDrafter(Drafter):
 
     def _learn(self, step: Step, timing: StepTiming) -> None:
         """What the step took, and what asking has gained."""
-        overheads = self.experience.overheads
+        overheads = self.stats.overheads
         overheads.record(step.kind, timing.drafting, step.longer(timing), step.plain)
         if step.text is not None:
             step.text.record(step.asked_text, step.gain_of_text(overheads))
@@ -334,6 +338,6 @@ def _auto(
 ) -> AutoDrafter:
     acceptance = shared_estimate(context)
     key = ("what asking has gained", *names, context.tree, context.sampling.temperature)
-    experience = context.remembered(key, lambda: PolicyStats(acceptance))
+    stats = context.remembered(key, lambda: PolicyStats(acceptance))
     chains = context.verifier.chains_only
-    return AutoDrafter(name, sources, experience, max_nodes, context.device, chains, reasons)
+    return AutoDrafter(name, sources, stats, max_nodes, context.device, chains, reasons)

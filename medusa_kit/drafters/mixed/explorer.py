@@ -21,11 +21,12 @@ UNSEEN = Mean(0.0, 0.0), Mean(0.0, 0.0)
 class Explorer:
     """Choices by number; choice 0 asks nobody and gains nothing."""
 
-    def __init__(self, hopes: Sequence[float], favour: float = 0.0) -> None:
-        """`hopes`: tokens a step that choice 1 and the following ones are assumed to gain, which
-        counts as much as one try. `favour`: tokens a step that they may lose and still be asked."""
+    def __init__(self, prior_gains: Sequence[float], favour: float = 0.0) -> None:
+        """`prior_gains`: tokens a step that choice 1 and the following ones are assumed to gain,
+        which counts as much as one try. `favour`: tokens a step that they may lose and still be
+        asked."""
         self._favour = favour
-        self._gains = [Mean(gain, RUN) for gain in (0.0, *hopes)]
+        self._gains = [Mean(gain, RUN) for gain in (0.0, *prior_gains)]
         self._unused = [0] * len(self._gains)  # steps since each choice was made
         self._tried, self._left = 0, 0  # the try under way, and its steps to come
         self._lock = SharedLock()

@@ -25,7 +25,7 @@ Forward = Callable[[Tensor, Tensor, Tensor, Tensor, "LayerCache"], Tensor]
 
 
 class LayerCache(TreeCache):
-    """Of one layer, whatever index that layer goes by."""
+    """The KV cache of one layer, whatever index that layer goes by."""
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **more: Any) -> Any:
         return super().update(keys, values, 0, *args, **more)

@@ -28,7 +28,7 @@ HINT = "use another drafter, or a checkpoint that has them"
 
 
 def num_layers(config: Any) -> int:
-    """Of the kind that a base with this config may bring along, 0 for none."""
+    """How many MTP layers a base with this config may have, 0 for none."""
     found = (getattr(config, name, None) for name in COUNTS)
     return next((count for count in found if isinstance(count, int) and count > 0), 0)
 
@@ -148,7 +148,7 @@ def _folder(base: BaseModel) -> Path | None:
 
 
 def _names(folder: Path) -> Iterator[str]:
-    """Of the tensors in a folder's safetensors files."""
+    """The names of the tensors in a folder's safetensors files."""
     if (folder / INDEX).is_file():
         yield from parse_json((folder / INDEX).read_text())["weight_map"]
     elif (folder / WEIGHTS).is_file():

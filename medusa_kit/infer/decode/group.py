@@ -21,7 +21,8 @@ class Group:
         self._chosen = False
 
     def candidates(self, cost: StepCost, num_others: int) -> Candidates | None:
-        """Of which the batch selects how many are verified; None: the drafter chooses itself."""
+        """Draft tokens, of which the batch selects how many are verified; None: the drafter
+        chooses itself."""
         self._chosen = self.drafter.has_candidates
         if not self._chosen:
             return None

@@ -43,7 +43,7 @@ class Shard(NamedTuple):
 
 
 class _Finding(NamedTuple):
-    """Of one file that is not simply used."""
+    """What was found of one file that is not simply used."""
 
     kind: Literal["damaged", "other", "untold"]
     why: str

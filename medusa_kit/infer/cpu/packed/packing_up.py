@@ -78,7 +78,7 @@ class Packing:
 
     @property
     def millions(self) -> float:
-        """Of weights that `numbers` packs."""
+        """Millions of weights that `numbers` packs."""
         output, embedding = self.parts.output, self.parts.embedding
         weights = [linear.weight for layer in self.parts.layers for linear in layer.linears]
         weights.append(output.weight)

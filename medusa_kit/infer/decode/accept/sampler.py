@@ -107,8 +107,8 @@ class Sampler:
         return warping if warping.top_p == 1.0 and warping.min_p == 0.0 else None
 
     def seeds(self, first: int, depths: Sequence[int]) -> list[int]:
-        """Of the tokens that follow nodes of these depths, for `drawn_after`. `first`: the position
-        of the one behind the root."""
+        """The seeds of the tokens that follow nodes of these depths, for `drawn_after`. `first`:
+        the position of the one behind the root."""
         by_depth = [signed(mixed(self.params.seed, first + d)) for d in range(max(depths) + 1)]
         return [by_depth[depth] for depth in depths]
 
