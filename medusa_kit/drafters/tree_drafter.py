@@ -45,7 +45,9 @@ class TreeDrafter(Drafter):
     The drafts that it observes may be another's."""
 
     num_nodes = 1
-    computes = False  # whether its draft tokens take time that they must gain, as those of a model
+    runs_model = (
+        False  # whether its draft tokens take time that they must gain, as those of a model
+    )
     is_foreseen = False  # whether `expected` is what each of its drafts has
 
     def __init__(self, device: torch.device) -> None:

@@ -18,11 +18,11 @@ Texts = Sequence[np.ndarray | None]  # text_T (int64) of each row; None: nothing
 Guesses = tuple[Tensor, Tensor]  # ids_KXC, scores_KXC (empty where not asked for)
 
 
-class Least(NamedTuple):
+class MinLogProbs(NamedTuple):
     """Log-probabilities that paths must have to be in a tree, and to get children."""
 
-    kept: float = -math.inf
-    asked: float = -math.inf
+    keep: float = -math.inf
+    expand: float = -math.inf
 
 
 class Guesser(Protocol):
@@ -60,7 +60,7 @@ class Guesser(Protocol):
         temperatures: tuple[float, ...],
         count: int,
         beam: int,
-        least: Least,
+        least: MinLogProbs,
         draws: RowsDraws | None = None,
         texts: Texts = (),
         smoothing: tuple[float, ...] = (),

@@ -44,7 +44,7 @@ class Stub(TreeDrafter):
         super().__init__(CPU)
         self._name, self.text, self.skill = name, text, skill
         self.clock, self.seconds, self.draw = clock, seconds, random.Random(7)
-        self.computes, self.asked, self.chance = name in COMPUTING, 0, 0.5
+        self.runs_model, self.asked, self.chance = name in COMPUTING, 0, 0.5
         self.calibrated: list[float] | None = None
 
     @property

@@ -24,7 +24,7 @@ from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.drafters.heads.source import HeadsSource
 from medusa_kit.engine.engine import Engine
-from medusa_kit.heads.guesser import Least
+from medusa_kit.heads.guesser import MinLogProbs
 from medusa_kit.infer.decode.node_choice.cost import LearnedSteps, StepCost
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.settings.drafters import SOURCES
@@ -160,7 +160,7 @@ def test_chances_are_those_that_the_heads_give(kind: str) -> None:
         for node, chance in order[1:]:
             assert chance == pytest.approx(math.exp(scores[node]), rel=1e-4)
     source.set_min_chance(0.2, AcceptanceEstimate())
-    few = inner.grow(state.hidden_BD, state.roots_B, Least(math.log(0.2), math.log(0.7)))
+    few = inner.grow(state.hidden_BD, state.roots_B, MinLogProbs(math.log(0.2), math.log(0.7)))
     for row, tree in enumerate(source.guess(state)):
         assert tree.num_nodes == len(few[row][0])
 

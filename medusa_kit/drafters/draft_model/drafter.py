@@ -55,7 +55,7 @@ class DraftModelDrafter(TreeDrafter):
     """Build with `build`."""
 
     name = "draft-model"
-    computes = True
+    runs_model = True
     rewinds = True  # a text may get shorter when drafts are taken back
 
     def __init__(

@@ -24,7 +24,7 @@ from medusa_kit.drafters.heads.copying import RowText, with_copies, with_copies_
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.blocks import Walk
 from medusa_kit.heads.draws import RowsDraws
-from medusa_kit.heads.guesser import Least, Texts
+from medusa_kit.heads.guesser import MinLogProbs, Texts
 from medusa_kit.heads.scores import scored_guesses, scored_guesses_after
 from medusa_kit.infer.decode.drafter import Drafter, State
 from medusa_kit.infer.forest import Forest
@@ -33,7 +33,7 @@ from medusa_kit.transfer import to_device, together_on_host
 from medusa_kit.tree.dynamic import DynamicTree, Grown, Guesses, best_first
 from medusa_kit.tree.shape import ROOT
 
-ALL = Least()
+ALL = MinLogProbs()
 
 
 class DynamicDrafter(Drafter):
@@ -61,7 +61,7 @@ class DynamicDrafter(Drafter):
         self,
         hidden_BD: Tensor,
         roots_B: Sequence[int],
-        least: Least = ALL,
+        least: MinLogProbs = ALL,
         draws: RowsDraws | None = None,
         texts: Texts = (),
     ) -> list[Grown]:
@@ -81,7 +81,7 @@ class DynamicDrafter(Drafter):
         self,
         hidden_BD: Tensor,
         roots_B: Sequence[int],
-        least: Least,
+        least: MinLogProbs,
         draws: RowsDraws | None,
         texts: Texts = (),
     ) -> list[Grown]:
@@ -100,7 +100,7 @@ def _grow_at_once(
     tree: DynamicTree,
     hidden_BD: Tensor,
     roots: Sequence[int],
-    least: Least,
+    least: MinLogProbs,
     draws: RowsDraws | None,
     texts: Texts,
 ) -> list[Grown]:
@@ -122,7 +122,7 @@ def _grow_at_once(
             blended = with_copies(guesses, text_T, path, tree.smoothing)
             return sorted(blended, key=lambda one: -one[1])
 
-        grown.append(best_first(root, after, tree.depth, tree.num_nodes, least.kept))
+        grown.append(best_first(root, after, tree.depth, tree.num_nodes, least.keep))
     return grown
 
 
@@ -131,7 +131,7 @@ def _grow_by_depth(
     tree: DynamicTree,
     hidden_BD: Tensor,
     roots: Sequence[int],
-    least: Least,
+    least: MinLogProbs,
     draws: RowsDraws | None,
     texts: Texts,
 ) -> list[Grown]:
@@ -161,25 +161,25 @@ def _grow_by_depth(
         if k + 1 == tree.depth or best_BQ.shape[1] == 0:
             break
         above_BQ = scores[-1].gather(1, best_BQ)
-        above_BQ = above_BQ.masked_fill(above_BQ < least.asked, -math.inf)
+        above_BQ = above_BQ.masked_fill(above_BQ < least.expand, -math.inf)
         path_of_BQ = best_BQ // width
         walk.follow(path_of_BQ)
         behind_BQJ = paths_BQJ.gather(1, path_of_BQ[..., None].expand(-1, -1, paths_BQJ.shape[2]))
         paths_BQJ = torch.cat([behind_BQJ, tokens[-1].gather(1, best_BQ)[..., None]], dim=2)
         places_BQ = best_BQ + before
     found = (torch.cat(part, dim=1) for part in (tokens, scores, parents))
-    return _cut(tree.num_nodes, least.kept, roots, *found)
+    return _cut(tree.num_nodes, least.keep, roots, *found)
 
 
-def _can_have_children(tree: DynamicTree, scores: Sequence[Tensor], least: Least) -> Tensor:
+def _can_have_children(tree: DynamicTree, scores: Sequence[Tensor], least: MinLogProbs) -> Tensor:
     """Which candidates of the last depth get children, best first; as many for every row."""
     room = tree.num_nodes - 2  # nodes besides the root and the child itself
     ordered = scores[-1].sort(dim=1, descending=True, stable=True)
     best, values = ordered.indices[:, : min(tree.beam, room)], ordered.values
     all_BC = torch.cat(list(scores), dim=1)
-    least_B1 = torch.full_like(values[:, :1], least.asked)
+    least_B1 = torch.full_like(values[:, :1], least.expand)
     if 0 < room < all_BC.shape[1]:
-        least_B1 = all_BC.topk(room, dim=1).values[:, -1:].clamp_min(least.asked)
+        least_B1 = all_BC.topk(room, dim=1).values[:, -1:].clamp_min(least.expand)
     if best.device.type != "cpu":  # reading how many there are takes longer than passing them on
         return best
     reaching = int((values[:, : best.shape[1]] >= least_B1).sum(1).max())

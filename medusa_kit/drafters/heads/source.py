@@ -15,7 +15,7 @@ from medusa_kit.drafters.heads.medusa import HeadsDrafter
 from medusa_kit.drafters.heads.static_chances import own_chances
 from medusa_kit.drafters.no_numbers import NoNumbers
 from medusa_kit.drafters.tree_drafter import TreeDrafter
-from medusa_kit.heads.guesser import Least
+from medusa_kit.heads.guesser import MinLogProbs
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.scores import scored_guesses, scored_guesses_after
 from medusa_kit.infer.decode.drafter import State, StepResult
@@ -27,7 +27,7 @@ from medusa_kit.tree.draft_tree import DraftTree
 DRAWN = "drawn"  # tokens that will be drawn are counted apart
 # A path gets children from this many times the chance on that a draft token must have: children are
 # less likely, and naming them takes time.
-ASKED = 3.5
+EXPAND_FACTOR = 3.5
 # Drafts in a row without a right token, after which heads are looked at for NaN: on the host, and
 # on a device, which the host then waits for once.
 SUSPECT, SUSPECT_ON_DEVICE = 4, 16
@@ -36,7 +36,7 @@ HIGHEST = 1 - 1 / CLASSES  # of these chances: paths of the surest class always 
 
 class HeadsSource(TreeDrafter):
     name = "medusa"
-    computes = True
+    runs_model = True
 
     def __init__(
         self, inner: HeadsDrafter | DynamicDrafter, calibrated: Sequence[float] | None = None
@@ -45,7 +45,7 @@ class HeadsSource(TreeDrafter):
         super().__init__(inner.heads.base.device)
         self.inner, self.num_nodes, self._calibrated = inner, inner.num_nodes, calibrated
         self.is_foreseen = isinstance(inner, HeadsDrafter) and calibrated is not None
-        self._min_scores = Least()
+        self._min_scores = MinLogProbs()
         # Of a static tree: how likely each node is, given its parent, before any step.
         self._believed = list[float]()
         if isinstance(inner, HeadsDrafter):
@@ -64,11 +64,11 @@ class HeadsSource(TreeDrafter):
         if isinstance(self.inner, HeadsDrafter):
             self._nodes = self._likely_nodes(self.inner, max(min_chance, next_chance), acceptance)
             return
-        kept, asked = (
+        keep, expand = (
             math.log(min(chance, HIGHEST)) if chance > 0 else -math.inf
-            for chance in (min_chance, max(ASKED * min_chance, next_chance))
+            for chance in (min_chance, max(EXPAND_FACTOR * min_chance, next_chance))
         )
-        self._min_scores = Least(kept, asked)
+        self._min_scores = MinLogProbs(keep, expand)
 
     def expected(self, acceptance: AcceptanceEstimate) -> Sequence[float] | None:
         """As calibrated; of a static tree as far as `acceptance` knows no better."""

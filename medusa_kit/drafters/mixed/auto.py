@@ -3,13 +3,13 @@
 Each source says how likely its draft tokens are, and the batch verifies as many of the likeliest as
 bring the most tokens a second (infer/decode/node_choice/), which may be none. Asking takes time
 too, so what it gains is learned (explorer.py): first of the sources that read text, together, then
-of one that computes, such as heads, by how much the text has promised. `auto` has all sources; a
-drafter that is named has one.
+of one that runs a model, such as heads, by how much the text has promised. `auto` has all sources;
+a drafter that is named has one.
 
 A gain is the difference between two expectations for one and the same step, with the source's draft
 tokens and without: tokens of single steps differ by more than a source gains in hundreds of them.
-Its time is what drafting takes, and, of a source that computes, what the base model takes beyond
-t(n), with the source and without.
+Its time is what drafting takes, and, of a source that runs a model, what the base model takes
+beyond t(n), with the source and without.
 """
 
 import math
@@ -91,7 +91,7 @@ class Step(Candidates):
         self.trees: list[DraftTree] = []
         self.orders: list[list[tuple[int, float]]] = []  # each request's nodes with their chances
         self.text: Explorer | None = None  # by which sources that read text were asked
-        self.computed: Explorer | None = None  # by which a source that computes was
+        self.computed: Explorer | None = None  # by which a source that runs a model was
         self.asked_text = self.choice = 0
         # Expected of the own requests by text alone, in so many seconds; by what is verified.
         self.promised, self.seconds = float(num_own), self.plain
@@ -189,8 +189,8 @@ class AutoDrafter(Drafter):
         """`chains`: whether a request's draft tokens must follow one another. `reasons`: why
         expected sources are missing."""
         self.name, self.sources, self.stats = name, sources, stats
-        self.texts = [source for source in sources if not source.computes]
-        self.computing = [source for source in sources if source.computes]
+        self.texts = [source for source in sources if not source.runs_model]
+        self.computing = [source for source in sources if source.runs_model]
         self.num_nodes, self.device, self.chains = max_nodes, device, chains
         self.reasons = reasons
         self.num_ranks = max((source.num_ranks for source in sources), default=0)

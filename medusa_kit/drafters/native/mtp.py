@@ -50,7 +50,7 @@ class MtpDrafter(TreeDrafter):
 
     name = kind = "mtp"  # `kind`: of its draft tokens, whose acceptance is estimated
     reads_prompts = True
-    computes = True
+    runs_model = True
 
     def __init__(self, base: BaseModel, layers: Sequence[LayerRows], num_tokens: int) -> None:
         super().__init__(base.device)

@@ -23,7 +23,7 @@ from medusa_kit.base.fingerprint import contents_digest
 from medusa_kit.errors import Live
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.draws import RowsDraws, noise_seeds
-from medusa_kit.heads.guesser import Guesses, Least, Texts
+from medusa_kit.heads.guesser import Guesses, MinLogProbs, Texts
 from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
 from medusa_kit.infer.cpu.packed.heads import COLUMNS, PackedHeads, packed_heads
@@ -145,7 +145,7 @@ class NativeHeads(Live):
         temperatures: tuple[float, ...],
         count: int,
         beam: int,
-        least: Least,
+        least: MinLogProbs,
         draws: RowsDraws | None = None,
         texts: Texts = (),
         smoothing: tuple[float, ...] = (),

@@ -7,7 +7,7 @@ from support.states import state_from
 
 from medusa_kit.drafters.heads.choice import draft_with
 from medusa_kit.drafters.heads.dynamic import ALL, DynamicDrafter
-from medusa_kit.heads.guesser import Least
+from medusa_kit.heads.guesser import MinLogProbs
 from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.heads import install_native_heads
@@ -104,7 +104,7 @@ def test_chances_of_tokens_that_will_be_drawn(heads):
 
 @pytest.mark.parametrize("asked", [-0.5, -1.5, -2.5])
 def test_unlikely_paths_are_left_out_as_by_torch(heads, asked, many_threads):
-    least, nodes = Least(-2.5, asked), 40
+    least, nodes = MinLogProbs(-2.5, asked), 40
     for rows in (1, 5):
         tree, state = DynamicTree(nodes, SCALES, 8, 3), state_of(heads, rows)
         quick, by_torch = grown(heads, tree, state, least)
@@ -112,7 +112,7 @@ def test_unlikely_paths_are_left_out_as_by_torch(heads, asked, many_threads):
         whole, _ = grown(heads, tree, state)
         sizes = [len(row) for row in quick[1]]
         assert all(1 <= size < nodes for size in sizes)
-        if asked == least.kept or heads.one_pass:  # then they are the first nodes of the whole
+        if asked == least.keep or heads.one_pass:  # then they are the first nodes of the whole
             for row, size in enumerate(sizes):
                 assert quick[0][row][:size] == whole[0][row][:size]
                 assert quick[1][row][:size] == whole[1][row][:size]
@@ -139,7 +139,7 @@ def test_the_same_trees_beside_a_text(heads, num_nodes, smoothing, many_threads)
         for drawn in kinds:
             state = repeating(heads, state_of(heads, rows, drawn), rows)
             tree = DynamicTree(num_nodes, SCALES, ranks, beam, smoothing)
-            for least in (ALL, Least(-2.5, -1.5)):
+            for least in (ALL, MinLogProbs(-2.5, -1.5)):
                 quick, by_torch = grown(heads, tree, state, least)
                 assert quick == by_torch
     if num_nodes == 2:
