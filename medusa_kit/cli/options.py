@@ -92,7 +92,7 @@ MaxNewTokens = Annotated[
 Temperature = Annotated[float, typer.Option(help="0 is greedy; above 0 samples, exactly.")]
 TopK = Annotated[int | None, typer.Option(help="Sample among the K likeliest tokens.")]
 TopP = Annotated[float | None, typer.Option(help="Sample within this share of probability.")]
-Seed = Annotated[int, typer.Option(help="Same seed, same text, whatever the tree.")]
+Seed = Annotated[int, typer.Option(help="Same seed, same text in float32, whatever the tree.")]
 CONSTRAINTS = ("json_schema", "regex", "lark", "choice")
 Sampling = Mapping[str, Any]
 GIVEN: Sampling = MappingProxyType({})  # a placeholder for the sampling options
