@@ -36,8 +36,8 @@ def warn_if_tokenizer_differs(
         )
     elif of_heads is Encodings.UNKNOWN and not calibrated:
         console.note(
-            f"the heads in {folder} do not say how text was encoded when they were trained. If it "
-            f"was otherwise than now, fewer draft tokens are accepted; {again}"
+            f"the heads in {folder} do not say how text was tokenized when they were trained. If "
+            f"differently than now, fewer draft tokens are accepted; {again}"
         )
     elif of_tree is Encodings.OTHER:
         console.note(

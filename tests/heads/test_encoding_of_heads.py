@@ -18,7 +18,7 @@ from medusa_kit.heads.checkpoint import write_config
 from medusa_kit.tree.candidate_tree import CandidateTree, save_tree
 
 UNKNOWN, OTHER = (
-    "do not say how text was encoded",
+    "do not say how text was tokenized",
     "were trained on text that was tokenized differently",
 )
 OLD_TREE = "was found on text that was tokenized differently"
@@ -77,7 +77,7 @@ def test_one_line_says_what_to_do(
         folder = of_heads(tmp_path / str(number), now, heads, tree)
         capsys.readouterr()
         engine = load(now, folder)
-        lines = [line for line in capsys.readouterr().err.splitlines() if "encoded" in line]
+        lines = [line for line in capsys.readouterr().err.splitlines() if "tokenized" in line]
         assert len(lines) == bool(told)
         assert told in "".join(lines)
         command = f"medusa-kit tree-search -m tiny --heads {folder} --prompts FILE"
@@ -93,7 +93,7 @@ def test_a_tree_that_is_named_is_looked_at_in_place_of_the_one_beside(
     capsys.readouterr()
     build_engine(now, heads=folder, tree=tmp_path / "new.json")
     build_engine(now, heads=folder, tree=[[0]])
-    assert "encoded" not in capsys.readouterr().err
+    assert "tokenized" not in capsys.readouterr().err
 
 
 def test_a_base_without_a_tokenizer_has_nothing_to_compare(
@@ -102,7 +102,7 @@ def test_a_base_without_a_tokenizer_has_nothing_to_compare(
     folder = of_heads(tmp_path, now, now.encoding, None)
     bare = BaseModel(now.model, None, "tiny", "memory")
     build_engine(bare, heads=folder)
-    assert "encoded" not in capsys.readouterr().err
+    assert "tokenized" not in capsys.readouterr().err
     assert "encoding" not in random_heads(bare).config.as_dict()
 
 

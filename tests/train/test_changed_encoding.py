@@ -118,5 +118,5 @@ def test_earlier_heads_that_learned_another_encoding_are_told(
     write_config(folder, replace(config, encoding=base_reading(False).encoding))
     capsys.readouterr()
     report = train_heads(base, counting_rows(), later)
-    assert "they learn it as it is encoded now" in capsys.readouterr().err
+    assert "they learn it as it is tokenized now" in capsys.readouterr().err
     assert load_heads(report.heads_folder, base).config.encoding == base.encoding
