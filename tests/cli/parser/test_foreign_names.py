@@ -113,7 +113,7 @@ def test_words_in_other_names(words: str, meant: str) -> None:
     "line",
     ["--max-model-len 3", "--max-model-len=3", "--max_model_len 3", "hi -c 3", "-ngl 99",
      "-ctk f16", "-c4096", "-ngl99", "--Max_Model_Len=3", "--speculative-config.method medusa",
-     "--no-trust-remote-code", "--no-enforce-eager", "--hours 2",
+     "--no-trust-remote-code", "--hours 2",
      "--enforce-eager=true", "--enable-torch-compile=1", "--max-num-seqs 3"],
 )  # fmt: skip
 def test_a_name_that_nothing_here_means_is_refused(line: str) -> None:
@@ -151,7 +151,7 @@ def test_the_same_answer_in_the_names_of_others(run: Run, prompts: Path) -> None
         ("serve --max-num-seqs=3.5", "'3.5'. Input should be"),
         ("train --nproc 0", "'0'. Input should be"),
         ("chat --prompt hi", "the argument of medusa-kit generate"),
-        ("data inspect p.txt -tp 2", "a model runs on one device"),
+        ("data inspect p.txt --tp 2", "a model runs on one device"),
         ("--model m chat", "medusa-kit chat --model ..."),
         ("--model-path=m chat", "medusa-kit chat --model ..."),
         ("--max-model-len 3 serve", "the context is the model's own"),
