@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from medusa_kit.serve.labels import MAX_FIELDS
-from medusa_kit.serve.operations.bodies import MAX_VALUES
 
 MAX_ANSWERS = MAX_TOOLS = 128  # OpenAI's; calls of a message are as many
 MAX_MESSAGES = MAX_PARTS = MAX_PROMPTS = 4096
 MAX_BIASES = 10_000
+MAX_TOKEN_IDS = 400_000
 MAX_OF_A_STOP = 1000  # characters
 
 Few = partial(Field, fail_fast=True)
@@ -22,7 +22,7 @@ Named = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)]
 Biases = Annotated[dict[int, float], Field(max_length=MAX_BIASES)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_OF_A_STOP)]
 Stops = Annotated[list[Stop], Few(max_length=16)]
-TokenIds = Annotated[list[int], Few(min_length=1, max_length=MAX_VALUES)]
+TokenIds = Annotated[list[int], Few(min_length=1, max_length=MAX_TOKEN_IDS)]
 Texts = Annotated[list[str], Few(max_length=MAX_PROMPTS)]
 ManyIds = Annotated[list[TokenIds], Few(max_length=MAX_PROMPTS)]
 

@@ -101,7 +101,7 @@ def test_large_bodies_get_the_errors_of_small_ones(
         (b'{"model": ' + b" " * MANY, "application/json", 400, "no JSON"),
         (b'{"model": "' + b"\xff" * MANY + b'"}', "application/json; a=b", 400, "not UTF-8"),
         (b'{"a": "' + b"\\ud800" * MANY + b'"}', "application/json", 400, "half of a character"),
-        (b"[" + b"[]," * MANY + b"1]", "application/json", 400, "lists and objects"),
+        (b"[" * MANY, "application/json", 400, "nested too deeply"),
         (b"a" * MANY, "text/plain", 415, "text/plain"),
         (b"a" * MANY, None, 400, "Content-Type is missing"),
     ],

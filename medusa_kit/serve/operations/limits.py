@@ -1,7 +1,7 @@
 """What a client may cost: the length of its request, and the time it takes to send and to read.
 
-A body is read whole before the app sees the request, so that one which is too long, too slow, cut
-off or made of too many values reaches neither the app nor the batch.
+A body is read whole before the app sees the request, so that one which is too long, too slow or cut
+off reaches neither the app nor the batch.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from contextlib import suppress
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from medusa_kit.serve.operations.bodies import LARGE, ShapeError, Turns, check_shape
+from medusa_kit.serve.operations.bodies import LARGE, Turns
 from medusa_kit.serve.operations.refusal import refuse
 from medusa_kit.settings.serve_limits import LimitOptions
 
@@ -51,9 +51,8 @@ def crowded(app: ASGIApp) -> ASGIApp:
 
 class LimitsMiddleware:
     """503 on a connection too many, and while requests under way have too many bytes of bodies; 413
-    for a body above `max_body`, 408 for one that is not there within `body_timeout`, 400 for one
-    that bodies.py does not let pass; an answer of which nothing could be sent for `send_timeout`
-    is cancelled."""
+    for a body above `max_body`, 408 for one that is not there within `body_timeout`; an answer of
+    which nothing could be sent for `send_timeout` is cancelled."""
 
     def __init__(
         self,
@@ -83,7 +82,6 @@ class LimitsMiddleware:
                 size = len(read)
             body = bytes(read)
             read.clear()
-            await self._turns.run(len(body), check_shape, body)
             with suppress(SlowReaderError):  # the server closes the connection
                 await self.app(scope, _replay(body, receive), self._impatient(send))
         except _Gone:
@@ -91,8 +89,6 @@ class LimitsMiddleware:
         except _Refused as why:
             headers = {**CLOSE, "Retry-After": "1"} if why.status == 503 else CLOSE
             await refuse(send, why.status, str(why), kind=why.kind, code=why.code, headers=headers)
-        except ShapeError as error:
-            await refuse(send, 400, str(error))
         finally:
             self._body_bytes -= size
             if size >= LARGE:
