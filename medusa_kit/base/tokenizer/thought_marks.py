@@ -16,6 +16,8 @@ from medusa_kit.base.tokenizer.thought_ways import KEY, WAYS, Message, Thoughts
 QUESTION, THOUGHT, ANSWER, CALLED = "Zuquestion", "Zuthought", "Zuanswer", "zucalled"
 MARK = r"<[^<>]*>|\[[^\[\]]*\]"
 FIRST_MARK, LAST_MARK = re.compile(rf"\s*({MARK})"), re.compile(rf"({MARK})\s*\Z")
+# Some name what begins between two marks: <|open|>think<|sep|>
+LAST_MARKS = re.compile(rf"((?:(?:{MARK})[^\s<>\[\]]+)?(?:{MARK}))\s*\Z")
 BEGUN_MARK = re.compile(r"[<\[][^<>\[\]]*\Z")
 QUOTED = re.compile(r"""['"]\Z""")
 SPLIT = re.compile(r"""\.split\(\s*(?:'([^'\\]+)'|"([^"\\]+)")""")
@@ -126,8 +128,8 @@ def _opening(template: _Template, head: str, closing: str) -> str:
         return own
     if asked.startswith(head) and asked != head and not asked.rstrip().endswith(closing):
         return asked[len(head) :].strip()
-    mark = LAST_MARK.search(head)
-    return mark[1] if mark else ""
+    marks = LAST_MARKS.search(head)
+    return marks[1] if marks else ""
 
 
 def _dropped(template: _Template) -> Thoughts | None:

@@ -100,8 +100,9 @@ def test_an_answer_without_thoughts(step: int) -> None:
     ):
         answer = read(tokenizer_of(name), text, step)
         assert (answer.reasoning, answer.content) == ("", "It is."), name
-    closed = read(tokenizer_of("gemma4_text"), "It is.", step, enable_thinking=False)
-    assert (closed.reasoning, closed.content) == ("", "It is.")
+    for name in ("gemma4_text", "kimi_k3"):
+        closed = read(tokenizer_of(name), "It is.", step, enable_thinking=False)
+        assert (closed.reasoning, closed.content) == ("", "It is.")
 
 
 HEADS = (

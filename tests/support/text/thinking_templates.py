@@ -157,6 +157,16 @@ FAMILIES = {
         "Let me see.<|END_THINKING|><|START_TEXT|>It is.",
         added=("<|START_THINKING|>", "<|END_THINKING|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     ),
+    "kimi_k3": Family(
+        "{% for m in messages %}<|open|>{{ m.role }}<|sep|>{% if m.role == 'assistant' %}"
+        "<|open|>think<|sep|>{{ m.reasoning_content }}<|close|>think<|sep|>"
+        "<|open|>response<|sep|>{% endif %}{{ m.content }}<|end|>{% endfor %}"
+        + ASK
+        + "<|open|>assistant<|sep|>{% if enable_thinking | default(true) %}"
+        "<|open|>think<|sep|>{% else %}<|open|>response<|sep|>{% endif %}{% endif %}",
+        "Let me see.<|close|>think<|sep|><|open|>response<|sep|>It is.",
+        added=("<|open|>", "<|sep|>", "<|close|>", "<|end|>"),
+    ),
     "solar": Family(
         SOLAR,
         "<|think|>Let me see.<|end|><|begin|>assistant<|content|>It is.",
