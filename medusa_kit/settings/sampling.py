@@ -116,7 +116,9 @@ class SamplingParams:
             if name not in known:
                 raise ConfigError(
                     f"option {name!r} is unknown; sampling takes {', '.join(known)}",
-                    hint=did_you_mean(name, [*others, *known]),
+                    hint="`Engine.generate` takes it, this call does not"
+                    if name in others
+                    else did_you_mean(name, [*others, *known]),
                 )
         return cls(**options)
 

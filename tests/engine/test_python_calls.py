@@ -69,6 +69,13 @@ def test_an_unknown_keyword_names_the_nearest(chat: Engine, wrong: str, near: st
         assert caught.value.hint == f"did you mean {near}?"
 
 
+def test_a_keyword_of_another_call_is_not_offered_for_itself(chat: Engine) -> None:
+    options: dict[str, Any] = {"n": 2}
+    with pytest.raises(ConfigError, match="option 'n' is unknown") as caught:
+        chat.stream("hi", **options)
+    assert caught.value.hint == "`Engine.generate` takes it, this call does not"
+
+
 def test_several_answers_are_those_of_the_next_seeds(chat: Engine) -> None:
     drawn = {"max_new_tokens": 12, "temperature": 1.0}
     alone = [chat.generate(MESSAGES, seed=seed, **drawn).text for seed in (4, 5, 6)]
