@@ -98,9 +98,11 @@ endif
 # A file's tests stay in one process, since they share its fixtures. Each process needs some 3 GB.
 # Files run by name, which ends with quick ones; pytest-xdist would end with those of few tests, some
 # of which take a minute, and the other processes would wait for them.
+# Where files differ from the main branch, tests over a second are run of changed folders alone.
 # CASES=all: tests that sample combinations (tests/support/samples) run each of them.
-test: install ## The whole test suite (no network, no GPU); CASES=all: and every combination; VARIANT=avx2: as on another processor; OLDEST=1, NEWEST=1: other versions
-	OMP_NUM_THREADS=1 $(if $(CASES),MEDUSA_KIT_CASES=$(CASES)) $(VARIANT_$(VARIANT)) $(BIN)/python -m pytest \
+WHOLE := $(ALL)$(CI)$(CASES)$(TESTS)$(OLDEST)$(NEWEST)
+test: install ## The test suite (no network, no GPU), in a work tree without slow tests of folders that did not change; ALL=1: all of it; CASES=all: and every combination; VARIANT=avx2: as on another processor; OLDEST=1, NEWEST=1: other versions
+	OMP_NUM_THREADS=1 $(if $(WHOLE),,MEDUSA_KIT_SLOW=changed) $(if $(CASES),MEDUSA_KIT_CASES=$(CASES)) $(VARIANT_$(VARIANT)) $(BIN)/python -m pytest \
 		-n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 verified: install ## The families of docs/models.md: their tests, then the table with version and date

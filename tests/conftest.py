@@ -18,6 +18,7 @@ if not torch.cuda.is_available():  # must be set before anything imports triton
 
 from support import cuda_stand_in as stand_in
 from support.kernels.compiled import in_wheel
+from support.slow_tests import SlowTests
 from support.tiny_models import tiny_base
 
 from medusa_kit.base.files import quiet_transformers
@@ -32,6 +33,10 @@ if (isa := os.environ.get(kernels.ISA_SWITCH)) and (wheels := in_wheel(isa)):
     kernels.packaged_library = lambda: wheels  # else that level is compiled once more
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started this in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(SlowTests(config.rootpath))
 
 
 def pytest_collection_finish() -> None:
