@@ -10,7 +10,7 @@ import typer
 
 from medusa_kit import console
 from medusa_kit.cli import engine_options, options
-from medusa_kit.errors import ConfigError, MedusaKitError, UsageError
+from medusa_kit.errors import MedusaKitError, UsageError
 from medusa_kit.installing import extra
 from medusa_kit.settings.serve import serve_options
 
@@ -63,7 +63,7 @@ def serve(
         from medusa_kit.serve.operations.keys import load_keys
         from medusa_kit.serve.operations.open_files import with_room_for_connections
         from medusa_kit.serve.recording import check_recording
-        from medusa_kit.serve.server import bind, url_of
+        from medusa_kit.serve.server import bind
     except ModuleNotFoundError as error:
         if error.name not in ("fastapi", "starlette", "uvicorn", "prometheus_client"):
             raise
@@ -72,7 +72,9 @@ def serve(
             hint=extra("serve"),
         ) from error
     if config.replicas is not None:
-        _check_ray(config.ray_address)
+        from medusa_kit.serve.replicated.run import check_ray, run_replicas
+
+        check_ray(config.ray_address)
     keys = load_keys(config.api_key_file)
     HeadsFolder(config.heads_dir, config.heads_hub or ())  # which is told before the model loads
     if config.record is not None:
@@ -82,16 +84,16 @@ def serve(
     bound = bind(config.host, config.port)
     with bound:
         if config.replicas is not None:
-            return _run_replicas(loading, config, keys, bound, url_of(bound))
+            return run_replicas(loading, config, keys, bound)
         import medusa_kit
 
         engine = medusa_kit.load(**loading)
-        _run(engine, config, keys, bound, url_of(bound))
+        _run(engine, config, keys, bound)
 
 
-def _run(engine: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
+def _run(engine: Any, config: Any, keys: Any, bound: Any) -> None:
     from medusa_kit.serve.app import create_app
-    from medusa_kit.serve.server import server_for
+    from medusa_kit.serve.server import first_lines, listen, server_for, url_of
     from medusa_kit.serve.service import Service
 
     service = Service(engine, config)
@@ -99,69 +101,16 @@ def _run(engine: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
 
     def ready() -> None:
         names = ", ".join(entry["id"] for entry in service.names.entries())
-        console.note(first_lines(names, url, f"{config.max_rows} requests at once"))
+        console.note(first_lines(names, url_of(bound), f"{config.max_rows} requests at once"))
         if config.record is not None:
             console.note(f"recording prompts and answers in {config.record}")
 
     server = server_for(create_app(service, keys=keys), service, ready)
     try:
-        _listen(server, config, bound)
+        listen(server, config, bound)
     finally:
         service.close(drain=False)
     if server.failure is not None:
         raise MedusaKitError(f"the server has ended: {server.failure}", hint="start it again")
     console.note("the server has ended")
     gc.freeze()  # else Python looks through all it has once more, for seconds on a busy machine
-
-
-def first_lines(names: str, url: str, how_many: str) -> str:
-    """What the server prints once it takes connections."""
-    # A browser here can open no address that stands for all of this machine's.
-    page = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-    return (
-        f"serving {names} at {url}/v1 (OpenAI's API; {how_many})\n"
-        f"chat page: {page}/ (Ctrl-C ends the server)"
-    )
-
-
-def _check_ray(address: str | None) -> None:
-    """Before anything starts: Ray itself tries for minutes to reach a cluster."""
-    import socket
-    from importlib.util import find_spec
-
-    if find_spec("ray") is None:
-        raise UsageError("--replicas needs the package ray", hint=extra("ray"))
-    if address in (None, "auto"):
-        return
-    host, _, port = str(address).rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"ray_address {address!r} cannot be reached: {error}", hint="ray start --head"
-        ) from error
-
-
-def _run_replicas(loading: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
-    from medusa_kit.serve.replicated.front import Front
-    from medusa_kit.serve.replicated.ray_pool import ray_pool
-    from medusa_kit.serve.server import server_for
-
-    with ray_pool(loading, config) as (pool, base):
-        front = Front(pool, config, base, keys)
-        each = f"{config.max_rows} requests at once each"
-        scaling = f"{config.replicas} to {config.max_replicas}" if config.max_replicas else None
-        lines = first_lines(base, url, f"{scaling or config.replicas} replicas, {each}")
-        server = server_for(front.app, front, lambda: console.note(lines))
-        _listen(server, config, bound)
-    console.note("the server has ended")
-
-
-def _listen(server: Any, config: Any, bound: Any) -> None:
-    try:
-        server.run([bound])
-    except OSError as error:  # another process began to listen there while the model loaded
-        raise ConfigError(
-            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}",
-            hint="give another --port",
-        ) from error

@@ -123,3 +123,24 @@ def server_for(app: FastAPI, service: Answering, ready: Callable[[], None]) -> S
         lifespan="on", **uvicorn_options(service.config),
     )  # fmt: skip
     return Server(config, service, ready)
+
+
+def first_lines(names: str, url: str, how_many: str) -> str:
+    """What the server prints once it takes connections."""
+    # A browser here can open no address that stands for all of this machine's.
+    page = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    return (
+        f"serving {names} at {url}/v1 (OpenAI's API; {how_many})\n"
+        f"chat page: {page}/ (Ctrl-C ends the server)"
+    )
+
+
+def listen(server: uvicorn.Server, config: ServeConfig, bound: socket.socket) -> None:
+    """Answer until the end. Raises ConfigError where that cannot begin."""
+    try:
+        server.run([bound])
+    except OSError as error:  # another process began to listen there while the model loaded
+        raise ConfigError(
+            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}",
+            hint="give another --port",
+        ) from error

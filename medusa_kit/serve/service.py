@@ -45,8 +45,8 @@ from medusa_kit.serve.errors import NoSuchModelError, RequestError, ServerClosin
 from medusa_kit.serve.hints import hint_for_client
 from medusa_kit.serve.models import ModelNames, RequestedModel, ServedModels, base_name
 from medusa_kit.serve.operations.acceptance import ServedAcceptance
-from medusa_kit.serve.operations.imports import import_all
 from medusa_kit.serve.operations.metrics import AnswerClock, Metrics
+from medusa_kit.serve.operations.open_files import import_all
 from medusa_kit.serve.prompts import encode_prompts
 from medusa_kit.serve.recording import Recorder
 from medusa_kit.serve.schema import Request

@@ -14,8 +14,8 @@ import pytest
 from support.debug_model import MODEL
 
 from medusa_kit import console
-from medusa_kit.cli.serve import first_lines
 from medusa_kit.errors import ConfigError
+from medusa_kit.serve.server import first_lines
 from medusa_kit.settings.engine_file import read_engine_file
 from medusa_kit.settings.serve import ServeConfig, serve_options
 
@@ -63,7 +63,7 @@ def test_the_extra_is_named_where_it_is_missing(run: Run, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     code, _, err = run("serve", *MODEL)
     assert code == 2
-    assert "medusa-kit[serve]" in err
+    assert "'.[serve]'" in err
 
 
 @pytest.mark.usefixtures("no_model")
@@ -71,7 +71,7 @@ def test_ray_is_named_where_it_is_missing(run: Run, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, _, err = run("serve", *MODEL, "--replicas", "2")
     assert code == 2
-    assert "medusa-kit[ray]" in err
+    assert "'.[ray]'" in err
 
 
 @pytest.mark.usefixtures("no_model")

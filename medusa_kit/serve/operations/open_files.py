@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import pkgutil
 import time
+from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
-from medusa_kit import console
+from medusa_kit import console, drafters
 from medusa_kit.settings.serve import ServeConfig
 
 RESERVE = 192  # files of the process besides connections: the model's, heads', logs'
 SPARE = 64  # connections above the limit, which are answered 503
 QUIET = 60.0  # seconds between two warnings that there are too many
+IMPORTED = ("anyio._backends._asyncio", "jinja2.sandbox", "llguidance.hf")  # some not installed
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
 
 
@@ -64,3 +68,15 @@ class QuietAboutFiles:
         if time.monotonic() - self._last_warning >= QUIET:
             self._last_warning = time.monotonic()
             console.warn("no connection can be taken: this process has too many files open")
+
+
+def import_all() -> None:
+    """Import what requests need before the first one: an import opens files, which fails where too
+    many are open."""
+    for name in (*IMPORTED, *_inside(drafters.__name__, list(drafters.__path__))):
+        with suppress(ModuleNotFoundError):
+            import_module(name)
+
+
+def _inside(package: str, paths: list[str]) -> list[str]:
+    return [module.name for module in pkgutil.walk_packages(paths, f"{package}.")]

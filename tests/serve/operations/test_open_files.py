@@ -14,7 +14,7 @@ from support.serving.live_server import live_server
 
 from medusa_kit import drafters
 from medusa_kit.engine.engine import Engine
-from medusa_kit.serve.operations import imports, logs
+from medusa_kit.serve.operations import logs, open_files
 from medusa_kit.serve.operations.open_files import QuietAboutFiles
 
 LIMITED = """
@@ -85,8 +85,8 @@ def test_an_open_page_is_not_logged(engine: Engine, monkeypatch: pytest.MonkeyPa
 def test_all_drafters_are_imported_before_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each module of them that a request could be the first to need."""
     names: list[str] = []
-    monkeypatch.setattr(imports, "import_module", names.append)
-    imports.import_all()
+    monkeypatch.setattr(open_files, "import_module", names.append)
+    open_files.import_all()
     root = Path(drafters.__file__).parent
     modules = {
         ".".join([drafters.__name__, *path.relative_to(root).with_suffix("").parts])
