@@ -114,6 +114,7 @@ def test_environments_that_share_a_cache_folder_keep_their_own(
     assert kinds == ["LlamaConfig", "LlamaConfig", "RememberedConfig", "RememberedConfig"]
 
 
+@pytest.mark.slow
 def test_neither_needs_the_code_of_models_the_second_time(folder: Path) -> None:
     read_config(str(folder)), read_tokenizer(str(folder))
     code = (

@@ -39,6 +39,7 @@ def plain_answer(base: BaseModel, ids: list[int]) -> list[int]:
     return out_1T[0, len(ids) :].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.embedded
 @needs_the_package
 def test_greedy_answers_are_those_of_plain_transformers() -> None:

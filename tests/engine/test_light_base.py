@@ -312,6 +312,7 @@ print(sorted(unneeded & set(sys.modules)))
 """
 
 
+@pytest.mark.slow
 def test_decoding_with_heads_imports_no_compiler(
     light: PackedBase, folder: Path, tmp_path: Path
 ) -> None:
@@ -329,6 +330,7 @@ def test_decoding_with_heads_imports_no_compiler(
         assert list(Path(os.environ["MEDUSA_KIT_CACHE"]).glob(name)), one
 
 
+@pytest.mark.slow
 def test_commands_need_neither_the_model_nor_its_code(folder: Path, tmp_path: Path) -> None:
     medusa_kit.load(str(folder), heads=None)  # once, which reads and checks the model
     prompts = tmp_path / "prompts.txt"

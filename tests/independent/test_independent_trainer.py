@@ -172,6 +172,7 @@ def logged(recipe: TrainRecipe) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, text.splitlines()) if "loss" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_losses_are_those_of_an_independent_trainer(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -48,6 +48,7 @@ def test_heads_that_are_there_need_less_text() -> None:
     assert "continues from heads-m/run/heads" in line
 
 
+@pytest.mark.slow
 def test_it_decides_in_ten_lines_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,6 +39,7 @@ def typed(
     return typed_command(monkeypatch, capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["vllm", "tgi"])
 def test_from_prompts_to_heads_that_the_engine_loads(
     typed: Typed, prompt_file: Path, engine: str

@@ -119,6 +119,7 @@ def test_turns_of_a_conversation_are_held_out_together(tmp_path: Path) -> None:
     assert len(prompts.training) == 27 * turns
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_the_heads_that_served(
     request_from: Callable[..., Request], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -176,6 +177,7 @@ def test_the_command_finds_the_heads_of_its_own_earlier_run(
     assert {str(request.output) for request in requests} == {"heads-debug-tiny-served"}
 
 
+@pytest.mark.slow
 def test_a_server_may_write_on(
     request_from: Callable[..., Request], file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def forget_encoding(request: Request) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 def test_it_is_refused_where_the_tokenizer_changed(
     stopped: Request, tmp_path: Path, known: bool
@@ -63,6 +64,7 @@ def test_it_is_refused_where_the_tokenizer_changed(
     assert run(prepared(stopped, fresh=True), fresh=True)["bugs"] == 0
 
 
+@pytest.mark.slow
 def test_a_run_of_an_older_version_goes_on_where_the_tokens_are_the_same(stopped: Request) -> None:
     settings = forget_encoding(stopped)
     before = (stopped.output / "held_out.jsonl").read_bytes()

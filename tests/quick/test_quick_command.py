@@ -69,6 +69,7 @@ def test_ctrl_c_says_how_to_go_on(
     assert re.search(r"stopped after \d+ s of 120\.0 min; run the same command to resume", err)
 
 
+@pytest.mark.slow
 def test_a_difference_that_is_no_rounding_fails(
     run: Run, prompt_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

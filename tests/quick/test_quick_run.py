@@ -157,6 +157,7 @@ def test_without_room_for_a_second_model_the_rest_is_measured(
     assert dict(lines)["verify"] == "not run: the device has no room for a second model"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "qwen2"])
 def test_a_folder_without_a_chat_template(request_for: Build, tmp_path: Path, family: str) -> None:
     """Of a base model; GPT-2's steps run through torch, Qwen's in C++."""
@@ -217,6 +218,7 @@ def test_what_would_mix_two_runs_is_refused(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_more_hours_give_more_answers_and_new_heads(
     request_for: Build, whole: Whole, begun: list[str], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

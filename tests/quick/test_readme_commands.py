@@ -132,6 +132,7 @@ SET_UP = {
 }  # what CI begins with
 
 
+@pytest.mark.slow
 @pytest.mark.embedded
 def test_every_command_runs_in_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli_run: Runner

@@ -139,6 +139,7 @@ exec {compiler} "$@"
 """
 
 
+@pytest.mark.slow
 def test_a_killed_build_leaves_nothing_that_is_waited_for(
     compiled: list[Path], tmp_path: Path
 ) -> None:

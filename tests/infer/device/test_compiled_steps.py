@@ -63,6 +63,7 @@ class Counter:
         return run
 
 
+@pytest.mark.slow
 def test_every_shape_runs_compiled() -> None:
     """More shapes than torch keeps of one function: what is over runs uncompiled by its default.
     The model is handed out, so that its modules are watched."""
@@ -75,6 +76,7 @@ def test_every_shape_runs_compiled() -> None:
             assert (counter.graphs, counter.runs) == (1, 2)  # held to the plain one, then run
 
 
+@pytest.mark.slow
 def test_what_does_not_compile_in_one_piece_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     head_logits = BaseModel.head_logits
 
@@ -103,6 +105,7 @@ def stand_in_for_compile(monkeypatch: pytest.MonkeyPatch, changed: Callable[...,
     return calls
 
 
+@pytest.mark.slow
 def test_a_compiled_forward_runs_the_steps_and_its_rounding_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -78,6 +78,7 @@ def test_chunks_and_queries_scaled_by_position() -> None:
     assert {result.stats.steps_run_by for result in results} == {FIXED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_stop_and_every_limit_inside_paths(family: str) -> None:
     base = wrap_model(few_words(family))
@@ -294,6 +295,7 @@ def test_nodes_left_over_touch_nothing_that_is_committed() -> None:
     assert not block[:, :, 1, :, cache.lengths[1] :].any()
 
 
+@pytest.mark.slow
 def test_a_capture_that_fails_is_tried_again_later(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

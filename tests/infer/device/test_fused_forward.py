@@ -40,6 +40,7 @@ MODELS = ["llama-with-biases", "llama-3-rotary", "mistral-sliding", "qwen2", "qw
 CASES = [(name, EXACT if place % 2 else FAST) for place, name in enumerate(MODELS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_logits_are_those_of_plain_transformers(name: str, mode: str) -> None:
     """A prompt read by it, then trees of two requests after prefixes of different length: one in
@@ -84,12 +85,14 @@ def bits_differ(verifier: CapturedVerifier, length: int) -> bool:
     return not torch.equal(in_tree_NV[path], as_text_TV)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "length"), [("llama", 61), ("mistral-sliding", 174)])
 def test_a_draft_token_gets_the_bits_that_it_gets_as_text(name: str, length: int) -> None:
     """Where a tail begins further on below the root, and where splits are merged."""
     assert not bits_differ(fused_verifier(fused_base(name)), length)
 
 
+@pytest.mark.slow
 def test_a_prompt_has_the_same_bits_however_it_is_read() -> None:
     """At once, in pieces, token by token, alone or beside another; what a draft token leaves in the
     KV cache included."""
@@ -111,6 +114,7 @@ def test_a_prompt_has_the_same_bits_however_it_is_read() -> None:
     assert len(seen[0].hidden) == 5
 
 
+@pytest.mark.slow
 def test_a_prompt_whose_reading_failed_can_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     verifier = fused_verifier(fused_base("llama"))
     cache, score, calls = verifier.new_cache(2, 64), CapturedVerifier.score, list[int]()
@@ -129,6 +133,7 @@ def test_a_prompt_whose_reading_failed_can_be_read_again(monkeypatch: pytest.Mon
     assert cache.lengths == [2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["product", "attention"])
 def test_sums_that_depend_on_company_show(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above sees products whose sums go by the number of nodes, and attention whose sums

@@ -130,6 +130,7 @@ def test_trees_fit_up_to_the_last_slot() -> None:
     assert verifier.num_captured == 1
 
 
+@pytest.mark.slow
 def test_a_replaced_weight_is_noticed_and_joined_anew() -> None:
     base = fused_base("llama")
     verifier = CapturedVerifier(base, AttentionChoice(fixed_shapes=True))
@@ -144,6 +145,7 @@ def test_a_replaced_weight_is_noticed_and_joined_anew() -> None:
     torch.testing.assert_close(logits_of(verifier), plain_of(base.model), atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_an_adapter_is_run_by_torch_until_it_is_merged() -> None:
     peft = pytest.importorskip("peft")
@@ -227,6 +229,7 @@ def test_kernels_that_fail_the_check_are_not_used(
     assert says[fault] in line
 
 
+@pytest.mark.slow
 def test_a_device_whose_sums_depend_on_company_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,6 +276,7 @@ def test_nothing_is_fused_unless_asked_for() -> None:
     assert engine.verifier.steps_run_by.startswith("torch, fixed shapes")
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_plain_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "MODE", FAST)
     base, plain = fused_base("qwen3"), fused_model("qwen3")

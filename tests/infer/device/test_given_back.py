@@ -88,6 +88,7 @@ def test_a_cache_of_any_verifier() -> None:
         assert keys() is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cuda_stand_in")
 def test_forwards_over_memory_that_a_cache_has_left() -> None:
     """A cache that grows moves, so what was captured over it is of no use."""
