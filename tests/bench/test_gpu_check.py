@@ -132,4 +132,4 @@ def test_what_cannot_be_checked_is_an_error(
     assert "unknown part 'kernel'; expected some of kernels" in capsys.readouterr().err
     monkeypatch.setattr(triton_backend, "missing", lambda: ("triton is not installed", "triton"))
     assert gpu_check.main(["kernels"]) == 1
-    assert "medusa-kit[triton]" in capsys.readouterr().err
+    assert "'.[triton]'" in capsys.readouterr().err

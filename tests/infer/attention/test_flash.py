@@ -233,5 +233,5 @@ def test_unknown_and_missing_backends_are_errors(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(triton_backend.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="triton is not installed") as caught:
         AttentionChoice("triton")
-    assert "medusa-kit[triton]" in str(caught.value.hint)
+    assert "'.[triton]'" in str(caught.value.hint)
     assert triton_backend.unsupported(HALF) == "triton is not installed"
