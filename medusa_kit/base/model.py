@@ -34,7 +34,7 @@ from medusa_kit.base.tokenizer.encoding_digest import ENCODING, encoding_digest
 from medusa_kit.errors import IncompatibleBaseError, Live
 from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of
-from medusa_kit.settings.engine import allowed
+from medusa_kit.settings.engine import FLOAT32, allowed
 from medusa_kit.store.records import Record
 from medusa_kit.usual_device import on_usual_device
 
@@ -89,6 +89,7 @@ class BaseModel(Live):
     """
 
     is_light = False
+    text_activations = FLOAT32  # of hidden states of whole texts
 
     def __init__(
         self,

@@ -125,11 +125,14 @@ def _train(recipe: Path, overrides: list[str], fresh: bool, dry_run: bool, nproc
     from medusa_kit.train.processes.launch import end_with_launcher
 
     end_with_launcher()  # before what takes seconds to import
+    from medusa_kit.infer.cpu.activations import check_before_loading
     from medusa_kit.infer.cpu.packed_base import base_for_decoding
     from medusa_kit.infer.runners.backends import check_base
+    from medusa_kit.settings.engine import EngineConfig
     from medusa_kit.train.forecast.dry_run import dry_run as show
     from medusa_kit.train.trainer import train as run_training
 
+    check_before_loading(EngineConfig(**loaded.base.model_dump()))
     if dry_run:
         console.out.print(dump(loaded), markup=False, highlight=False, soft_wrap=True)
         console.out.print(

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from medusa_kit.errors import ConfigError, did_you_mean
 from medusa_kit.paths import beside, expanded, whole, written
-from medusa_kit.settings.engine import OWN_MODELS
+from medusa_kit.settings.engine import FLOAT32, OWN_MODELS, Activations
 from medusa_kit.settings.joint import JointSection as JointSection
 from medusa_kit.settings.joint import LoraSection as LoraSection
 from medusa_kit.settings.schema import Removed, Section, apply_override, explain, read_yaml
@@ -35,6 +35,17 @@ class BaseSection(Section):
     revision: str | None = None
     dtype: TrainingDType = "float32"
     device: str = "auto"
+    # Of hidden states in C++ on a CPU, of quantised weights; a third of the time with int8
+    activations: Activations = "float32"
+
+    @model_validator(mode="after")
+    def _activations_belong_to_float32(self) -> "BaseSection":
+        if self.activations != FLOAT32 and self.dtype != FLOAT32:
+            raise ValueError(
+                f"activations {self.activations!r} with dtype {self.dtype!r}; other activations go "
+                "with dtype 'float32', in which C++ computes the rest"
+            )
+        return self
 
 
 class HeadsSection(Section):
@@ -273,6 +284,12 @@ class TrainRecipe(Section):
             )
         if self.stage == "medusa2" and self.base.dtype == "float16":
             raise ValueError("stage 'medusa2' with base.dtype 'float16'; use bfloat16 or float32")
+        by_torch = "train.runners_up" if self.train.runners_up else f"stage {self.stage!r}"
+        if self.base.activations != FLOAT32 and by_torch != "stage 'medusa1'":
+            raise ValueError(
+                f"base.activations {self.base.activations!r} with {by_torch}: torch computes its "
+                "hidden states; use float32"
+            )
         if self.train.soft_top == "all" and self.stage == "medusa2":
             raise ValueError("stage 'medusa2' with train.soft_top 'all'; give a number")
         if self.train.soft_top == "all" and self.heads.projection == "own":

@@ -28,6 +28,7 @@ from medusa_kit.data.chat import EncodedExample, check_ids, encode_rows
 from medusa_kit.data.mix import check_sources, recipe_rows
 from medusa_kit.data.template import rendered_on
 from medusa_kit.errors import ConfigError, MedusaKitError
+from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.settings.recipe import TrainRecipe, resolved
 from medusa_kit.train import preparation, quality, result
 from medusa_kit.train.cpu_products import by_onednn
@@ -140,6 +141,14 @@ def load_base(
         "dtype": recipe.base.dtype, "device": str(device), "revision": recipe.base.revision
     }  # fmt: skip
     if recipe.stage == "medusa1" and not recipe.train.runners_up:  # a model of torch reads these
+        if recipe.base.activations != FLOAT32:
+            if load_frozen is load_base_model:
+                raise ConfigError(
+                    f"base.activations {recipe.base.activations!r} are those of steps in C++, and "
+                    "load_base_model loads a model of torch",
+                    hint="give load_frozen=medusa_kit.infer.cpu.packed_base.base_for_decoding",
+                )
+            options["text_activations"] = recipe.base.activations
         return load_frozen(recipe.base.model, **options)
     return load_base_model(recipe.base.model, **options, four_bit=four_bit)
 

@@ -47,9 +47,13 @@ from medusa_kit.infer.cpu.packed.cache import packed_model
 from medusa_kit.infer.cpu.packed.int8_weights import rounded, with_weights
 from medusa_kit.infer.cpu.packed.model import PackedModel
 from medusa_kit.infer.cpu.packed_texts import hidden_of_texts
+from medusa_kit.infer.cpu.verifier import WITHOUT, needed
 from medusa_kit.infer.model_parts import Unsupported
 from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of
+from medusa_kit.settings.engine import FLOAT32
+
+QUANTISED = f"{WITHOUT}, or a quantised GGUF file on a CPU"
 
 
 class PackedBase(BaseModel):
@@ -96,6 +100,7 @@ class PackedBase(BaseModel):
 
     def _look_again(self) -> None:
         """A base that has changed is packed no longer."""
+        self.text_activations = FLOAT32
         self.__class__ = BaseModel  # type: ignore[assignment]
         self._look_again()
 
@@ -188,11 +193,21 @@ class PackedBase(BaseModel):
             )
         ]
         length, lock = self.info.context_length, lock_of(self)
-        return hidden_of_texts(self.decoder, input_ids_BT, spans, length, lock)
+        return hidden_of_texts(self._texts_decoder, input_ids_BT, spans, length, lock)
 
     @cached_property
     def decoder(self) -> NativeDecoder:
         return NativeDecoder(self.packed, self.scale_logits)
+
+    @cached_property
+    def _texts_decoder(self) -> NativeDecoder:
+        return self.decoder.with_activations(self.text_activations)
+
+    def read_texts_in(self, activations: str) -> None:
+        """Compute hidden states of whole texts in this precision from now on. Raises Unsupported
+        where quantised weights are not multiplied so."""
+        decoder = self.decoder.with_activations(activations)
+        self.text_activations, self._texts_decoder = activations, decoder
 
     @torch.no_grad()
     def hidden_and_logits(
@@ -260,16 +275,23 @@ def base_for_decoding(
     revision: str | None = None,
     weights: str = CHECKPOINT,
     check: bool = False,
+    text_activations: str = FLOAT32,
 ) -> BaseModel:
     """A light base where there can be one, else what `load_base_model` loads, with these weights.
+    `text_activations`: the precision in which it is to compute hidden states of whole texts.
 
-    Raises what that raises.
+    Raises what that raises, and ConfigError where C++ does not multiply its weights so.
     """
     try:
-        return light_base(name, dtype, device, revision, weights, check)
-    except (Unsupported, CheckpointError):  # loading tells what is wrong with it
-        base = load_base_model(name, dtype=dtype, device=device, revision=revision, check=check)
-        return with_weights(base, weights)
+        base = light_base(name, dtype, device, revision, weights, check)
+        base.read_texts_in(text_activations)
+        return base
+    except (Unsupported, CheckpointError) as reason:  # loading tells what is wrong with it
+        loaded = load_base_model(name, dtype=dtype, device=device, revision=revision, check=check)
+        if text_activations != FLOAT32:
+            why = f"{name!r} has none here ({reason})"
+            raise needed(text_activations, "quantised weights in C++", why, QUANTISED) from reason
+        return with_weights(loaded, weights)
 
 
 def light_base(

@@ -93,8 +93,11 @@ def _prepare(
 
 
 def check_base(base: BaseModel) -> TreeCheck:
-    """`self_check`, of a light base by its C++ steps."""
-    return _light_backends(base).check if isinstance(base, PackedBase) else self_check(base)
+    """`self_check`, of a light base by its C++ steps in the precision of its hidden states."""
+    if not isinstance(base, PackedBase):
+        return self_check(base)
+    backends = _light_backends(base)
+    return with_activations(backends.verifier, backends.check, base.text_activations)[1]
 
 
 def _light_backends(base: PackedBase) -> Backends:

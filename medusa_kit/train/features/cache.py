@@ -35,6 +35,7 @@ from medusa_kit.base.origin import BASE, BASE_DTYPE, CONFIG, tell_unknown
 from medusa_kit.base.origin import compare as compare_origins
 from medusa_kit.base.placement import DTYPES
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING
+from medusa_kit.data.answer_settings import ACTIVATIONS
 from medusa_kit.errors import (
     ConfigError,
     IncompatibleBaseError,
@@ -44,6 +45,7 @@ from medusa_kit.errors import (
 from medusa_kit.files import parse_json, write_json
 from medusa_kit.outputs import check_folder, json_object
 from medusa_kit.paths import expanded
+from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train.features.features import (
     FeatureOptions,
@@ -67,6 +69,7 @@ from medusa_kit.train.processes import distributed
 
 INDEX, WHOLE_ROWS = "index.json", "whole_rows"
 RUNNERS_UP, OTHERS = "runners_up", ("others_P1", "others_PD")
+UNSAID = {WHOLE_ROWS: False, RUNNERS_UP: False, ACTIVATIONS: FLOAT32}  # by older versions
 SHARD_BYTES = 256 << 20
 SHARD_SECONDS = 60.0  # of a slow base: what a killed run computes again, at most
 SPARE_BYTES = 64 << 20  # kept free on the disk
@@ -206,6 +209,7 @@ def _identity(base: BaseModel, recipe: TrainRecipe, options: FeatureOptions) -> 
         "likeliest": options.soft_top,
         WHOLE_ROWS: False,
         RUNNERS_UP: options.runners_up,
+        ACTIVATIONS: base.text_activations,
     }
 
 
@@ -218,7 +222,7 @@ def _open(folder: Path, identity: dict[str, Any]) -> None:
     if not path.is_file():  # shards say themselves what they are of
         return
     try:
-        stored = {WHOLE_ROWS: False, RUNNERS_UP: False, **parse_json(path.read_text())}
+        stored = parse_json(path.read_text())
         if unknown := [name for name in (BASE_DTYPE, CONFIG) if stored.get(name) is None]:
             tell_unknown(path, unknown)
             stored |= {name: identity[name] for name in unknown}
@@ -246,6 +250,7 @@ def _different(
     stored: Mapping[str, Any], identity: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
     """(here, there) by the name of each part in which an index or a shard is of something else."""
+    stored = {**UNSAID, **stored}
     different = {
         key: (value, stored.get(key)) for key, value in identity.items() if stored.get(key) != value
     }
