@@ -12,6 +12,7 @@ report of all rounds so far is printed after each.
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,7 +84,7 @@ def _options() -> argparse.Namespace:
 
 def _engine(named: str, options: argparse.Namespace) -> Any:
     """`named`: a drafter, with options of its own after colons; `model` names its draft model."""
-    name, *pairs = named.split(":")
+    name, *pairs = re.split(r":(?=\w+=)", named)  # a value may be a mapping
     own = {key: yaml.safe_load(value) for key, value in (pair.split("=", 1) for pair in pairs)}
     draft_model = own.pop("model", options.draft_model) if name == "draft-model" else None
     return medusa_kit.load(

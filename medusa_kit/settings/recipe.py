@@ -35,7 +35,7 @@ class BaseSection(Section):
     revision: str | None = None
     dtype: TrainingDType = "float32"
     device: str = "auto"
-    # Of hidden states in C++ on a CPU, of quantised weights; a third of the time with int8
+    # Of hidden states in C++ on a CPU, of quantised weights; half the time with int8
     activations: Activations = "float32"
 
     @model_validator(mode="after")
