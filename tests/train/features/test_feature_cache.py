@@ -335,7 +335,7 @@ def test_a_cache_of_whole_rows_is_made_again(tiny_base, counting_rows, recipe_wi
     capsys.readouterr()
     cached_positions(base, items, recipe, FeatureOptions(100))
     said = capsys.readouterr().err
-    assert "for heads with a prefix layer" in said
+    assert "was made for prefix-layer heads" in said
     assert "60 of 60 training tokens are missing" in said
 
 
