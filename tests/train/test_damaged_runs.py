@@ -175,6 +175,7 @@ def test_files_of_two_checkpoints_are_not_mixed(
     assert (here / "progress.json").is_file()
 
 
+@pytest.mark.slow
 def test_heads_of_another_run_are_not_those_that_a_run_goes_on_with(
     make_recipe, monkeypatch, tmp_path
 ):

@@ -63,6 +63,7 @@ def test_a_section_with_further_heads_goes_on_from_its_own_run(
     assert last is None or torch.equal(last, copy)
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_the_heads_of_an_earlier_run(
     tiny_base, counting_rows, make_recipe, tmp_path, capsys
 ):

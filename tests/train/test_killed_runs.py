@@ -17,6 +17,7 @@ from medusa_kit.train.run.folder import RunFolder
 STAGES = {"medusa1": {}, "medusa2": {"stage": "medusa2", "joint": {"moves": "full"}}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_run_that_was_killed_between_two_files_knows_them_for_its_own(
     tiny_base, make_recipe, stage, capsys

@@ -111,6 +111,7 @@ def test_as_many_weights_move_on_a_base_in_16_bits(tmp_path, name, optimizer):
     assert low >= 0.99 * precise > 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed"
 )

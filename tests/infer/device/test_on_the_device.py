@@ -114,6 +114,7 @@ def test_a_tree_that_grows_waits_for_its_guesses(
     assert waits_a_step(cuda_stand_in, engines[kind], drafter="medusa") <= most
 
 
+@pytest.mark.slow
 def test_a_server_captures_at_its_start_and_others_work_meanwhile(cuda_stand_in: Device) -> None:
     """Threads that copy to the device, as requests do that come in, are not refused."""
     engine, stop, failed = engine_there(), threading.Event(), list[Exception]()
@@ -181,6 +182,7 @@ def test_a_row_alone_is_not_padded_in_attention(cuda_stand_in: Device, engine: E
     assert beside_another - alone >= 2 * verifier.base.info.num_layers
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cuda_stand_in")
 def test_a_large_tree_behind_a_short_text_is_captured() -> None:
     """The cache has room for it as it is padded."""

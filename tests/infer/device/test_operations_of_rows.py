@@ -30,6 +30,7 @@ def launches_a_step(device: Device, engine: Engine, rows: int, **options: Any) -
     return (long - short) / (many - few)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("drafter", ["none", "medusa"])
 def test_rows_share_operations(

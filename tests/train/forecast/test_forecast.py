@@ -62,6 +62,7 @@ def told(said, before):
     return float(number) * {"GB": 1e9, "MB": 1e6}[unit[:2]]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak as Linux tells it")
 @pytest.mark.parametrize("overrides", [
     ["heads.projection=own", "train.optimizer=muon", "train.features=disk"],

@@ -36,6 +36,7 @@ def test_the_page_has_the_table(script: Any) -> None:
         assert said in page, said
 
 
+@pytest.mark.slow
 def test_recipes_say_what_they_take(script: Any) -> None:
     recipe = load_recipe(ROOT / "recipes/llama3.1_8b_instruct.yaml")
     for shape, billions in PUBLISHED.items():
