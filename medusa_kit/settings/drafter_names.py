@@ -9,10 +9,12 @@ REGISTERED = {
     "draft-model": "draft_model.drafter",
     "prompt-lookup": "text.prompt_lookup",
     "suffix": "text.suffix",
-    "lookahead": "text.lookahead",
     "recycling": "text.recycling",
     "mtp": "native.mtp",
     "none": "plain",
 }
 # Drafters that are gone, with what to do.
-REMOVED = {"combined": "use auto, and max_nodes for num_nodes"}
+REMOVED = {
+    "combined": "use auto, and max_nodes for num_nodes",
+    "lookahead": "use suffix or recycling, which need no training either and gain",
+}

@@ -14,6 +14,7 @@ from medusa_kit.settings.schema import Removed, Section, explain
 
 SourceName = Literal["medusa", "suffix", "prompt-lookup", "recycling", "draft-model", "mtp"]
 SOURCES = get_args(SourceName)  # of auto; each is also a drafter by itself
+NO_GAIN = "it made no measured pair of models faster than its default"
 
 
 class NoOptions(Section):
@@ -44,16 +45,6 @@ class SuffixOptions(Section):
     max_match: int = Field(default=32, ge=1)  # tokens of agreement that still count
     store: str | None = None  # file with past answers, read at the start and extended
     store_tokens: int = Field(default=1_000_000, ge=1)  # beyond, the oldest answers are dropped
-
-
-class LookaheadOptions(Section):
-    """Lookahead decoding (arXiv 2402.02057): a window of draft tokens refined in parallel."""
-
-    window: int = Field(default=5, ge=1)  # W, columns refined in parallel
-    ngram: int = Field(default=4, ge=2)  # N, tokens of an n-gram
-    guesses: int = Field(default=5, ge=1)  # G, n-grams of the pool verified in a step
-    pool: int = Field(default=64, ge=1)  # n-grams kept for each first token
-    from_prompt: bool = True  # whether the pool begins with those of the prompt
 
 
 class RecyclingOptions(Section):
@@ -90,24 +81,19 @@ class DraftModelOptions(Section):
             "leave it out: a draft model's draws are matched",
             kept=("matched",),
         ),
+        "lengths": Removed(NO_GAIN, "leave it out: drafts stop by threshold", kept=("threshold",)),
+        "length": Removed(NO_GAIN, "use max_length, the most tokens of a draft"),
+        "adapt": Removed(NO_GAIN, "leave it out: the threshold follows acceptance", kept=(True,)),
+        "width": Removed(NO_GAIN, "leave it out: a draft is a chain", kept=(1,)),
+        "tokenizer": Removed(
+            NO_GAIN, "leave it out: drafts are exchanged as text", values=("intersection",)
+        ),
     }
-    lengths: Literal["fixed", "heuristic", "threshold"] = "threshold"  # when a draft stops
-    length: int = Field(default=4, ge=1)  # fixed: tokens a draft; heuristic: at the start
-    max_length: int = Field(default=10, ge=1)
-    threshold: float = Field(default=0.4, ge=0, lt=1)  # of the draft's chance so far; it adapts
-    adapt: bool = True  # whether the threshold follows acceptance
-    width: int = Field(default=1, ge=1)  # siblings at each depth
-    num_nodes: int = Field(default=16, ge=2)
-    tokenizer: Literal["auto", "same", "text", "intersection"] = "auto"
+    max_length: int = Field(default=10, ge=1)  # tokens of a draft
+    threshold: float = Field(default=0.4, ge=0, lt=1)  # of the draft's chance so far, at the start
+    num_nodes: int = Field(default=16, ge=2)  # in the base's tokens, root included
+    tokenizer: Literal["auto", "same", "text"] = "auto"
     staged: StagedOptions | None = None
-
-    @model_validator(mode="after")
-    def _fitting(self) -> "DraftModelOptions":
-        if self.lengths == "heuristic" and self.length > self.max_length:
-            raise ValueError(
-                f"length {self.length} is above max_length {self.max_length}; expected at most that"
-            )
-        return self
 
 
 class MtpOptions(Section):
@@ -141,7 +127,6 @@ OPTIONS: dict[str, type[Section]] = {
     "draft-model": DraftModelOptions,
     "prompt-lookup": PromptLookupOptions,
     "suffix": SuffixOptions,
-    "lookahead": LookaheadOptions,
     "recycling": RecyclingOptions,
     "mtp": MtpOptions,
 }

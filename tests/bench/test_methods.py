@@ -321,10 +321,10 @@ def test_drafters_slower_than_one_node_are_named() -> None:
         return MethodResult(name, total, **known_by(name))
 
     rows = [result("transformers generate", 8.0, 0), result(ONE_NODE, 3.0, 30),
-            result("lookahead", 4.0, 20), result("suffix", 2.0, 20),
+            result("recycling", 4.0, 20), result("suffix", 2.0, 20),
             result("endpoint, a server", 5.0, 20)]  # fmt: skip
     assert not_paying(BenchReport(rows, 1, 31)) == [
-        "lookahead is not worth its cost here: 0.75 × the speed of plain decoding, at 1.50 tokens "
+        "recycling is not worth its cost here: 0.75 × the speed of plain decoding, at 1.50 tokens "
         "per step"
     ]
     assert not_paying(BenchReport([rows[0], *rows[2:]], 1, 31)) == []

@@ -35,9 +35,8 @@ from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.draft_tree import DraftTree
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "fixed": {"lengths": "fixed", "length": 3},
-    "heuristic, wide": {"lengths": "heuristic", "width": 3, "num_nodes": 9},
-    "threshold": {"threshold": 0.1, "width": 2},
+    "always three": {"threshold": 0, "max_length": 3},
+    "by confidence": {"threshold": 0.1, "num_nodes": 9},
 }
 
 
@@ -85,7 +84,7 @@ def test_the_same_weights_are_accepted_to_full_depth() -> None:
     """And each draft costs as many forwards as it has tokens: no token is read twice."""
     engine, draft = build_engine(endless_base(96)), endless_base(96)
     for length in (1, 4):
-        drafter = drafter_for(engine, draft, {"lengths": "fixed", "length": length})
+        drafter = drafter_for(engine, draft, {"threshold": 0, "max_length": length})
         row = make_request(engine.verifier, random_prompt(9, 1), SamplingParams(), 21)
         for _ in Scheduler(engine.verifier).run([row], drafter):
             pass
@@ -111,7 +110,7 @@ def test_rows_that_leave_and_advance_apart_keep_their_own_caches(
     for layer in draft.model.model.layers[1:]:
         layer.mlp.down_proj.weight.data.mul_(0.9)
     prompts = [random_prompt(length, length, 8) for length in (3, 30, 11)]
-    limits, options = (9, 30, 17), {"lengths": "fixed", "length": 5}
+    limits, options = (9, 30, 17), {"threshold": 0, "max_length": 5}
 
     def run(indices: list[int]) -> list[Any]:
         rows = [
@@ -143,7 +142,7 @@ def test_near_the_end_of_either_context(draft_context: int) -> None:
                 for prompt in prompts]  # fmt: skip
     engine.base.model.generation_config.eos_token_id = None
     call = {"max_new_tokens": 30, "drafter": "draft-model",
-            "drafter_options": {"lengths": "fixed", "length": 6}}  # fmt: skip
+            "drafter_options": {"threshold": 0, "max_length": 6}}  # fmt: skip
     results = engine.generate(prompts, **call)
     assert [result.token_ids for result in results] == expected
     if draft_context == CONTEXT:
@@ -163,7 +162,7 @@ def test_a_stop_token_ends_the_draft_and_the_answer() -> None:
     engine.draft_model = tiny_base("llama")
     result = engine.generate(
         random_prompt(5, 0), max_new_tokens=20, drafter="draft-model",
-        drafter_options={"lengths": "fixed", "length": 9},
+        drafter_options={"threshold": 0, "max_length": 9},
     )  # fmt: skip
     assert result.token_ids == free[:7]
     assert "6 forwards, 6.00 of 6.00" in result.stats.drafter_notes[0]
@@ -186,7 +185,7 @@ def test_matched_draws_give_the_seeds_own_text() -> None:
         engine.generate(prompt, max_new_tokens=25, drafter="none", **asdict(params)).token_ids
         for prompt, params in zip(prompts, SETTINGS, strict=True)
     ]
-    options = {"lengths": "fixed", "length": 3, "width": 2}
+    options = {"threshold": 0, "max_length": 3}
     drafter = drafter_for(engine, endless_base(96), options, temperature=1.0)
     rows = decode_all(engine, drafter, prompts, 25, SETTINGS)
     assert [row.token_ids for row in rows] == expected
@@ -217,7 +216,7 @@ def test_foreseeing_the_noise_agrees_more_often_than_drafting_greedily() -> None
     params = [SamplingParams(1.0, seed=seed) for seed in range(24)]
 
     def steps(blind: bool) -> int:
-        drafter = drafter_for(few, draft, {"lengths": "fixed", "length": 3}, temperature=1.0)
+        drafter = drafter_for(few, draft, {"threshold": 0, "max_length": 3}, temperature=1.0)
         if blind:
             drafter.guess = partial(without_samplers, drafter.guess)  # type: ignore[method-assign]
         rows = decode_all(few, drafter, [[5, 3, 7]] * 24, 24, params)
@@ -252,7 +251,7 @@ def test_as_a_source_of_anothers_tries() -> None:
     engine, draft = build_engine(endless_base(96)), endless_base(96)
     prompts = [random_prompt(length, length) for length in (4, 11)]
     plain = [engine.generate(p, max_new_tokens=30, drafter="none").token_ids for p in prompts]
-    source = drafter_for(engine, draft, {"lengths": "fixed", "length": 4}, rows=2)
+    source = drafter_for(engine, draft, {"threshold": 0, "max_length": 4}, rows=2)
     rows = decode_all(engine, Sharing(source), prompts, 30, [SamplingParams()] * 2)
     assert [row.token_ids for row in rows] == plain
     assert "4.00 of 4.00" in source.notes[0]
@@ -289,7 +288,7 @@ def test_what_cannot_be_is_refused() -> None:
         engine.generate([5], drafter="draft-model")
     engine.draft_model = tiny_base("llama")
     wrong = {
-        "length 11 is above max_length 10": {"lengths": "heuristic", "length": 11},
+        "lengths = 'heuristic' is no longer there": {"lengths": "heuristic"},
         "no option 'treshold'": {"treshold": 0.5},
         "expected a draft_model": {"staged": {"drafter": "draft-model"}},
     }

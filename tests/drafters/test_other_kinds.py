@@ -166,8 +166,8 @@ def test_tensors_that_are_missing(part: str, tmp_path: Path) -> None:
 def test_options_of_draft_models_alone(form: Any, tmp_path: Path) -> None:
     engine = build_engine(tiny_base("llama"), draft_model=str(form(tmp_path)))
     given: Any = {"drafter": "draft-model", "max_new_tokens": 8}
-    with pytest.raises(ConfigError, match=r"option width .* is an? (DFlash|EAGLE-3) draft"):
-        engine.generate([5, 6], **given, drafter_options={"width": 2})
+    with pytest.raises(ConfigError, match=r"option max_length .* is an? (DFlash|EAGLE-3) draft"):
+        engine.generate([5, 6], **given, drafter_options={"max_length": 2})
     found = engine.generate([5, 6], **given, drafter_options={"num_nodes": 3})
     assert any("of 2.00 drafted tokens" in note for note in found.stats.drafter_notes)
 

@@ -117,7 +117,7 @@ def test_the_same_drafts_with_fewer_forwards(
     engine: Engine, kind: type[Copying], most: float
 ) -> None:
     """Asked once a draft, or before each forward where it can take text back."""
-    options = {"lengths": "fixed", "length": 6}
+    options = {"threshold": 0, "max_length": 6}
     plain = decoded(engine, options)
     before = Copying.made
     staged = decoded(engine, options, kind)
@@ -129,7 +129,7 @@ def test_the_same_drafts_with_fewer_forwards(
 
 
 def test_staged_draws_are_the_same_too(engine: Engine) -> None:
-    options = {"lengths": "fixed", "length": 5, "width": 2}
+    options = {"threshold": 0, "max_length": 5}
     drawn: Any = {"tokens": 20, "rows": 3, "temperature": 0.3, "seed": 2}
     plain, staged = (
         decoded(engine, options, **drawn),
@@ -143,9 +143,9 @@ def test_a_draft_model_inside_a_draft_model_and_a_copier_inside_that(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draft_loading, "base_for_decoding", lambda name, **_: slightly_other(8))
-    options, deep = {"lengths": "fixed", "length": 6}, {"lengths": "fixed", "length": 3}
+    options, deep = {"threshold": 0, "max_length": 6}, {"threshold": 0, "max_length": 3}
     plain = decoded(engine, options)
-    inner: Any = {"drafter": "draft-model", "draft_model": "smaller", "options": deep}
+    inner: Any = {"drafter": "draft-model", "draft_model": "debug-tiny", "options": deep}
     staged = decoded(engine, {**options, "staged": inner})
     assert staged[:2] == plain[:2]
     assert staged[2].num_forwards < 0.6 * plain[2].num_forwards

@@ -14,9 +14,7 @@ import medusa_kit
 from medusa_kit.engine import transformers_entry
 from medusa_kit.infer.cpu.binding.kernels import load_library
 
-lookahead = medusa_kit.custom_generate_with(
-    drafter="lookahead", options={"window": 3, "ngram": 3, "guesses": 4}
-)
+recycling = medusa_kit.custom_generate_with(drafter="recycling", options={"num_nodes": 7})
 needs_cpp = pytest.mark.skipif(
     load_library() is None, reason="the C++ kernels cannot be built on this machine"
 )
@@ -45,7 +43,7 @@ def steps_run_by(model: Any, call: bool = False) -> str:
 
 def check_answers(model: Any, before: torch.Tensor | None) -> torch.Tensor:
     """Those of plain generate, and other ones than `before`."""
-    answer = model.generate(**arguments(), custom_generate=lookahead)
+    answer = model.generate(**arguments(), custom_generate=recycling)
     assert torch.equal(answer, model.generate(**arguments()))
     assert before is None or not torch.equal(answer, before)
     return answer

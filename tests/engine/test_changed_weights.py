@@ -96,7 +96,7 @@ def engine(runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> E
 
 
 def drafting(runner: Runner) -> str:
-    return "prompt-lookup" if runner.family == HYBRID else "lookahead"
+    return "prompt-lookup" if runner.family == HYBRID else "recycling"
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft asks for it

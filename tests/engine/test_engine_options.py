@@ -54,12 +54,12 @@ def test_a_file_takes_the_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "dtype": "float64", "device": "cpu", "weights": "int8", "activations": "int16",
         "attention": "sdpa",
         "fixed_shapes": "always", "compiled": True, "force": True, "drafter": "draft-model",
-        "drafter_options": {"length": 3}, "draft_model": "debug-tiny", "fallback": "suffix",
+        "drafter_options": {"max_length": 3}, "draft_model": "debug-tiny", "fallback": "suffix",
         "prefix_cache": "off", "guesses": "all", "check": True, "cache": "float16",
     }  # fmt: skip
     assert given.keys() == all_options().keys()
     written = {name: value for name, value in given.items() if name != "drafter_options"}
-    written["drafter"] = {"name": "draft-model", "options": {"length": 3}}
+    written["drafter"] = {"name": "draft-model", "options": {"max_length": 3}}
     path = tmp_path / "engine.yaml"
     path.write_text(yaml.safe_dump(written))
     seen: list[EngineConfig] = []

@@ -31,7 +31,7 @@ def test_threads_get_what_generate_gives(family: str) -> None:
     """With their own drafters, seeds and sampling, more of them than rows."""
     engine = engine_for(family)
     requests = requests_of(12)
-    requests += [{**requests[n], "drafter": name} for n, name in ((0, "suffix"), (2, "lookahead"))]
+    requests += [{**requests[n], "drafter": name} for n, name in ((0, "suffix"), (2, "recycling"))]
     expected = [engine.generate(**one) for one in requests]
     with engine.shared_batch(max_rows=3, max_pause=0.001) as shared:
         found = all_at_once(lambda n: [shared.generate(**one) for one in requests[n::4]], 4)
@@ -56,7 +56,7 @@ def test_rows_that_ask_alike_draft_together() -> None:
 
     with engine.shared_batch(max_rows=2) as shared:
         ask: Any = lambda **options: shared.submit(prompt, max_new_tokens=4, **options)  # noqa: E731
-        for name in (*DRAFTERS, "suffix", "lookahead", "prompt-lookup"):
+        for name in (*DRAFTERS, "suffix", "recycling", "prompt-lookup"):
             first, second = ask(drafter=name), ask(drafter=name, temperature=1.0, seed=3)
             assert drafter_of(first) is drafter_of(second)
         same = [ask(drafter="suffix", drafter_options=o) for o in (None, {}, {"max_match": 7})]

@@ -28,7 +28,7 @@ def chat() -> Engine:
 
 LETTER = byte_tokenizer().convert_tokens_to_ids("a")  # a character by itself
 ALWAYS = {LETTER: 100.0}  # a bias with which the model says nothing else
-NAMES = ["medusa", "suffix", "prompt-lookup", "lookahead", "auto"]
+NAMES = ["medusa", "suffix", "prompt-lookup", "auto"]
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ def test_custom_generate_in_several_threads() -> None:
     """Attention is exchanged for the length of a call: the last one gives it back."""
     model = tiny_model("llama")
     attention = model.config._attn_implementation
-    by_heads = medusa_kit.custom_generate_with(drafter="lookahead")
+    by_heads = medusa_kit.custom_generate_with(drafter="recycling")
     inputs = [torch.tensor([random_prompt(4 + n, n)]) for n in range(4)]
     settings: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
     expected = [model.generate(ids, **settings) for ids in inputs]

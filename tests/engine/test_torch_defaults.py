@@ -68,7 +68,7 @@ ENGINES: dict[str, Callable[[Path], Engine]] = {
 
 def answers(engine: Engine) -> list[list[int]]:
     options: list[dict[str, Any]] = [
-        {"drafter": "none"}, {"drafter": "lookahead"}, {"drafter": "suffix"}, {},
+        {"drafter": "none"}, {"drafter": "recycling"}, {"drafter": "suffix"}, {},
         {"temperature": 0.9, "seed": 3, "top_p": 0.9}, {"frequency_penalty": 0.5},
     ]  # fmt: skip
     given = [engine.generate(PROMPT, max_new_tokens=TOKENS, **each) for each in options]

@@ -17,8 +17,7 @@ from medusa_kit.engine import transformers_entry
 from medusa_kit.errors import ConfigError, ContextLengthError
 
 LENGTHS = (5, 19, 11)
-LOOKAHEAD = {"window": 3, "ngram": 3, "guesses": 4}
-lookahead = medusa_kit.custom_generate_with(drafter="lookahead", options=LOOKAHEAD)
+recycling = medusa_kit.custom_generate_with(drafter="recycling", options={"num_nodes": 7})
 
 
 def padded(lengths: tuple[int, ...] = LENGTHS) -> dict[str, torch.Tensor]:
@@ -42,7 +41,7 @@ def test_answers_are_those_of_plain_generate(family: str) -> None:
     by_heads = medusa_kit.custom_generate_with(heads=heads, tree=BUSHY)
     for inputs in (padded(), padded((7,))):
         expected = model.generate(**inputs, max_new_tokens=24)
-        for entry in (medusa_kit.custom_generate, lookahead, by_heads):
+        for entry in (medusa_kit.custom_generate, recycling, by_heads):
             answer = model.generate(**inputs, max_new_tokens=24, custom_generate=entry)
             assert torch.equal(answer, expected)
         assert torch.equal(model.generate(**inputs, max_new_tokens=24), expected)
@@ -70,7 +69,7 @@ PROCESSED = [
 def test_settings_that_process_logits_hold(llama: Any, settings: dict[str, Any]) -> None:
     arguments = {**padded(), "max_new_tokens": 16, **settings}
     expected = llama.generate(**arguments)
-    assert torch.equal(llama.generate(**arguments, custom_generate=lookahead), expected)
+    assert torch.equal(llama.generate(**arguments, custom_generate=recycling), expected)
     assert not torch.equal(expected, llama.generate(**padded(), max_new_tokens=16))
 
 
@@ -82,7 +81,7 @@ def test_lengths_and_stop_tokens_are_the_calls(llama: Any) -> None:
                      {"max_length": 30}):  # fmt: skip
         settings = {"max_new_tokens": 20, **settings} if "max_length" not in settings else settings
         expected = llama.generate(**inputs, **settings)
-        answer = llama.generate(**inputs, **settings, custom_generate=lookahead)
+        answer = llama.generate(**inputs, **settings, custom_generate=recycling)
         assert torch.equal(answer, expected)
         assert answer.shape != free.shape or not torch.equal(answer, free)
 
@@ -91,14 +90,14 @@ def test_sampling_is_governed_by_torchs_seed(llama: Any) -> None:
     settings = {"do_sample": True, "temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.01,
                 "max_new_tokens": 16, "num_return_sequences": 3}  # fmt: skip
     answers = []
-    for seed, entry in ((1, lookahead), (1, medusa_kit.custom_generate), (2, lookahead)):
+    for seed, entry in ((1, recycling), (1, medusa_kit.custom_generate), (2, recycling)):
         torch.manual_seed(seed)
         answers.append(llama.generate(**padded((6,)), **settings, custom_generate=entry))
     assert torch.equal(answers[0], answers[1])
     assert not torch.equal(answers[0], answers[2])
     assert len({tuple(row) for row in answers[0].tolist()}) == 3
     only_the_likeliest = {**settings, "top_k": 1}
-    answer = llama.generate(**padded((6,)), **only_the_likeliest, custom_generate=lookahead)
+    answer = llama.generate(**padded((6,)), **only_the_likeliest, custom_generate=recycling)
     expected = llama.generate(**padded((6,)), max_new_tokens=16)
     assert torch.equal(answer, expected.expand(3, -1))
 
@@ -118,7 +117,7 @@ class Listening(BaseStreamer):
 def test_a_token_streamer_hears_what_a_streamer_of_plain_generate_hears(llama: Any) -> None:
     own, ours, arguments = Listening(), Listening(), {**padded((6,)), "max_new_tokens": 12}
     llama.generate(**arguments, streamer=own)
-    llama.generate(**arguments, token_streamer=ours, custom_generate=lookahead)
+    llama.generate(**arguments, token_streamer=ours, custom_generate=recycling)
     assert ours.heard == own.heard
     assert ours.ended
 
@@ -128,12 +127,12 @@ def test_what_generate_does_not_pass_on_changes_no_token(llama: Any) -> None:
     are refused by name."""
     arguments = {**padded((6,)), "max_new_tokens": 12}
     kept: dict[str, Any] = {"streamer": Listening(), "assistant_model": tiny_model("llama")}
-    answer = llama.generate(**arguments, **kept, custom_generate=lookahead)
+    answer = llama.generate(**arguments, **kept, custom_generate=recycling)
     assert torch.equal(answer, llama.generate(**arguments))
     assert kept["streamer"].heard == arguments["input_ids"].tolist()  # by generate() itself
 
     def passes_them_on(*given: Any, **keywords: Any) -> Any:
-        return lookahead(*given, **keywords, **{name: kept[name]})
+        return recycling(*given, **keywords, **{name: kept[name]})
 
     for name in kept:
         with pytest.raises(ConfigError, match=f"cannot honour {name}"):
@@ -205,15 +204,15 @@ def test_engines_are_built_once_follow_the_weights_and_go_with_the_model(
         transformers_entry, "_built", lambda model: built.append(type(model)) or real(model)
     )
     model, arguments = tiny_model("llama-tied"), {**padded(), "max_new_tokens": 12}
-    for entry in (lookahead, medusa_kit.custom_generate, lookahead):
+    for entry in (recycling, medusa_kit.custom_generate, recycling):
         before = model.generate(**arguments, custom_generate=entry)
     assert len(built) == 1
     other = copy.deepcopy(model)  # builds its own
-    assert torch.equal(other.generate(**arguments, custom_generate=lookahead), before)
+    assert torch.equal(other.generate(**arguments, custom_generate=recycling), before)
     assert len(built) == 2
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight.neg_()
-    after = model.generate(**arguments, custom_generate=lookahead)
+    after = model.generate(**arguments, custom_generate=recycling)
     assert len(built) == 3
     assert torch.equal(after, model.generate(**arguments))
     assert not torch.equal(after, before)

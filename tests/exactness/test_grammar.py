@@ -14,8 +14,7 @@ from medusa_kit.settings.grammar import Grammar
 
 OPTIONS: dict[str, list[dict]] = {
     "auto": [{"sources": ["medusa", "draft-model", "suffix", "prompt-lookup", "recycling"]}],
-    "draft-model": [{"width": 2, "lengths": "fixed"}, {"staged": {"drafter": "suffix"}}],
-    "lookahead": [{"window": 3, "ngram": 3, "guesses": 3}],
+    "draft-model": [{"threshold": 0}, {"staged": {"drafter": "suffix"}}],
 }  # fmt: skip
 ANYWHERE = [name for name in DRAFTERS if name not in BROUGHT_ALONG]
 CASES = [(name, options) for name in ANYWHERE for options in OPTIONS.get(name, [{}])]

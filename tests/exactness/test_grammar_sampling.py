@@ -113,7 +113,7 @@ def drafter_of(engine: Engine, name: str, params: SamplingParams) -> Drafter:
     if name == "medusa":
         assert engine.heads is not None
         return draft_with(engine.heads, engine.tree)
-    return engine.drafter_for("draft-model", {"lengths": "fixed"}, BATCH, params)
+    return engine.drafter_for("draft-model", {"threshold": 0}, BATCH, params)
 
 
 def draws(engine: Engine, name: str, params: SamplingParams) -> tuple[torch.Tensor, float]:

@@ -132,7 +132,7 @@ TOKENS = 30
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    pairs(DIFFERENT, [name for name in DRAFTERS if name not in ("lookahead", "mtp")]),
+    pairs(DIFFERENT, [name for name in DRAFTERS if name != "mtp"]),
 )
 def test_every_drafter(family: str, name: str) -> None:
     engine = engine_of(family)
@@ -142,12 +142,6 @@ def test_every_drafter(family: str, name: str) -> None:
     sampling = {"temperature": 0.7, "top_p": 0.9, "seed": 3, "max_new_tokens": 20}
     drawn = engine.generate(PROMPTS[0], drafter="none", **sampling).token_ids
     assert engine.generate(PROMPTS[0], drafter=name, **sampling).token_ids == drawn
-
-
-@pytest.mark.parametrize("family", DIFFERENT)
-def test_lookahead_is_refused(family: str) -> None:
-    with pytest.raises(ConfigError, match="follow one another"):
-        engine_of(family).generate(PROMPTS[0], drafter="lookahead")
 
 
 def test_a_hybrid_is_no_draft_model() -> None:

@@ -37,7 +37,7 @@ GRAMMARS = {
     "regex": Grammar.regex("(ab|ba)+[0-9]{2,9}"),
     "choices": Grammar.choices(['say "ab"', "say \\ no", "né\n"]),
 }
-DRAFTERS = ("auto", "medusa", "suffix", "recycling", "lookahead", "draft-model")
+DRAFTERS = ("auto", "medusa", "suffix", "recycling", "draft-model")
 CASES = list(itertools.product(PRECISIONS, DRAFTERS))
 PROMPTS = ['{"name":"abab","n":12}' * 2, "(([ab])) ab12 né"]
 TOKENS = 60

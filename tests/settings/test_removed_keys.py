@@ -82,11 +82,17 @@ def test_a_recipe_kept_by_an_earlier_version_is_read(tmp_path, fused_loss):
 def test_head_kinds_and_draws_that_lost_are_refused():
     with pytest.raises(ValidationError, match="kind = 'rooted' is no longer there: 'hydra'"):
         HeadsSection(kind="rooted")
-    matched = drafter_options("draft-model", {"sampling": "matched", "width": 2})
-    assert matched == drafter_options("draft-model", {"width": 2})
+    kept = {"sampling": "matched", "lengths": "threshold", "width": 1, "adapt": True}
+    matched = drafter_options("draft-model", {**kept, "max_length": 5, "tokenizer": "text"})
+    assert matched == drafter_options("draft-model", {"max_length": 5, "tokenizer": "text"})
     with pytest.raises(ConfigError, match="sampling = 'rejection' is no longer there") as caught:
         drafter_options("draft-model", {"sampling": "rejection"})
     assert "leave it out" in str(caught.value.hint)
+    for name, value in (("lengths", "fixed"), ("lengths", "heuristic"), ("length", 4),
+                        ("width", 2), ("adapt", False), ("tokenizer", "intersection")):  # fmt: skip
+        with pytest.raises(ConfigError, match=f"{name} = {value!r} is no longer there") as caught:
+            drafter_options("draft-model", {name: value})
+        assert caught.value.hint
 
 
 def test_a_drafter_that_is_gone_is_told_apart_from_a_typing_error():

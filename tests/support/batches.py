@@ -28,9 +28,9 @@ from medusa_kit.tree.dynamic import DynamicTree
 from support.small_engines import BUSHY, engine_with_heads, random_prompt
 from support.tiny_models import tiny_base
 
-TEXT = ("none", "prompt-lookup", "suffix", "recycling", "lookahead", "auto")
+TEXT = ("none", "prompt-lookup", "suffix", "recycling", "auto")
 DRAFTERS = ["none", "heads", "other heads", "dynamic", "heads that pay", "prompt-lookup", "auto"]
-MORE_DRAFTERS = [*DRAFTERS, "suffix", "recycling", "lookahead"]
+MORE_DRAFTERS = [*DRAFTERS, "suffix", "recycling"]
 LONGEST = 14
 DRAWN = SamplingParams(0.9, top_p=0.95, seed=5)
 

@@ -10,8 +10,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"sources": ["medusa", "draft-model", "suffix", "prompt-lookup", "recycling"]},
         {"sources": ["suffix", "draft-model"], "max_nodes": 5},
     ],
-    "draft-model": [{}, {"width": 2, "lengths": "fixed"}, {"staged": {"drafter": "suffix"}}],
-    "lookahead": [{"window": 3, "ngram": 3, "guesses": 3}],
+    "draft-model": [{}, {"threshold": 0}, {"staged": {"drafter": "suffix"}}],
 }
 ANYWHERE = [name for name in DRAFTERS if name not in BROUGHT_ALONG]
 NAMED = [(name, options) for name in ANYWHERE for options in OPTIONS.get(name, [{}])]

@@ -1,4 +1,4 @@
-"""One row's draft as the draft model writes it: a chain of its tokens, perhaps with siblings.
+"""One row's draft as the draft model writes it: a chain of its tokens.
 
 Which token it takes depends on how the row's tokens are chosen:
 - greedily: its likeliest, with its probability as the chance;
@@ -6,17 +6,15 @@ Which token it takes depends on how the row's tokens are chosen:
   base's draw as often as their distributions allow. Since the noise is known, chances are computed
   from the logits with noise.
 
-Shapes: V vocabulary of the base, U of the draft, R tokens taken at a node.
+Shapes: V vocabulary of the base, U of the draft.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from medusa_kit.drafters.draft_model.lengths import Lengths
+from medusa_kit.drafters.draft_model.lengths import Threshold
 from medusa_kit.drafters.draft_model.shared_vocabulary import Vocabulary
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.infer.decode.accept.sampler import Sampler
@@ -32,9 +30,8 @@ class Chain:
     text: list[int]  # the draft's ids up to the root
     prefix: list[int]  # ours, root included
     vocabulary: Vocabulary
-    lengths: Lengths
+    threshold: Threshold
     limit: int  # tokens; below 1 nothing is drafted
-    width: int
     stop_ids: frozenset[int]  # in the ids that the draft picks
     sampler: Sampler | None = None
     tree: DraftTree = field(init=False)
@@ -68,40 +65,30 @@ class Chain:
         if self.done:
             return NOTHING
         try:
-            tokens, chances = self._picks(self.vocabulary.to_base(logits_U))
+            token, chance = self._pick(self.vocabulary.to_base(logits_U))
         except MedusaKitError:  # no token is possible; if the base has none either, its row says so
-            tokens, chances = [], []
-        if not tokens or (self.vocabulary.kind == "text" and tokens[0] in self.stop_ids):
+            token, chance = NOTHING, 0.0
+        is_stop = token in self.stop_ids
+        if token == NOTHING or (self.vocabulary.kind == "text" and is_stop):
             self.done = True
             return NOTHING
-        self._grow(tokens, chances)
-        own = self.vocabulary.to_draft(tokens[0])
-        self.own_ids.append(own)
-        self.done = (
-            len(self.own_ids) >= self.limit
-            or tokens[0] in self.stop_ids
-            or self.lengths.stops(self.chance)
-        )
-        return own
+        depth = len(self.own_ids) + 1
+        key = ("draft-model", min(depth, 4), round(4 * chance))
+        self._tip = self.tree.add(self._tip, token, chance, key)
+        self.prefix.append(token)
+        self.own_ids.append(token)
+        self.chance *= chance
+        long_enough = depth >= self.limit or self.threshold.stops(self.chance)
+        self.done = long_enough or is_stop
+        return token
 
-    def _grow(self, tokens: Sequence[int], chances: Sequence[float]) -> None:
-        depth, tip = len(self.own_ids) + 1, self._tip
-        for rank, (token, chance) in enumerate(zip(tokens, chances, strict=True)):
-            key = ("draft-model", min(rank, 2), min(depth, 4), round(4 * chance))
-            node = self.tree.add(tip, token, chance, key)
-            self._tip = node if rank == 0 else self._tip
-        self.prefix.append(tokens[0])
-        self.chance *= chances[0]
-
-    def _picks(self, logits_V: Tensor) -> tuple[list[int], list[float]]:
-        """(tokens_R, best first, their chances); none where its scores are not finite."""
+    def _pick(self, logits_V: Tensor) -> tuple[int, float]:
+        """(the token, its chance); NOTHING where its scores are not finite."""
         if self.sampler is None or self.sampler.takes_argmax:
             scores_V = logits_V.float()
         else:
             scores_V = self.sampler.scores(logits_V, self.prefix)
-        best_R, tokens_R = scores_V.topk(min(self.width, len(scores_V)))
-        log_R = best_R - scores_V.logsumexp(-1)  # NaN where any score is, or is infinite
-        possible = int((log_R > -math.inf).sum())
-        self.no_numbers = possible == 0
-        both = torch.stack([tokens_R.double(), log_R.exp().double()])[:, :possible].tolist()
-        return [int(token) for token in both[0]], both[1]
+        best, token = scores_V.max(-1)
+        log_chance = float(best - scores_V.logsumexp(-1))  # NaN where any score is, or is infinite
+        self.no_numbers = not log_chance > -math.inf
+        return (NOTHING, 0.0) if self.no_numbers else (int(token), math.exp(log_chance))

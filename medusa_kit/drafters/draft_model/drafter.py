@@ -16,7 +16,7 @@ from torch import Tensor
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.drafters.draft_model.chain import Chain
-from medusa_kit.drafters.draft_model.lengths import Lengths, lengths_for
+from medusa_kit.drafters.draft_model.lengths import Threshold
 from medusa_kit.drafters.draft_model.loading import draft_verifier
 from medusa_kit.drafters.draft_model.retokenized import Reader, Retokenized, SameIds
 from medusa_kit.drafters.draft_model.runner import DraftRunner
@@ -28,7 +28,6 @@ from medusa_kit.drafters.native.dflash import DFlashDrafter
 from medusa_kit.drafters.native.eagle import EagleDrafter
 from medusa_kit.drafters.no_numbers import NoNumbers
 from medusa_kit.drafters.tree_drafter import TreeDrafter, num_right
-from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode.accept.rules import accept
 from medusa_kit.infer.decode.accept.scored_tree import ScoredTree
 from medusa_kit.infer.decode.drafter import RequestText, State, StepResult
@@ -46,7 +45,6 @@ class _Kept:
 
     slot: int
     reader: Reader
-    lengths: Lengths
     inner: RequestText
     chain: list[int] = field(default_factory=list)  # drafted, and not yet judged
 
@@ -70,8 +68,8 @@ class DraftModelDrafter(TreeDrafter):
         self.base, self.verifier = base, verifier
         self.options, self.vocabulary, self.inside = options, vocabulary, inside
         cost = verifier.base.info.num_parameters / base.info.num_parameters
-        self.lengths, self.runner = lengths_for(options, cost), DraftRunner(verifier)
-        self.num_nodes = min(options.num_nodes, 1 + options.width * self.lengths.longest)
+        self.threshold, self.runner = Threshold(options.threshold, cost), DraftRunner(verifier)
+        self.num_nodes = min(options.num_nodes, 1 + options.max_length)
         if vocabulary.kind == "text":  # the base may split the text into more tokens
             self.num_nodes = options.num_nodes
         self._drafts = self._drafted = self._accepted = 0
@@ -101,10 +99,9 @@ class DraftModelDrafter(TreeDrafter):
             hidden_ND=torch.zeros(1, 0, dtype=torch.float32, device=self.runner.device),
             sampler=sampler,
         )
-        rule = self.lengths.of_request()
         slot = self.runner.begin()  # looks at the draft model
         self._look_at_vocabulary()
-        request.kept[self] = _Kept(slot, self._reader(), rule, inner)
+        request.kept[self] = _Kept(slot, self._reader(), inner)
 
     def finish(self, requests: Sequence[RequestText]) -> None:
         for own in [one.kept[self] for one in requests if self in one.kept]:
@@ -121,7 +118,7 @@ class DraftModelDrafter(TreeDrafter):
             if not own.chain:
                 continue
             accepted = num_right(own.chain, tree)
-            own.lengths.observe(len(own.chain), accepted)
+            self.threshold.observe(len(own.chain), accepted)
             self._drafts += 1
             self._drafted += len(own.chain)
             self._accepted += accepted
@@ -172,7 +169,7 @@ class DraftModelDrafter(TreeDrafter):
         text = own.reader.read(prefix)
         contexts = self.base.info.context_length, self.verifier.base.info.context_length
         limit = min(
-            own.lengths.limit,
+            self.options.max_length,
             self.options.num_nodes - 1,
             contexts[0] - len(prefix),
             contexts[1] - len(text) + 1,
@@ -182,9 +179,8 @@ class DraftModelDrafter(TreeDrafter):
             text,
             prefix,
             self.vocabulary,
-            own.lengths,
+            self.threshold,
             limit if text else 0,
-            self.options.width,
             (self.verifier.base if in_text else self.base).stop_token_ids,
             None if in_text else request.sampler,
         )
@@ -198,7 +194,7 @@ class DraftModelDrafter(TreeDrafter):
             if self.vocabulary.kind == "text":
                 tree = self._translated(own.reader, chain)
             else:
-                tree = chain.tree.best(self.num_nodes)
+                tree = chain.tree
             trees.append(tree)
             own.chain = _first_children(tree)
         return trees
@@ -225,11 +221,10 @@ class DraftModelDrafter(TreeDrafter):
         sizes = base.info.vocab_size, draft.info.vocab_size
         if sizes == (known.base_size, known.draft_size):
             return
-        if known.overlap is None and known.kind == "same":
+        if known.kind == "same":
             self.vocabulary = Vocabulary("same", *sizes)
         else:
-            will_do = self.options.width == 1
-            self.vocabulary = shared_vocabulary(self.options.tokenizer, base, draft, will_do)
+            self.vocabulary = shared_vocabulary(self.options.tokenizer, base, draft)
 
     def _reader(self) -> Reader:
         if self.vocabulary.reads_text:
@@ -263,16 +258,9 @@ def build(
         if config is not None:
             return layer_drafts.build(context, name, config, options)
     verifier = draft_verifier(context)
-    text_will_do = options.width == 1
     vocabulary = context.memory.loaded.remembered(
-        ("draft vocabulary", id(verifier), options.tokenizer, text_will_do),
-        lambda: shared_vocabulary(options.tokenizer, context.base, verifier.base, text_will_do),
+        ("draft vocabulary", id(verifier), options.tokenizer),
+        lambda: shared_vocabulary(options.tokenizer, context.base, verifier.base),
     )
-    if vocabulary.kind == "text" and not text_will_do:
-        raise ConfigError(
-            f"drafter draft-model: width {options.width} is impossible where drafts are exchanged "
-            f"as text, as between {verifier.base.info.name!r} and {context.base.info.name!r}",
-            hint="use width 1, or a draft model with a more similar tokenizer",
-        )
     inside = build_inside(context, verifier, options.staged)
     return DraftModelDrafter(context.base, verifier, options, vocabulary, inside)

@@ -1,15 +1,13 @@
 """Which tokens a base and its draft model share, and how one's tokens are mapped to the other's.
 
-`same`: ids mean the same to both. `intersection`: the draft may propose the tokens that both have,
-mapped id to id (arXiv 2502.05202, §3.3). `text`: the draft's tokens are converted through text. The
-answer is the base model's in every case.
+`same`: ids mean the same to both. `text`: the draft's tokens are converted through text. The answer
+is the base model's in every case.
 
-Shapes: V vocabulary of the base, U of the draft, C tokens that both have.
+Shapes: V vocabulary of the base, U of the draft.
 """
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,10 +17,6 @@ from medusa_kit import console
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import ConfigError
 
-# The share of the base's tokens from which on `auto` takes `intersection`. Below it the draft can
-# write most words only in pieces, where the base uses a whole token: SmolLM2 has 18% of Gemma 3's
-# tokens, and over ten greedy answers slightly more of its drafts was accepted as text.
-ENOUGH = 0.5
 SAME_SHARE = 0.99  # the share for `same`: a few added tokens may differ
 BYTE_SPACE, SENTENCE_SPACE = "Ġ", "▁"
 
@@ -46,48 +40,26 @@ class Overlap:
 class Vocabulary:
     """From the draft's ids to the base's and back."""
 
-    kind: str  # same | intersection | text
+    kind: str  # same | text
     base_size: int
     draft_size: int
-    overlap: Overlap | None = None  # with intersection
 
     @property
     def reads_text(self) -> bool:
         """Whether the draft reads our text through its own tokenizer."""
-        return self.kind != "same"
+        return self.kind == "text"
 
     def to_base(self, logits_U: Tensor) -> Tensor:
-        """logits_V over the base's tokens; -inf for those that the draft lacks."""
-        if self.overlap is not None:
-            logits_V = logits_U.new_full((self.base_size,), -math.inf)
-            base_C, draft_C = (ids.to(logits_U.device) for ids in self._ids)
-            logits_V[base_C] = logits_U[draft_C]
-            return logits_V
+        """logits_V over the base's tokens, -inf for those that the draft lacks; as text the draft's
+        own."""
         if self.kind == "text" or self.base_size == self.draft_size:
             return logits_U
         missing = max(self.base_size - self.draft_size, 0)
         return torch.nn.functional.pad(logits_U[: self.base_size], (0, missing), value=-math.inf)
 
-    def to_draft(self, token: int) -> int:
-        """The draft's id of a token that it proposed."""
-        return token if self.overlap is None else self._draft_of[token]
 
-    @cached_property
-    def _ids(self) -> tuple[Tensor, Tensor]:
-        assert self.overlap is not None
-        return torch.tensor(self.overlap.base_ids), torch.tensor(self.overlap.draft_ids)
-
-    @cached_property
-    def _draft_of(self) -> dict[int, int]:
-        assert self.overlap is not None
-        return dict(zip(self.overlap.base_ids, self.overlap.draft_ids, strict=True))
-
-
-def shared_vocabulary(
-    mode: str, base: BaseModel, draft: BaseModel, text_will_do: bool = True
-) -> Vocabulary:
-    """`wanted`: auto | same | text | intersection (DraftModelOptions.tokenizer). `text_will_do`:
-    whether the other options allow text.
+def shared_vocabulary(mode: str, base: BaseModel, draft: BaseModel) -> Vocabulary:
+    """`mode`: auto | same | text (DraftModelOptions.tokenizer).
 
     Raises ConfigError for `same` with different ids, no common token, or a missing tokenizer.
     """
@@ -111,27 +83,25 @@ def shared_vocabulary(
             hint="choose a draft model of the same family, or another drafter",
         )
     if mode == "auto":
-        mode = _announced(overlap, base, draft, text_will_do)
+        mode = _announced(overlap, base, draft)
     if mode == "same" and not overlap.agrees:
         raise ConfigError(
             f"the tokenizers of {names} are not the same: {overlap.share:.1%} of the base's tokens "
             "are in both, with other ids or too few; expected equal ids for equal tokens",
-            hint="use tokenizer intersection, text or auto",
+            hint="use tokenizer text or auto",
         )
-    return Vocabulary(mode, *sizes, overlap if mode == "intersection" else None)
+    return Vocabulary(mode, *sizes)
 
 
-def _announced(overlap: Overlap, base: BaseModel, draft: BaseModel, text_will_do: bool) -> str:
+def _announced(overlap: Overlap, base: BaseModel, draft: BaseModel) -> str:
     """The kind that fits, with a note where the tokenizers differ."""
     if overlap.agrees:
         return "same"
-    kind = "text" if text_will_do and overlap.share < ENOUGH else "intersection"
-    rule = {"intersection": "the draft proposes those", "text": "drafts are exchanged as text"}
     console.note(
-        f"{draft.info.name} has {overlap.share:.1%} of {base.info.name}'s tokens, so {rule[kind]} "
-        f"(tokenizer {kind}; intersection from {ENOUGH:.0%} on)"
+        f"{draft.info.name} has {overlap.share:.1%} of {base.info.name}'s tokens, so drafts are "
+        "exchanged as text"
     )
-    return kind
+    return "text"
 
 
 def measure_overlap(base: Any, draft: Any, base_size: int, draft_size: int) -> Overlap:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 COUNTS = "tokens a step: "  # how a note begins that counts an answer's steps
 NODES = "nodes: "  # and one that counts their nodes
 # Notes of figures, which are others after each answer, begin so; the rest are reasons.
-FIGURES = (COUNTS, NODES, "lookahead: ", "draft model ", "draft tokens sent to ")
+FIGURES = (COUNTS, NODES, "draft model ", "draft tokens sent to ")
 
 
 @dataclass(eq=False, kw_only=True)

@@ -188,7 +188,7 @@ def verifier_of(engine: Engine) -> CapturedVerifier:
 @pytest.mark.parametrize(
     ("drafter", "sampling"),
     pairs(
-        ["none", "medusa", "auto", "suffix", "lookahead"],
+        ["none", "medusa", "auto", "suffix"],
         [{}, {"temperature": 0.8, "seed": 3}, {"repetition_penalty": 1.3}],
     ),
 )

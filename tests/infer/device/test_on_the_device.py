@@ -26,7 +26,7 @@ from medusa_kit.infer.memory import cache_bytes_per_token
 from medusa_kit.tree.dynamic import DynamicTree
 
 PROMPTS = [random_prompt(length, length) for length in (2, 19, 7)]
-DRAFTERS = ["none", "medusa", "auto", "suffix", "recycling", "lookahead"]
+DRAFTERS = ["none", "medusa", "auto", "suffix", "recycling"]
 DRAWN = {"temperature": 0.8, "seed": 3}
 GROWN = DynamicTree(12, (1.0, 1.0, 1.0))
 SEES_TEXT = DynamicTree(12, (1.0, 1.0, 1.0), smoothing=(5.0, 0.5))

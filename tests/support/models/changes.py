@@ -132,4 +132,4 @@ def expected(family: str, ways: tuple[str, ...] = (), tokens: int = TOKENS) -> l
 
 
 def answer(engine: Engine, tokens: int = TOKENS) -> list[int]:
-    return engine.generate(PROMPT, max_new_tokens=tokens, drafter="lookahead").token_ids
+    return engine.generate(PROMPT, max_new_tokens=tokens, drafter="recycling").token_ids
