@@ -120,6 +120,29 @@ def test_tints_can_be_switched_off(page: Any) -> None:
     assert answer.locator(".token.d2").first.evaluate(line) == "none"
 
 
+SCREENS = [(320, 568), (390, 844), (768, 1024), (844, 390), (1280, 800)]
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_the_message_box_is_on_the_screen(page: Any, screen: tuple[int, int]) -> None:
+    """At first, and below a long conversation, whose end is shown."""
+    page.set_viewport_size({"width": screen[0], "height": screen[1]})
+    page.reload()
+    for words in ("at length", "code"):
+        for one in (
+            page.get_by_label("Message", exact=True),
+            page.get_by_role("button", name="Send"),
+        ):
+            box = one.bounding_box()
+            assert box["y"] >= 0
+            assert box["y"] + box["height"] <= screen[1]
+            assert box["x"] + box["width"] <= screen[0]
+        answer = ended(send(page, words))
+        button = answer.get_by_role("button", name="Compare with plain").bounding_box()
+        assert 0 < button["y"] < screen[1]
+        assert page.evaluate("document.documentElement.scrollWidth") <= screen[0]
+
+
 @pytest.mark.parametrize("width", [320, 1280])
 def test_nothing_is_wider_than_the_screen(page: Any, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 800})

@@ -35,6 +35,23 @@ def test_an_answer_streams_in_and_its_tokens_are_tinted_by_depth(
     assert body["stream_options"] == {"include_usage": True}
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_code_between_fences_is_shown_as_a_block(page: Any, again: bool) -> None:
+    """While it comes, and read back after a reload."""
+    answer = ended(send(page, "code"))
+    if again:
+        page.reload()
+        answer = page.locator("article.answer").last
+    blocks = answer.locator("pre.code")
+    assert [one.text_content() for one in blocks.all()] == ["a = `b`\n\nprint(a)\n", "<b>\n```\n"]
+    assert blocks.first.get_attribute("aria-label") == "Code, python"
+    said = answer.locator(".text").evaluate(
+        "e => [...e.childNodes].filter(n => n.nodeName !== 'PRE').map(n => n.textContent).join('')"
+    )
+    assert said == "So:\nDone.\n"
+    assert blocks.first.locator(".token.d1").first.text_content() == "a = `b`"
+
+
 def test_figures_are_live_while_the_answer_comes(page: Any) -> None:
     answer = send(page, "long")
     expect(answer).to_have_attribute("aria-busy", "true")
@@ -115,6 +132,10 @@ def test_comparing_answers_again_plainly(page: Any, stand_in: StandIn) -> None:
     expect(answer.locator(".comparison")).to_contain_text("The texts are identical.")
     expect(answer.locator(".way").first).to_contain_text("too short to time")
     expect(answer.locator(".comparison")).not_to_contain_text("the speed of plain decoding")
+    answer = ended(send(page, "loop"))
+    answer.get_by_role("button", name="Compare with plain").click()
+    expect(answer.locator(".comparison")).to_contain_text("The answer ends in a loop")
+    expect(answer.locator(".way").first).to_contain_text("not timed")
     answer = ended(send(page, "differ"))
     answer.get_by_role("button", name="Compare with plain").click()
     at = len(WORDS.removesuffix(".")) + 1

@@ -14,6 +14,7 @@ FILES = {
     "/page/answers.js": ("answers.js", "text/javascript; charset=utf-8"),
     "/page/elements.js": ("elements.js", "text/javascript; charset=utf-8"),
     "/page/meter.js": ("meter.js", "text/javascript; charset=utf-8"),
+    "/page/written.js": ("written.js", "text/javascript; charset=utf-8"),
     "/page/tree.js": ("tree.js", "text/javascript; charset=utf-8"),
     "/page/icon.svg": ("icon.svg", "image/svg+xml"),
 }

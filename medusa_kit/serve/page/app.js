@@ -4,6 +4,7 @@ import { answer, get } from "./answers.js";
 import { byId, count, depthClass, make, plural, rate, Voice } from "./elements.js";
 import { Meter } from "./meter.js";
 import { showTree } from "./tree.js";
+import { Written } from "./written.js";
 
 const voice = new Voice();
 const prompt = byId("prompt");
@@ -88,11 +89,11 @@ function tokenNodes([text, depth, by]) {
   const how = depth ? `accepted at depth ${depth}${by ? `, drafted by ${by}` : ""}` : "the model’s own";
   const space = /^ +(?=\S)/.exec(text)?.[0] ?? "";
   const word = make("span", { class: `token ${depthClass(depth)}`, title: how }, text.slice(space.length));
-  return [space, word];
+  return [document.createTextNode(space), word];
 }
 
 function messageElement(who) {
-  const text = make("p", { class: "text" });
+  const text = make("div", { class: "text" });
   const element = make("article", { class: `message ${who === "You" ? "user" : "answer"}` },
     make("h3", {}, who), text);
   byId("welcome").hidden = true;
@@ -157,7 +158,9 @@ function showConversation() {
     const { element, text } = messageElement(message.role === "user" ? "You" : message.model);
     if (message.role === "user") text.textContent = message.content;
     else {
-      text.append(...message.spans.flatMap(tokenNodes));
+      const written = new Written(text, tokenNodes);
+      written.add(message.spans);
+      written.end();
       closeAnswer(element, current, index);
     }
   });
@@ -208,6 +211,7 @@ const toEnd = () => { byId("messages").scrollTop = byId("messages").scrollHeight
 async function askForAnswer() {
   const conversation = current, model = byId("model").value;
   const { element, text } = messageElement(model || "Answer");
+  const written = new Written(text, tokenNodes);
   const live = make("p", { class: "figures-line live" }, "Prefilling the prompt …");
   element.append(live);
   element.setAttribute("aria-busy", "true");
@@ -218,13 +222,14 @@ async function askForAnswer() {
   await exclusively(async (signal) => {
     result = await answer(request, key(), signal, (spans, soFar) => {
       const follows = nearEnd();
-      text.append(...spans.flatMap(tokenNodes));
+      written.add(spans);
       if (spans.length) live.textContent = figuresText(soFar.figures);
       voice.add(spans.map(([one]) => one).join(""));
       if (soFar.tree) showTree(soFar.tree);
       if (follows) toEnd();
     });
   });
+  written.end();
   voice.flush();
   live.remove();
   element.removeAttribute("aria-busy");

@@ -2,7 +2,8 @@
 
 What the last message says decides: "busy", "key", "broken" and "cut" go wrong in their ways, "wait"
 never begins, "long" goes on until it is stopped; everything else is answered in four steps, "at
-length" in four times as many. Plain answers to "differ" have other words.
+length" in four times as many, "loop" by the same ones over and over, "code" by CODE. Plain answers
+to "differ" have other words.
 """
 
 import asyncio
@@ -28,6 +29,16 @@ STEPS = [  # what each step says: text, depth, who guessed it
     [(" is", 1, "medusa"), (" blue", 2, "medusa"), ("\n", 3, "suffix"), ("<i>", 0, None)],
     [(" and", 1, "medusa"), (" deep", 2, "medusa"), (" and", 3, "suffix"), (" wide", 4, "suffix"),
      (".", 0, None)],
+]  # fmt: skip
+# Fences fall into several tokens, and a token may hold several lines.
+CODE = [
+    [("So:", 0, None)],
+    [("\n``", 1, "medusa"), ("`py", 2, "medusa"), ("thon\n", 0, None)],
+    [("a = `b`", 1, "suffix"), ("\n\n", 0, None)],
+    [("print(a)\n```\nDone", 0, None)],
+    [(".\n", 1, "medusa"), ("~~~\n<b>\n", 0, None)],
+    [("```\n~~", 0, None)],
+    [("~", 0, None)],
 ]  # fmt: skip
 WORDS = "".join(text for step in STEPS for text, _, _ in step)
 
@@ -69,12 +80,16 @@ class StandIn:
     async def events(self, body: dict[str, Any], said: str) -> AsyncIterator[str]:
         plain = body["medusa_kit"].get("drafter") == "none"
         steps = [[(text, 0, None)] for step in STEPS for text, _, _ in step] if plain else STEPS
+        if said == "code":
+            steps = CODE
         if plain and said == "differ":
             steps = [*steps[:-1], [("!", 0, None)]]
         if said == "long":
             steps = steps * 10_000
-        if said == "at length":
+        if said == "loop":
             steps = steps * 4
+        if said == "at length":
+            steps = [one for n in range(4) for one in (*steps, [(f" {n}", 0, None)])]
         yield ": a comment\n\n"
         yield chunk({"role": "assistant", "content": ""})
         ended = False
