@@ -11,25 +11,38 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from medusa_kit import console
-from medusa_kit.errors import DID_YOU_MEAN, CheckpointError, did_you_mean, half_pair, nearest
+from medusa_kit.errors import (
+    DID_YOU_MEAN,
+    CheckpointError,
+    ConfigError,
+    did_you_mean,
+    half_pair,
+    nearest,
+)
 from medusa_kit.paths import expanded
 from medusa_kit.settings.engine import DEBUG_NAME, OWN_MODELS
 
 HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
+ADDRESS = re.compile(r"(?:https?://[^/]*|huggingface\.co|hf\.co)/+(.*)", re.DOTALL)
 CONNECT_SECONDS = 3.0
 PART = re.compile(r"-\d{5}-of-\d{5}$")  # at the end of the name of one file of several
 PROJECTOR = "mmproj"  # begins the names of llama.cpp's image encoders
+PORTS = {"https": 443, "http": 80, "socks4": 1080, "socks5": 1080, "socks5h": 1080}
 unreached: set[str] = set()  # addresses of the Hub that did not answer
 NEAR = 0.75  # least similarity of a name that is offered in place of another
 
 
 def check_name(name: str) -> None:
     """Raises CheckpointError for a name that no base has, on this machine or on the Hub."""
+    if not name.strip():
+        raise CheckpointError("the name of the model is empty", hint="leave it out, or name one")
     if name == DEBUG_NAME or name in OWN_MODELS or model_path(name).exists():
         return
     if wrong := half_pair(name):
         raise CheckpointError(f"no model at {name!r}: {wrong}", hint="check the path")
     path = expanded(name)
+    if address := ADDRESS.match(name):
+        raise CheckpointError(f"{name} is an address, not a name", hint=_id_hint(address[1]))
     if path.suffix == ".gguf":  # reading it says what is missing
         return
     if path.is_absolute() or not HUB_ID.fullmatch(name):
@@ -86,16 +99,41 @@ def use_hub_if_reached() -> bool:
 
 @functools.cache
 def reached(endpoint: str) -> bool:
-    """Whether a connection can be made; taken for granted where a proxy makes it."""
-    url = urlsplit(endpoint)
-    if {url.scheme, "all"} & urllib.request.getproxies().keys() or url.hostname is None:
-        return True
-    port = url.port or (443 if url.scheme == "https" else 80)
+    """Whether a connection can be made with the Hub, or with the proxy that it is asked through.
+    Raises ConfigError for an endpoint that is no address."""
+    host, port = _host_and_port(endpoint)
+    if host is None or port is None:
+        raise ConfigError(
+            f"HF_ENDPOINT {endpoint!r} is no address; expected https://… or http://…",
+            hint="unset HF_ENDPOINT to use https://huggingface.co",
+        )
+    proxies = urllib.request.getproxies()
+    proxy = proxies.get(endpoint.partition(":")[0].lower()) or proxies.get("all")
+    if proxy and not urllib.request.proxy_bypass(host):
+        host, port = _host_and_port(proxy if "//" in proxy else f"http://{proxy}")
+        if host is None or port is None:  # the Hub's client says what is wrong with it
+            return True
     try:
-        socket.create_connection((url.hostname, port), CONNECT_SECONDS).close()
-    except OSError:
+        socket.create_connection((host, port), CONNECT_SECONDS).close()
+    except (OSError, UnicodeError):  # the latter for a name that no host can have
         return False
     return True
+
+
+def _host_and_port(address: str) -> tuple[str | None, int | None]:
+    try:
+        url = urlsplit(address)
+        return url.hostname, url.port or PORTS.get(url.scheme)
+    except ValueError:  # brackets, or a port that is no number
+        return None, None
+
+
+def _id_hint(path: str) -> str:
+    """`path`: of an address of the Hub, which begins with the model's id."""
+    model = "/".join(path.split("?")[0].split("/")[:2])
+    if "/" in model and HUB_ID.fullmatch(model):
+        return f"name the model by its id on the Hub: {model}"
+    return "give the path of a folder or GGUF file, or a model's id on the Hub"
 
 
 def _cached() -> list[str]:

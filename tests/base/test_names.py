@@ -1,5 +1,6 @@
 """Names of base models: a wrong one is told at once, with the nearest; a folder may be one file."""
 
+import re
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from medusa_kit.base import names
 from medusa_kit.base.files import gguf_source, resolve
 from medusa_kit.base.hub_client import heads_folder
 from medusa_kit.base.loading import load_base_model
-from medusa_kit.errors import CheckpointError, HubError
+from medusa_kit.errors import CheckpointError, ConfigError, HubError
 
 
 @pytest.fixture
@@ -60,6 +61,59 @@ def test_a_hub_that_cannot_be_reached_is_told_once_and_not_asked(
     with pytest.raises(HubError, match=r"nor heads on the Hub: http.* cannot be reached") as caught:
         heads_folder("org/heads", lambda _: [])
     assert caught.value.hint == "check the network"
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "hub.local", "http://", "http://h:99999", "http://h:abc", "http://[::1", "ftp://h"],
+)
+def test_an_endpoint_that_is_no_address_is_told(
+    cut_off: None, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    with pytest.raises(ConfigError, match=re.escape(f"HF_ENDPOINT {endpoint!r} is no address")):
+        names.check_name("org/other")
+
+
+@pytest.mark.parametrize("written", ["http://{}", "{}", "socks5://{}"])
+@pytest.mark.parametrize("variable", ["http_proxy", "all_proxy"])
+def test_a_proxy_that_cannot_be_reached_is_no_way_to_the_hub(
+    cut_off: None, monkeypatch: pytest.MonkeyPatch, variable: str, written: str
+) -> None:
+    proxy = constants.ENDPOINT.removeprefix("http://")
+    monkeypatch.setenv(variable, written.format(proxy))
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        there = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        assert names.reached.__wrapped__(there)
+        monkeypatch.setenv("no_proxy", "")
+        assert not names.reached.__wrapped__(there)
+        assert not names.reached.__wrapped__("http://hub.example")
+        monkeypatch.setenv(variable, written.format(there.removeprefix("http://")))
+        assert names.reached.__wrapped__("http://hub.example")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://huggingface.co/org/Some-Model-7B",
+        "huggingface.co/org/Some-Model-7B/tree/main",
+        "hf.co/org/Some-Model-7B?library=transformers",
+        "http://mirror.example/org/Some-Model-7B/blob/main/model.gguf",
+    ],
+)
+def test_an_address_of_a_model_is_no_name(address: str) -> None:
+    with pytest.raises(CheckpointError, match="is an address, not a name") as caught:
+        names.check_name(address)
+    assert caught.value.hint == "name the model by its id on the Hub: org/Some-Model-7B"
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_an_empty_name_is_told(name: str) -> None:
+    with pytest.raises(CheckpointError, match="the name of the model is empty"):
+        names.check_name(name)
 
 
 def test_a_wrong_name_needs_no_library_that_computes() -> None:
