@@ -149,7 +149,7 @@ DID_YOU_MEAN = "did you mean {}?"
 
 def did_you_mean(value: Any, known: Iterable[str], otherwise: str | None = None) -> str | None:
     """The hint for a word that is none of `known`; `otherwise`: the hint where nothing is close."""
-    close = nearest(str(value), known)
+    close = nearest(value, known) if isinstance(value, str) else None
     return DID_YOU_MEAN.format(close) if close else otherwise
 
 

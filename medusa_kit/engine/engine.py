@@ -29,7 +29,7 @@ from medusa_kit.engine.given import (
     sampling_of,
     stop_strings,
 )
-from medusa_kit.engine.public import API, Closable, described
+from medusa_kit.engine.public import API, Closable, closable, described
 from medusa_kit.engine.result import GenerationResult, GenerationStats
 from medusa_kit.engine.shared_batch import SharedBatch, check_options
 from medusa_kit.engine.streaming import Streaming
@@ -55,6 +55,7 @@ from medusa_kit.tree.plan import PlannedTree, Tree, TreePlan, fitted
 from medusa_kit.usual_device import on_usual_device
 
 
+@closable
 @dataclass(repr=False)
 class Engine(Closable):
     """Generates text exactly as the base model would, faster. Build with `medusa_kit.load`.

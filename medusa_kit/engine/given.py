@@ -72,7 +72,8 @@ def output_options(logprobs: Any) -> OutputOptions:
     """Raises ConfigError for what is no number of tokens."""
     if logprobs is None:
         return NOTHING
-    if not isinstance(logprobs, Integral) or int(logprobs) < 0:
+    is_number = isinstance(logprobs, Integral) and not isinstance(logprobs, bool)
+    if not is_number or int(logprobs) < 0:
         raise ConfigError(
             f"logprobs {logprobs!r} is out of range; expected an integer, 0 or more",
             hint="0 gives those of the answer's own tokens alone",

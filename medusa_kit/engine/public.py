@@ -1,6 +1,7 @@
 """What people see of an engine: its methods and properties in `dir`, and one line in `repr`."""
 
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from medusa_kit.errors import ClosedError, Live
 
@@ -9,6 +10,16 @@ API = (
     "generate", "heads", "heads_source", "lossy_by", "own_drafter", "rounding_tolerance",
     "shared_batch", "steps_run_by", "stream", "tree", "use_tree", "weights",
 )  # fmt: skip
+
+AnyClosable = TypeVar("AnyClosable", bound="Closable")
+
+
+def closable(cls: type[AnyClosable]) -> type[AnyClosable]:
+    """A data class without its default values, which a closed object would still have."""
+    for one in fields(cls):  # type: ignore[arg-type]
+        if one.name in vars(cls):
+            delattr(cls, one.name)
+    return cls
 
 
 class Closable(Live):
@@ -20,6 +31,8 @@ class Closable(Live):
         self.__dict__.clear()
 
     def __enter__(self) -> Self:
+        if not self.__dict__:
+            raise _closed()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -29,8 +42,12 @@ class Closable(Live):
 
         def __getattr__(self, name: str) -> Any:
             if not self.__dict__ and name in type(self).__dataclass_fields__:
-                raise ClosedError("this engine is closed", hint="load another")
+                raise _closed()
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def _closed() -> ClosedError:
+    return ClosedError("this engine is closed", hint="load another")
 
 
 def described(engine: Any) -> str:

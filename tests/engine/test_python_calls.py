@@ -51,7 +51,12 @@ def test_a_closed_engine_has_let_go_of_its_model() -> None:
     for call in (lambda: engine.generate([3]), lambda: engine.stream([3]), lambda: engine.base):
         with pytest.raises(ClosedError, match="this engine is closed"):
             call()
+    for name in ("heads", "drafter", "plan", "tree", "check"):
+        with pytest.raises(ClosedError):
+            getattr(engine, name)
     engine.close()
+    with pytest.raises(ClosedError), engine:
+        pass
     with pytest.raises(AttributeError, match="has no attribute 'genrate'"):
         engine_with_heads().genrate  # type: ignore[attr-defined]  # noqa: B018
 
@@ -107,8 +112,9 @@ def test_log_probabilities_are_the_base_models(chat: Engine) -> None:
     assert [score.log_prob for score in streaming.result.logprobs] == pytest.approx(
         [score.log_prob for score in results[0].logprobs], abs=1e-3
     )
-    with pytest.raises(ConfigError, match="logprobs -1 is out of range"):
-        chat.generate(prompts, logprobs=-1)
+    for wrong in (-1, False, 1.5):
+        with pytest.raises(ConfigError, match=f"logprobs {wrong} is out of range"):
+            chat.generate(prompts, logprobs=wrong)  # type: ignore[arg-type]
 
 
 def test_scores_end_where_a_stop_string_ends_the_answer(chat: Engine) -> None:
@@ -185,8 +191,9 @@ def test_unknown_roles_are_errors(chat: Engine, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ConfigError) as caught:
         chat.encode([{"role": "usr", "content": "hi"}])
     assert caught.value.hint == "did you mean user?"
-    with pytest.raises(ConfigError, match="role None is unknown"):
+    with pytest.raises(ConfigError, match="role None is unknown") as caught:
         chat.encode([{"content": "hi"}])
+    assert caught.value.hint is None, "no word is near to what is no text"
     template = chat.base.tokenizer.chat_template
     monkeypatch.setattr(chat.base.tokenizer, "chat_template", "{# 'asistant' #}" + template)
     assert chat.encode(wrong)
