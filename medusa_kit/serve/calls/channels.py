@@ -53,16 +53,17 @@ class ChannelReader:
 
     def _head(self) -> list[Piece]:
         head, end, rest = self._text.partition(self.channels.head_end)
-        if end:
+        if not self._may_be_head(head):
+            self._kind, self._fresh = "content", True
+        elif end:
             self._text = rest
             return self._begin(head)
-        if not self._may_be_head():
-            self._kind, self._fresh = "content", True
         return []
 
-    def _may_be_head(self) -> bool:
-        start = self._text.lstrip()
-        beginnings = ("<", "to=", self.channels.thoughts, self.channels.aloud)
+    def _may_be_head(self, text: str) -> bool:
+        start = text.lstrip()
+        known = self.channels
+        beginnings = (known.head, known.head_end, "to=", known.thoughts, known.aloud)
         begins = any(start.startswith(one) or one.startswith(start) for one in beginnings)
         return len(start) < LONGEST_HEAD and (bool(self._begun) or begins)
 

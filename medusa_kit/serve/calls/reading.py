@@ -88,23 +88,26 @@ class AnswerReader:
         return self.calls.finish_reason(reason) if self.reading.calls else reason
 
     def _pieces(self) -> Iterator[Piece]:
-        if self._inside is None:
-            self._begin()
-        if self._inside:
-            yield from self._reasoned()
+        before = None
+        while self._inside is not False and before != self._text:
+            before = self._text
+            if self._inside is None:
+                self._begin()
+            if self._inside:
+                yield from self._reasoned()
         if self._inside is False and not self._awaits_words():
             yield from self._spoken(self._before_ending())
 
     def _begin(self) -> None:
-        """Note whether the answer begins with reasoning, once that is known. Some models only close
-        it."""
+        """Note whether the answer, or what follows reasoning, begins with reasoning, once that is
+        known. Some models only close it."""
         assert self.reading.reasoning is not None
         opening, closing = self.reading.reasoning[:2]
         start = self._text.lstrip()
         if opening and start.startswith(opening):
             self._text, self._inside = start.removeprefix(opening), True
         elif start.startswith(closing):
-            self._text, self._inside, self._past = start.removeprefix(closing), False, True
+            self._text, self._inside, self._past = start.removeprefix(closing), None, True
         elif not opening.startswith(start) and not closing.startswith(start):
             self._inside = False
 
@@ -133,8 +136,8 @@ class AnswerReader:
         self._begun = self._begun or bool(reasoning)
         if reasoning:
             yield Piece(reasoning=reasoning)
-        if tag:
-            self._inside, self._begun, self._past = False, False, True
+        if tag:  # behind which more may follow, as `Heard` has it
+            self._inside, self._begun, self._past = None, False, True
 
     def _before_ending(self) -> str:
         """What of the text is the answer's for certain."""

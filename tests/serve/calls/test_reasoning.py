@@ -263,6 +263,8 @@ def test_variables_reach_the_template() -> None:
         ("<think>a</think>b", False, "a", "b"),
         ("\n<think>\na\n</thin</think>\n\nb ", False, "a\n</thin", "b "),
         ("<think>\n\n</think>\n\nb", False, "", "b"),
+        ("<think>a</think>\n<think>b</think>\n\nc", False, "ab", "c"),
+        ("<think>a</think></think>c", False, "a", "c"),
         ("<thin", False, "", "<thin"),
         ("<thinker>", False, "", "<thinker>"),
         ("b<think>a</think>", False, "", "b<think>a</think>"),

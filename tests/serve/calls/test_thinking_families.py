@@ -132,6 +132,15 @@ def test_messages_to_functions_are_calls(head: str, step: int) -> None:
     assert (unasked.reasoning, unasked.content) == ('Hm.\n{"x": [1]}', None)
 
 
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    "text", ["<b>Hi</b>", "So.<|channel|>final<|message|>It is.", "<|mess", "x" * 300]
+)
+def test_an_answer_without_a_head_is_said_as_it_comes(text: str, step: int) -> None:
+    answer = read(tokenizer_of("gpt_oss"), text, step)
+    assert (answer.reasoning, answer.content or "") == ("", "" if text == "<|mess" else text)
+
+
 @pytest.mark.parametrize(
     "template",
     [
