@@ -11,6 +11,7 @@ from medusa_kit import console
 from medusa_kit.cli import engine_options, options
 from medusa_kit.cli.chat import notes
 from medusa_kit.cli.chat import sampling as chat_sampling
+from medusa_kit.data.text_files import PIPE, PIPED
 from medusa_kit.errors import UsageError
 from medusa_kit.garbage import no_search
 from medusa_kit.settings.sampling import ANSWER_TOKENS
@@ -39,9 +40,9 @@ def generate(
             "give either a prompt or --prompts, and not both",
             hint='medusa-kit generate "Why is the sky blue?", or --prompts FILE',
         )
-    if prompt is not None and _is_file(prompt):
+    if prompt is not None and (prompt == PIPE or _is_file(prompt)):
         raise UsageError(
-            f"the prompt {prompt!r} is the name of a file",
+            f"the prompt {prompt!r} is the name of " + (PIPED if prompt == PIPE else "a file"),
             hint=f"--prompts {shlex.quote(prompt)} answers the prompts in it; to ask about the "
             "name, write a sentence",
         )

@@ -6,6 +6,7 @@ from typing import Any
 from medusa_kit import console
 from medusa_kit.data.chat import encode_row_prompt
 from medusa_kit.data.rows import BadRow, Conversation
+from medusa_kit.data.text_files import PIPE, PIPED
 from medusa_kit.errors import DataError, UsageError
 
 NEXT = ("the model's answers to them are what heads are trained on: `medusa-kit train --quick` or "
@@ -36,17 +37,18 @@ def show(tokenizer: Any, source: str, rows: Sequence[Any], number: int, on_error
         raise UsageError(f"row {number} cannot be shown: {reason}")
     shown = tokenizer.decode(encoded[number], skip_special_tokens=False)
     lengths = [len(ids) for ids in encoded.values()]
+    name = PIPED if source == PIPE else source
     lines = [
         shown,
         f"row {number}: a prompt of {len(encoded[number])} tokens, without an answer",
-        f"{source}: {len(lengths):,} prompts of {sum(lengths):,} tokens, the longest has "
+        f"{name}: {len(lengths):,} prompts of {sum(lengths):,} tokens, the longest has "
         f"{max(lengths):,}; {len(reasons):,} rows skipped",
     ]
     for line in lines:
         console.out.print(line, markup=False, highlight=False, soft_wrap=True)
     if reasons:
         first = min(reasons)
-        console.note(f"{source}: the first skipped is row {first}: {reasons[first]}")
+        console.note(f"{name}: the first skipped is row {first}: {reasons[first]}")
     console.note(NEXT)
 
 

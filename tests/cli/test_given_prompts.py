@@ -37,6 +37,10 @@ def test_a_file_given_as_the_prompt_is_taken_for_a_mistake(
     assert "the prompt 'my q.txt' is the name of a file" in err
     assert "hint: --prompts 'my q.txt' answers the prompts in it" in err
     assert run("generate", "x" * 500, *PLAIN, "-n", "2")[0] == 0
+    code, out, err = run("generate", "-", *PLAIN, "-n", "4")
+    assert (code, out) == (2, "")
+    assert "the prompt '-' is the name of standard input" in err
+    assert "hint: --prompts - answers the prompts in it" in err
 
 
 @pytest.mark.parametrize(
@@ -84,6 +88,12 @@ def test_prompts_are_shown_as_the_model_is_asked(run: Run, tmp_path: Path) -> No
     code, _, err = run("data", "inspect", path, *MODEL[:2], "--row", "9")
     assert (code, "row 9 cannot be shown: the source has no such row" in err) == (2, True)
     assert run("data", "inspect", path, *MODEL[:2], "--on-error", "fail")[0] == 1
+
+
+def test_prompts_of_a_pipe_are_shown_by_its_name(run: Run, pipe: Callable[[str], None]) -> None:
+    pipe("One\nTwo\n")
+    code, out, err = run("data", "inspect", "-", *MODEL[:2])
+    assert (code, "standard input: 2 prompts of" in out) == (0, True), err
 
 
 def test_verify_says_how_long_it_takes(
