@@ -2,6 +2,7 @@
 encoded in the loop."""
 
 import asyncio
+import gc
 import json
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from support.serving.live_server import LiveServer
 
@@ -71,6 +73,22 @@ def test_many_faults_are_few_errors(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as raised:
         kind.model_validate({"model": "m", **fields})
     assert raised.value.error_count() < 200
+
+
+def test_nothing_is_searched_for_garbage_while_a_body_is_parsed() -> None:
+    """Parsing many lists took several times as long, and held the loop."""
+    found: list[str] = []
+    body = b'{"model": "m", "messages": [' + b"[]," * MANY + b"[]]}"
+    gc.callbacks.append(lambda phase, _: found.append(phase))
+    try:
+        with pytest.raises(RequestValidationError) as raised:
+            body_route._read(body, ChatRequest)
+        parsed = len(found)
+    finally:
+        gc.callbacks.pop()
+    assert gc.isenabled()
+    assert parsed <= 2, "after it, at most"
+    assert not any("input" in one for one in raised.value.errors()), "they would keep the body"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from medusa_kit.files import parse_json
+from medusa_kit.garbage import no_search
 from medusa_kit.serve.operations.bodies import SMALL
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -70,12 +71,13 @@ def _is_json(content_type: str) -> bool:
 def _read(body: bytes, model: type[BaseModel]) -> BaseModel:
     """The model in a body. Raises what FastAPI would."""
     try:
-        return model.model_validate(parse_json(body))
+        with no_search():  # each search would look through all that has been parsed so far
+            return model.model_validate(parse_json(body))
     except json.JSONDecodeError as error:
         why = {"type": "json_invalid", "loc": ("body", error.pos), "ctx": {"error": error.msg}}
         raise RequestValidationError([why]) from None
     except ValidationError as error:
-        details = error.errors(include_url=False)
+        details = error.errors(include_url=False, include_input=False)  # so that the body is freed
         errors = [{**detail, "loc": ("body", *detail["loc"])} for detail in details]
         raise RequestValidationError(errors) from None
     except (ValueError, RecursionError) as error:
