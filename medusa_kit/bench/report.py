@@ -256,7 +256,7 @@ class BenchReport:
             "num_prompts": self.num_prompts,
             "max_new_tokens": self.max_new_tokens,
             "batch_size": self.batch_size,
-            "loops": self.loops,
+            **({"loops": self.loops} if self.loops else {}),
             "identical_to": self.identical_to,
             "agreement_with_float32": self.agreement and self.agreement.to_json(),
             "methods": [result.to_json(self.results[0]) for result in self.results],

@@ -284,7 +284,7 @@ def test_every_sampling_option_reaches_the_engine(
     seen: list[SamplingParams] = []
     original = SamplingParams.of
     monkeypatch.setattr(
-        SamplingParams, "of", lambda options: seen.append(original(options)) or seen[-1]
+        SamplingParams, "of", lambda *given: seen.append(original(*given)) or seen[-1]
     )
     code, _, err = run("generate", "hi", *PLAIN, *words)
     assert code == 0, err

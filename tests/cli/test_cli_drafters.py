@@ -28,6 +28,7 @@ def loaded(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str,
         raise Loaded(arguments)
 
     monkeypatch.setattr(loading, "load", load)
+    monkeypatch.setattr("medusa_kit.base.names._cached", lambda: ["other"])
 
     def call(*arguments: object) -> dict[str, Any]:
         with pytest.raises(Loaded) as caught:
@@ -130,9 +131,12 @@ WRONG_CALLS: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG_CALLS)
-def test_wrong_drafters_are_refused_before_loading(run: Run, case: str) -> None:
+def test_wrong_drafters_are_refused_before_loading(
+    run: Run, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.setattr(loading, "load", None)
     arguments, message = WRONG_CALLS[case]
-    code, out, err = run(*arguments, "-m", "./nowhere")
+    code, out, err = run(*arguments, "-m", "debug-tiny")
     assert (code, out) == (2, "")
     assert message in err
 

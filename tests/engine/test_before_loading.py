@@ -189,6 +189,7 @@ def test_a_misspelled_name_is_not_looked_for_on_the_hub(
     with pytest.raises(CheckpointError, match=r"did you mean (smollm2-135m-instruct|debug-tiny)"):
         medusa_kit.load(name, device="cpu")
     assert asked == []
+    monkeypatch.setattr("medusa_kit.base.names._cached", lambda: ["distilgpt2"])
     assert resolve("distilgpt2") == ("hub", "distilgpt2")
 
 

@@ -177,4 +177,4 @@ def test_no_figure_stands_twice() -> None:
     assert len(ratios) > 4
     assert len(ratios) == len(set(ratios))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert not re.search(r"\d", project["description"])
+    assert not re.search(r"\b\d", project["description"])

@@ -172,6 +172,7 @@ def test_which_bases_are_loaded_in_pieces(
     (tmp_path / "config.json").write_text("{}")
     whole = {"stage": "medusa2", "base": {"model": str(tmp_path)}, "deepspeed": {"zero_stage": 3}}
     monkeypatch.setenv("WORLD_SIZE", str(processes))
+    monkeypatch.setattr("medusa_kit.base.names._cached", lambda: ["owner/model"])
     assert sharded_base.loads_layerwise(make_recipe(**whole | sections)) == layerwise
 
 

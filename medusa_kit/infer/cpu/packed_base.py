@@ -284,7 +284,8 @@ def base_for_decoding(
     """
     try:
         base = light_base(name, dtype, device, revision, weights, check)
-        base.read_texts_in(text_activations)
+        if text_activations != FLOAT32:
+            base.read_texts_in(text_activations)
         return base
     except (Unsupported, CheckpointError) as reason:  # loading tells what is wrong with it
         loaded = load_base_model(name, dtype=dtype, device=device, revision=revision, check=check)

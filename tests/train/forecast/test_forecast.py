@@ -195,7 +195,5 @@ def test_a_quick_dry_run_writes_nothing(tmp_path, monkeypatch, capsys):
     run_quick([], "debug-tiny", "p.txt", 2.0, None, "cpu", False, dry_run=True, engine="vllm")
     said = capsys.readouterr()
     assert "heads of kind medusa for vLLM" in said.err.splitlines()[0]
-    assert "kind: medusa" in said.out
-    assert "plan for 120.0 min" in said.err
-    check_table(said.out)
+    assert said.out.splitlines()[-1].startswith("verdict")
     assert [path.name for path in tmp_path.iterdir()] == ["p.txt"]
