@@ -33,6 +33,7 @@ def project(tmp_path: Path) -> Path:
     for folder in ("tests/serve", "tests/infer/decode"):
         (tmp_path / folder / f"test_{Path(folder).name}.py").write_text(TESTS)
     (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    (tmp_path / ".gitignore").write_text("__pycache__/\n")
     (tmp_path / "tests/conftest.py").write_text(CONFTEST)
     git(tmp_path, "init", "-q", "-b", "main")
     git(tmp_path, "add", ".")
