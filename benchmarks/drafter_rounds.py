@@ -23,6 +23,7 @@ from rounds import in_turn
 import medusa_kit
 from medusa_kit import console
 from medusa_kit.bench.interval import interval_of
+from medusa_kit.loops import loop_start
 
 PLAIN = "none"
 
@@ -50,19 +51,26 @@ def main() -> None:
     rows = [json.loads(line) for line in options.prompts.read_text().splitlines()]
     names = [PLAIN, *options.drafters.split(",")]
     engines = {name: _engine(name, options) for name in names}
-    answers, others = list[Answer](), 0
+    answers, others, loops = list[Answer](), 0, 0
     for number in range(options.rounds):
         with console.progress(f"round {number + 1}", len(rows), "prompts") as bar:
             for prompt, row in enumerate(rows):
-                texts = {}
+                texts, timed = {}, list[Answer]()
                 for name in in_turn(names, number, prompt):
                     result = _answer(engines[name], row, options, prompt)
                     texts[name] = result.token_ids
-                    answers.append(Answer.of(result.stats, name, number, prompt, row))
+                    timed.append(Answer.of(result.stats, name, number, prompt, row))
+                if any(loop_start(ids) is not None for ids in texts.values()):
+                    loops += 1
+                else:
+                    answers += timed
                 others += any(texts[name] != texts[PLAIN] for name in names)
                 bar.advance()
         asked = (number + 1) * len(rows)
-        print(f"round {number + 1}: {others} of {asked} prompts with another answer than plain")
+        print(
+            f"round {number + 1}: {others} of {asked} prompts with another answer than plain, "
+            f"{loops} left out of the speeds for a loop at the end"
+        )
         _report(answers, names, number + 1)
 
 

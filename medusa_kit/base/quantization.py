@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-EXTRA = "'medusa-kit[quantized]'"
-# Packages that transformers needs for a method; for other methods its own message names them.
-PACKAGES = {
-    "torchao": EXTRA,
-    "bitsandbytes": EXTRA,
-    "gptq": "optimum gptqmodel",
-    "awq": "gptqmodel",
-    "compressed-tensors": "compressed-tensors",
-    "quanto": "optimum-quanto",
+from medusa_kit.installing import extra
+
+# How to get what transformers needs for a method; for other methods its own message names it.
+INSTALLED_BY = {
+    "torchao": extra("quantized"),
+    "bitsandbytes": extra("quantized"),
+    "gptq": "pip install optimum gptqmodel",
+    "awq": "pip install gptqmodel",
+    "compressed-tensors": "pip install compressed-tensors",
+    "quanto": "pip install optimum-quanto",
 }
 
 
@@ -110,8 +111,7 @@ def installing(method: str | None, error: BaseException) -> str | None:
     """What to install, where `error` says that a package needed for `method` is missing."""
     if method is None or not isinstance(error, ImportError):
         return None
-    packages = PACKAGES.get(method)
-    how = f"pip install {packages}" if packages else "install the package named here"
+    how = INSTALLED_BY.get(method, "install the package named here")
     return f"the model is quantised ({method}); for transformers to read it: {how}"
 
 

@@ -163,7 +163,8 @@ def lines_of(session: Session, fit: Fit, memory: float, row_bytes: float) -> lis
     disk = fit.positions * row_bytes
     free = shutil.disk_usage(_existing(session.request.output)).free
     return [
-        f"text        {fit.answered:,.0f} of {len(prompts.training):,} prompts, answers of "
+        f"text        {min(fit.answered, len(prompts.training)):,.0f} of "
+        f"{len(prompts.training):,} prompts, answers of "
         f"{fit.rates.answer_length:,.0f} tokens: about {fit.tokens:,.0f} training tokens, those "
         "of prompts included",
         f"time        about {minutes(whole)} of {minutes(total)}: {answers}training "

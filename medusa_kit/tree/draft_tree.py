@@ -92,9 +92,3 @@ class DraftTree:
         result = DraftTree(self.tokens[0])
         result.merge(self, nodes[1:])
         return result
-
-    def best(self, num_nodes: int) -> "DraftTree":
-        """The `num_nodes` likeliest nodes, root included."""
-        if self.num_nodes <= num_nodes:
-            return self
-        return self.kept([node for node, _ in self.by_chance()[:num_nodes]])

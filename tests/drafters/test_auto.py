@@ -371,7 +371,7 @@ def test_tries_keep_parents_before_children_and_merge_the_same_paths(
     assert _paths(both) == _paths(whole) == paths
     order = both.by_chance()
     assert all(first >= second for (_, first), (_, second) in pairwise(order))
-    small = both.best(5)
+    small = both.kept([node for node, _ in order[:5]])
     assert small.num_nodes == min(5, both.num_nodes)
     assert all(parent < node for node, parent in enumerate(small.parents))
 

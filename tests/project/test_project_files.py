@@ -90,6 +90,12 @@ def test_hints_name_extras_that_are_there() -> None:
     assert installing.extra("serve").startswith("pip install -e '.[serve]' ")
 
 
+def test_no_source_names_a_package_that_no_index_has() -> None:
+    named = re.compile(r"medusa[-_]kit\[|pip install medusa")
+    sources = [path for path in (ROOT / "medusa_kit").rglob("*") if path.suffix in (".py", ".html")]
+    assert [str(path) for path in sources if named.search(path.read_text())] == []
+
+
 def test_the_address_is_one_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert installing.from_nothing() == ["make install && . .venv/bin/activate"]
     monkeypatch.setattr(installing, "ADDRESS", "https://host.invalid/kit")

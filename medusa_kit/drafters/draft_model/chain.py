@@ -69,7 +69,7 @@ class Chain:
         except MedusaKitError:  # no token is possible; if the base has none either, its row says so
             token, chance = NOTHING, 0.0
         is_stop = token in self.stop_ids
-        if token == NOTHING or (self.vocabulary.kind == "text" and is_stop):
+        if token == NOTHING or (self.vocabulary.reads_text and is_stop):
             self.done = True
             return NOTHING
         depth = len(self.own_ids) + 1

@@ -70,7 +70,7 @@ class DraftModelDrafter(TreeDrafter):
         cost = verifier.base.info.num_parameters / base.info.num_parameters
         self.threshold, self.runner = Threshold(options.threshold, cost), DraftRunner(verifier)
         self.num_nodes = min(options.num_nodes, 1 + options.max_length)
-        if vocabulary.kind == "text":  # the base may split the text into more tokens
+        if vocabulary.reads_text:  # the base may split the text into more tokens
             self.num_nodes = options.num_nodes
         self._drafts = self._drafted = self._accepted = 0
         self.no_numbers = NoNumbers(f"draft-model {verifier.base.info.name}")
@@ -174,7 +174,7 @@ class DraftModelDrafter(TreeDrafter):
             contexts[0] - len(prefix),
             contexts[1] - len(text) + 1,
         )
-        in_text = self.vocabulary.kind == "text"
+        in_text = self.vocabulary.reads_text
         return Chain(
             text,
             prefix,
@@ -191,10 +191,8 @@ class DraftModelDrafter(TreeDrafter):
         trees = []
         for request, chain in zip(state.requests, chains, strict=True):
             own: _Kept = request.kept[self]
-            if self.vocabulary.kind == "text":
-                tree = self._translated(own.reader, chain)
-            else:
-                tree = chain.tree
+            in_text = self.vocabulary.reads_text
+            tree = self._translated(own.reader, chain) if in_text else chain.tree
             trees.append(tree)
             own.chain = _first_children(tree)
         return trees

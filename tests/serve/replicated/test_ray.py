@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -207,9 +208,11 @@ def test_at_the_end_answers_finish(live: RayServer) -> None:
     assert "the server has ended\n" in live.lines[-3:]
 
 
-def test_a_model_that_cannot_be_loaded_is_told() -> None:
-    command = [sys.executable, "-m", "medusa_kit", "serve", "--model", "./gone",
+def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    command = [sys.executable, "-m", "medusa_kit", "serve", "--model", str(tmp_path),
                "--port", "0", "--replicas", "2"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 1
-    assert "error: no replica could be started: no model at gone\nhint: " in done.stderr
+    assert f"error: no replica could be started: {tmp_path}" in done.stderr
+    assert "\nhint: " in done.stderr

@@ -28,6 +28,7 @@ SCHEMA = Grammar.json_schema(
 )  # fmt: skip
 
 TOO_COMPLEX = "((a{1,1000}){1,1000}){1,1000}"  # after some tokens
+LONG_AND_COMPLEX = "((a{1,1000}){1,1000}){300,1000}"  # and cannot end before
 
 
 def mask_of(grammar: Grammar) -> GrammarMask:
@@ -169,12 +170,16 @@ def test_without_llguidance_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> 
     check_grammar(None)
 
 
-def two_rows(engine: Engine, drafter: str, patterns: tuple[str, str]) -> list[Request]:
+def two_rows(
+    engine: Engine, drafter: str, patterns: tuple[str, str], tokens: int = 9
+) -> list[Request]:
     """Decoded from the same step on, with one drafter."""
     built = engine.drafter_for(drafter, {}, 2)
     scheduler = Serving(engine.verifier, 2)
     rows = [
-        make_request(engine.verifier, PROMPT, SamplingParams(grammar=Grammar.regex(pattern)), 9)
+        make_request(
+            engine.verifier, PROMPT, SamplingParams(grammar=Grammar.regex(pattern)), tokens
+        )
         for pattern in patterns
     ]
     for row in rows:
@@ -198,7 +203,7 @@ def test_a_row_whose_grammar_leaves_no_token_fails_alone(drafter: str) -> None:
 @pytest.mark.parametrize("drafter", ["none", "draft-model", "auto"])
 def test_a_grammar_that_meets_a_limit_fails_alone(drafter: str) -> None:
     engine = build_engine(writing_base(), draft_model=writing_base())
-    limited, fine = two_rows(engine, drafter, (TOO_COMPLEX, "[ax]{8}"))
+    limited, fine = two_rows(engine, drafter, (LONG_AND_COMPLEX, "[ax]{8}"), 60)
     assert "could not be followed after" in str(limited.error)
     assert (fine.finish_reason, fine.error) == ("stop", None)
 
