@@ -220,7 +220,7 @@ def with_sampling(
 
             SamplingParams.checked(sampling)  # errors come before a model loads
             if sampling.get("grammar") is not None:
-                from medusa_kit.infer.decode.accept.grammar_source import check_grammar
+                from medusa_kit.infer.decode.grammars.check import check_grammar
 
                 check_grammar(sampling["grammar"])
             command(**arguments, sampling=sampling)

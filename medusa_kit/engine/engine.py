@@ -38,9 +38,9 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cpu.activations import activations_of
 from medusa_kit.infer.cpu.cache_dtype import FLOAT32, cache_of
-from medusa_kit.infer.decode.accept.grammar_source import check_grammar
 from medusa_kit.infer.decode.detokenize import StopStrings, TextStream, text_before
 from medusa_kit.infer.decode.drafter import NODES, Drafter
+from medusa_kit.infer.decode.grammars.check import check_grammar
 from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.infer.decode.schedule import MAX_PAUSE
 from medusa_kit.infer.decode.scheduler import Scheduler

@@ -17,7 +17,7 @@ from medusa_kit.errors import (
     MedusaKitError,
     QueueFullError,
 )
-from medusa_kit.infer.decode.accept import grammar_source
+from medusa_kit.infer.decode.grammars import source
 from medusa_kit.settings.sampling import RANGES
 
 SIMPLER = "a simpler schema will do: fewer patterns of one text, shorter lists and texts"
@@ -25,7 +25,7 @@ OF_REQUESTS = frozenset(
     {
         *(hint for _, _, hint in RANGES.values()),
         "-100 all but bans a token",
-        grammar_source.HINT,
+        source.HINT,
         bounded_rendering.HINT,
         SIMPLER,
         NO_ROW,

@@ -33,7 +33,19 @@ def test_answers_follow_what_is_given(run: Run, tmp_path: Path) -> None:
         (["--regex", "a", "--choice", "b"], "--regex and --choice contradict each other"),
         (["--json-schema", "none.json"], "none.json cannot be read"),
         (["--json-schema", "bad.json"], "the JSON schema is not JSON"),
-        (["--json-schema", "odd.json"], 'Unimplemented keys: ["not"]'),
+        (
+            ["--json-schema", "odd.json"],
+            'schema: the JSON schema cannot be used: Unimplemented keys: ["not"]',
+        ),
+        (
+            ["--json-schema", "big.json"],
+            "schema.properties.n: the JSON schema cannot be used: "
+            "9007199254740993 cannot be followed exactly",
+        ),
+        (
+            ["--json-schema", "endless.json"],
+            "schema.items: the JSON schema cannot be used: '#' leads back to itself",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_before_a_model_loads(
@@ -42,6 +54,8 @@ def test_what_is_wrong_is_said_before_a_model_loads(
     monkeypatch.chdir(tmp_path)
     Path("bad.json").write_text("{")
     Path("odd.json").write_text('{"not": {}}')
+    Path("big.json").write_text(json.dumps({"properties": {"n": {"const": 2**53 + 1}}}))
+    Path("endless.json").write_text('{"type": "array", "items": {"$ref": "#"}, "minItems": 1}')
     monkeypatch.setattr("medusa_kit.load", None)
     code, out, err = run("generate", "hi", *PLAIN, *words)
     assert (code, out) == (2, "")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.decode.accept.grammar_source import begun_fault_of, refused
+from medusa_kit.infer.decode.grammars.source import begun_fault_of, refused
 from medusa_kit.serve.calls.tools import Constraint, constraint_of
 from medusa_kit.settings.grammar import Grammar
 

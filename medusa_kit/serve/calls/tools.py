@@ -15,9 +15,9 @@ from typing import Any
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.template import NOTHING, chat_template, render, render_text
 from medusa_kit.errors import ConfigError, DataError, unknown_value
+from medusa_kit.infer.decode.grammars.schemas import OPTIONS, Usable, usable
 from medusa_kit.serve.calls.call_grammar import calls_grammar
 from medusa_kit.serve.calls.reasoning import channels_of
-from medusa_kit.serve.calls.schemas import OPTIONS, Usable, usable
 from medusa_kit.serve.calls.template_calls import shows_calls, writes_calls
 from medusa_kit.serve.calls.tool_calls import CALL, END
 from medusa_kit.serve.calls.tool_messages import Message, as_text, for_template, with_system
@@ -114,7 +114,8 @@ def constraint_of(
     is wrong or cannot be followed."""
     usable_schema = _format_schema(response_format)
     schema, notes = (None, ()) if usable_schema is None else usable_schema
-    without_calls = Constraint(None if schema is None else Grammar.json_schema(schema), notes=notes)
+    answer = None if schema is None else Grammar.json_schema(schema)._replace(exact=True)
+    without_calls = Constraint(answer, notes=notes)
     if not tools:
         given = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
         for name, value in given.items():

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from medusa_kit.infer.decode.accept.grammar_tokens import GrammarTokens
+from medusa_kit.infer.decode.grammars.tokens import GrammarTokens
 from medusa_kit.settings.grammar import Free
 
 

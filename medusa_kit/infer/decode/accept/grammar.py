@@ -23,14 +23,15 @@ from transformers.generation.logits_process import LogitsProcessor
 
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.infer.decode.accept.free_text import FreeText, num_shared
-from medusa_kit.infer.decode.accept.grammar_source import (
+from medusa_kit.infer.decode.grammars.check import exactly
+from medusa_kit.infer.decode.grammars.source import (
     error_of,
     llguidance,
     parser_limits,
     refused,
 )
-from medusa_kit.infer.decode.accept.grammar_source import source_of as _source
-from medusa_kit.infer.decode.accept.grammar_tokens import GrammarTokens
+from medusa_kit.infer.decode.grammars.source import source_of as _source
+from medusa_kit.infer.decode.grammars.tokens import GrammarTokens
 from medusa_kit.settings.grammar import Free, Grammar
 
 KEPT_MASKS = 128  # of a row, so those of its newest trees
@@ -240,7 +241,7 @@ def grammar_mask(
         per_tokenizer = _known.setdefault(tokenizer, {})
         if key not in per_tokenizer:
             per_tokenizer[key] = _Compiled(tokenizer, *key)
-    return per_tokenizer[key].mask(grammar, prompt_length, stops)
+    return per_tokenizer[key].mask(exactly(grammar), prompt_length, stops)
 
 
 def _allowed(bits: bytes, vocab_size: int) -> Tensor:

@@ -11,8 +11,8 @@ from support.serving.grammars import PADDED, STOPS, tokenizer
 from medusa_kit.base.gguf import CHATML_TEMPLATE
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.infer.decode.accept import grammar as grammars
-from medusa_kit.infer.decode.accept import grammar_source
 from medusa_kit.infer.decode.accept.grammar import GrammarMask, grammar_mask
+from medusa_kit.infer.decode.grammars import source
 from medusa_kit.settings.grammar import Grammar
 
 AMBIGUOUS = Grammar.lark("start: a\na: a a a | a a | LETTER |\nLETTER: /[a-z ]/")
@@ -44,9 +44,9 @@ def test_a_step_that_takes_too_much_ends_the_answer(
 ) -> None:
     """llguidance's own limits are a second for each step."""
     own = LLParserLimits()
-    assert own.step_max_items > grammar_source.STEP_ITEMS
-    assert own.step_lexer_fuel > grammar_source.STEP_WORK
-    monkeypatch.setattr(grammar_source, limit, 100)
+    assert own.step_max_items > source.STEP_ITEMS
+    assert own.step_lexer_fuel > source.STEP_WORK
+    monkeypatch.setattr(source, limit, 100)
     mask = grammar_mask(grammar, small_tokenizer(CHATML_TEMPLATE), PADDED, frozenset(STOPS), 1)
     letters = ids_of("abcde" * 12)
 

@@ -16,7 +16,7 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.infer.decode.accept.grammar import GrammarMask, grammar_mask
-from medusa_kit.infer.decode.accept.grammar_source import check_grammar
+from medusa_kit.infer.decode.grammars.check import check_grammar
 from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.settings.grammar import Grammar
 from medusa_kit.settings.sampling import SamplingParams
@@ -78,9 +78,9 @@ def test_below_a_guess_that_is_not_allowed_nothing_is_masked() -> None:
 
 
 def test_a_grammar_that_nothing_can_begin_is_refused_too() -> None:
-    """A schema that is itself, which a check without a tokenizer does not notice."""
+    """A rule that is itself, which a check without a tokenizer does not notice."""
     with pytest.raises(ConfigError, match="cannot be used: no answer can begin"):
-        mask_of(Grammar.json_schema({"$ref": "#"}))
+        mask_of(Grammar.lark("start: start"))
 
 
 def test_a_limit_that_is_met_is_told_without_the_grammar() -> None:
@@ -113,7 +113,9 @@ def test_choices_are_taken_literally() -> None:
         (Grammar.json_schema({"type": "string", "minLength": 5, "maxLength": 2}), "minLength"),
         (Grammar.json_schema({"not": {"type": "string"}}), r'Unimplemented keys: \["not"\]'),
         (Grammar.json_schema({"type": "stringg"}), "Invalid type: stringg"),
-        (Grammar.json_schema({"$ref": "http://127.0.0.1/x"}), "does not fetch"),
+        (Grammar.json_schema({"$ref": "http://127.0.0.1/x"}), "the schema has no 'http"),
+        (Grammar.json_schema({"properties": {"n": {"maximum": 2**53 + 1}}}), "the bound 9007"),
+        (Grammar.json_schema({"items": {"$ref": "#/no"}}), "the schema has no '#/no'"),
         (Grammar.regex("(a"), "unclosed group"),
         (Grammar.lark("start: a"), 'unknown name: "a"'),
     ],

@@ -10,16 +10,21 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.decode.accept.grammar_source import HINT, begun_fault_of, fault_of
-from medusa_kit.serve.calls.endless import NOTES, comes_back, is_endless, refers_among_others
-from medusa_kit.serve.calls.exact_numbers import number_fault
-from medusa_kit.serve.calls.joined_patterns import max_joined, part_of
-from medusa_kit.serve.calls.name_escapes import (
+from medusa_kit.infer.decode.grammars.endless import (
+    NOTES,
+    comes_back,
+    is_endless,
+    refers_among_others,
+)
+from medusa_kit.infer.decode.grammars.exact_numbers import number_fault
+from medusa_kit.infer.decode.grammars.joined_patterns import max_joined, part_of
+from medusa_kit.infer.decode.grammars.name_escapes import (
     escape_fault,
     has_open_names,
     needs_escape,
     without_name_escapes,
 )
+from medusa_kit.infer.decode.grammars.source import HINT, begun_fault_of, fault_of
 from medusa_kit.settings.grammar import Grammar
 
 OPTIONS = "x-guidance"
@@ -80,7 +85,7 @@ class _Walk:
         self._whole, self._strict = whole, strict
         self.options = whole.pop(OPTIONS, {})
         if isinstance(self.options, Mapping):  # oneOf is read as anyOf where it has to be
-            self.options = {**self.options, "coerce_one_of": not strict}
+            self.options = {"coerce_one_of": not strict, **self.options}
             if has_open_names(whole) and (strict or not needs_escape(whole)):
                 self.options = without_name_escapes(self.options)
         self.notes: list[str] = []

@@ -8,10 +8,10 @@ import pytest
 from support.serving.grammars import accepts
 
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.decode.accept.grammar_source import begun_fault_of
-from medusa_kit.serve.calls import schemas
-from medusa_kit.serve.calls.joined_patterns import max_joined
-from medusa_kit.serve.calls.schemas import usable
+from medusa_kit.infer.decode.grammars import schemas
+from medusa_kit.infer.decode.grammars.joined_patterns import max_joined
+from medusa_kit.infer.decode.grammars.schemas import usable
+from medusa_kit.infer.decode.grammars.source import begun_fault_of
 from medusa_kit.serve.calls.tools import constraint_of
 from medusa_kit.settings.grammar import Grammar
 
@@ -185,7 +185,7 @@ def test_a_schema_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents send the same tools with each request."""
     schema = {"type": "string", "pattern": f"^{time.monotonic_ns()}$"}
     first = usable("at", schema, strict=True)
-    monkeypatch.setattr("medusa_kit.serve.calls.schemas.fault_of", None)
+    monkeypatch.setattr("medusa_kit.infer.decode.grammars.schemas.fault_of", None)
     assert usable("at", json.loads(json.dumps(schema)), strict=True) == first
 
 

@@ -4,7 +4,7 @@ write on, or have no token to write."""
 from collections.abc import Mapping
 from typing import Any
 
-from medusa_kit.serve.calls.joined_patterns import MAX_VISITS, part_of
+from medusa_kit.infer.decode.grammars.joined_patterns import MAX_VISITS, part_of
 
 NOTES = ("title", "description", "default", "examples")  # keywords that no value has to fit
 

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.decode.accept.grammar_tokens import GrammarTokens, lark_rules
+from medusa_kit.infer.decode.grammars.tokens import GrammarTokens, lark_rules
 from medusa_kit.installing import extra
 from medusa_kit.settings.grammar import Grammar
 
@@ -28,12 +28,6 @@ def parser_limits(max_work: int | None = None) -> Any:
         step_max_items=STEP_ITEMS,
         step_lexer_fuel=STEP_WORK,
     )
-
-
-def check_grammar(grammar: Grammar | None) -> None:
-    """Raises ConfigError for a grammar that no base could follow."""
-    if grammar is not None and (fault := fault_of(grammar)) is not None:
-        raise refused(grammar, fault)
 
 
 @lru_cache(32)  # a schema's parts are asked for several times in a row
