@@ -35,6 +35,12 @@ READ = f"files that are read: {KINDS}; {EXAMPLES}"
 INSTALL = extra("train")
 
 
+class CutOffError(DataError):
+    """The last line of a file, which has no end, is no JSON: who wrote it was stopped."""
+
+    row = 0  # its number
+
+
 def read_file(path: Path) -> Iterator[Item]:
     inner = Path(path.stem).suffix if path.suffix in COMPRESSED else path.suffix
     if inner in TABLES:
@@ -169,7 +175,11 @@ def _parsed(path: Path, number: int, line: str) -> Any:
     try:
         return parse_json(line)
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{number} is not JSON: {_reason(error)}", hint=READ) from error
+        kind = DataError if line.endswith(("\n", "\r")) else CutOffError
+        fault = kind(f"{path}:{number} is not JSON: {_reason(error)}", hint=READ)
+        if isinstance(fault, CutOffError):
+            fault.row = number
+        raise fault from error
 
 
 def _reason(error: json.JSONDecodeError) -> str:

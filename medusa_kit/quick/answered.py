@@ -6,7 +6,7 @@ are held out is decided as it is for prompts (prompts.py).
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from medusa_kit.data.answer_settings import (
     write_settings,
 )
 from medusa_kit.data.readers import AnswerRow, BadRow, Row, read_good_and_bad
+from medusa_kit.data.text_files import CutOffError
 from medusa_kit.equal_rows import groups_of
 from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.files import atomic_write, link_target, mode_of_copy
@@ -39,10 +40,11 @@ def read_answered(source: Path, name: str) -> Prompts:
             f"{name} has no {settings_path(source).name} with it, which says which model answered",
             hint=MADE_BY,
         )
-    rows, refused = list[AnswerRow](), list[tuple[int, str]]()
-    for row in read_good_and_bad(str(source), extras=True):
+    rows, refused, last_row = list[AnswerRow](), list[tuple[int, str]](), 0
+    for row in _whole_rows(source):
         if isinstance(row, AnswerRow) and row.response_ids:
             rows.append(row)
+            last_row = row.row
         else:
             reason = row.reason if isinstance(row, BadRow) else "it is no answer"
             refused.append((row.row, reason))
@@ -62,11 +64,19 @@ def read_answered(source: Path, name: str) -> Prompts:
     training, calibration, test = divided(name, list(zip(names, ordered, strict=True)))
     digest = hashlib.sha256(json.dumps(sorted(unique)).encode()).hexdigest()[:16]
     return Prompts(name, training, calibration, test, digest, len(refused), first,
-                   len(rows) - len(unique), answered=True)  # fmt: skip
+                   len(rows) - len(unique), True, last_row)  # fmt: skip
 
 
-def keep_copy(source: str, copy: Path) -> None:
-    """Copy the whole rows of a file and what is said of them, unless that is done. What only its
+def _whole_rows(source: Path) -> Iterator[Row | BadRow]:
+    """The rows, without what a server that was stopped wrote of one more."""
+    try:
+        yield from read_good_and_bad(str(source), extras=True)
+    except CutOffError as error:
+        yield BadRow("it is cut off, as by a server that was stopped", error.row, str(source))
+
+
+def keep_copy(source: str, copy: Path, last_row: int) -> None:
+    """Copy the rows that were read and what is said of them, unless that is done. What only its
     owner can read stays so in every copy."""
     if copy.is_file():
         return
@@ -75,7 +85,7 @@ def keep_copy(source: str, copy: Path) -> None:
     assert said is not None, "the file was read before"
     write_settings(copy, said)
     with atomic_write(copy, mode_of_copy(file)) as temporary:
-        temporary.write_bytes(raw[: raw.rfind(b"\n") + 1])
+        temporary.write_bytes(b"".join(line + b"\n" for line in raw.splitlines()[:last_row]))
 
 
 def check_base(base: BaseModel, copy: Path, name: str) -> None:

@@ -23,7 +23,7 @@ from medusa_kit.heads.checkpoint import read_config
 from medusa_kit.quick import report, text
 from medusa_kit.quick import run as quick_run
 from medusa_kit.quick import session as quick_session
-from medusa_kit.quick.answered import read_answered
+from medusa_kit.quick.answered import keep_copy, read_answered, take
 from medusa_kit.quick.session import Request, Session
 from medusa_kit.settings.recipe import load_recipe
 
@@ -97,6 +97,43 @@ def test_copies_of_what_people_asked_are_as_private_as_the_record(
         quick_run.run(session)
     for copy in (session.copy, session.answers, session.held_out):
         assert stat.S_IMODE(copy.stat().st_mode) == 0o600, copy
+
+
+@pytest.mark.parametrize("end", ["whole", "no newline", "cut", "damaged before"])
+def test_a_last_row_that_a_stopped_server_cut_off_is_left_out(
+    request_from: Callable[..., Request], file: Path, end: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = file.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    cut = lines[-1][:40]
+    kept = {"whole": whole, "no newline": whole.rstrip(), "cut": b"".join(lines[:-1]) + cut,
+            "damaged before": b"".join([*lines[:-2], cut, b"\n", lines[-1]])}  # fmt: skip
+    file.write_bytes(kept[end])
+    if end == "damaged before":
+        with pytest.raises(DataError, match=rf"{file.name}:{PROMPTS - 1} is not JSON"):
+            quick_run.prepared(request_from())
+        return
+    session = quick_run.prepared(request_from())
+    quick_run.show_plan(session)
+    left_out = f"1 rows of {file} are no prompts and are left out (row {PROMPTS}: it is cut off"
+    assert (left_out in capsys.readouterr().err) == (end == "cut")
+    keep_copy(str(file), session.copy, session.prompts.last_row)
+    num_rows = PROMPTS - (end == "cut")
+    assert session.copy.read_bytes() == b"".join(lines[:num_rows])
+    take(session.copy, session.prompts.training, session.answers)
+    assert texts(rows_in(session.answers)) == texts(session.prompts.training)
+
+
+def test_what_a_server_adds_later_is_not_copied(
+    request_from: Callable[..., Request], file: Path
+) -> None:
+    whole = file.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:-1]))
+    session = quick_run.prepared(request_from())
+    file.write_bytes(whole)
+    keep_copy(str(file), session.copy, session.prompts.last_row)
+    assert read_answered(session.copy, "copy").digest == session.prompts.digest
 
 
 def test_turns_of_a_conversation_are_held_out_together(tmp_path: Path) -> None:
