@@ -74,7 +74,6 @@ def heads_folder(name: str | Path, weights: Callable[[Path], Sequence[str]]) -> 
         options = {"revision": hub_name.revision, "allow_patterns": patterns}
         return Path(snapshot_download(hub_name.repository, **options))
 
-    use_hub_if_reached()
     what = f"no folder {str(hub_name)!r} here, nor heads on the Hub"
     json_folder = with_retries(what, hub_name, lambda: fetch([DESCRIPTIONS]))
     return with_retries(what, hub_name, lambda: fetch([DESCRIPTIONS, *weights(json_folder)]))
@@ -85,6 +84,7 @@ def with_retries(what: str, name: HubName, call: Callable[[], _Result]) -> _Resu
 
     Raises HubError whose message begins with `what`.
     """
+    use_hub_if_reached()
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return call()

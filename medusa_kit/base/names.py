@@ -3,9 +3,9 @@
 A name that is wrong is told in a second, with the nearest that would do, also without network.
 """
 
-import functools
 import re
 import socket
+import time
 import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,10 +25,12 @@ from medusa_kit.settings.engine import DEBUG_NAME, OWN_MODELS
 HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
 ADDRESS = re.compile(r"(?:https?://[^/]*|huggingface\.co|hf\.co)/+(.*)", re.DOTALL)
 CONNECT_SECONDS = 3.0
+AGAIN = 10.0  # seconds after which it is tried again whether the Hub can be reached
 PART = re.compile(r"-\d{5}-of-\d{5}$")  # at the end of the name of one file of several
 PROJECTOR = "mmproj"  # begins the names of llama.cpp's image encoders
 PORTS = {"https": 443, "http": 80, "socks4": 1080, "socks5": 1080, "socks5h": 1080}
-unreached: set[str] = set()  # addresses of the Hub that did not answer
+unreached: set[str] = set()  # addresses of the Hub that did not answer when last tried
+_tried: dict[str, tuple[float, bool]] = {}  # by address, when it was, and whether it answered
 NEAR = 0.75  # least similarity of a name that is offered in place of another
 
 
@@ -83,21 +85,26 @@ def model_path(name: str | Path) -> Path:
 
 
 def use_hub_if_reached() -> bool:
-    """Whether the Hub may be asked. Where it cannot be reached its client is told so: else it
+    """Whether the Hub may be asked. While it cannot be reached its client is told so: else it
     tries each file again for half a minute, also those that are in its cache."""
     from huggingface_hub import constants
 
-    if constants.is_offline_mode():
+    endpoint = constants.ENDPOINT
+    if constants.is_offline_mode() and endpoint not in unreached:  # by the environment
         return False
-    if reached(constants.ENDPOINT):
-        return True
-    console.note(f"{constants.ENDPOINT} cannot be reached: only what is on this machine is used")
-    unreached.add(constants.ENDPOINT)
-    constants.HF_HUB_OFFLINE = True
-    return False
+    last, answered = _tried.get(endpoint, (-AGAIN, False))
+    if (now := time.monotonic()) >= last + AGAIN:
+        answered = reached(endpoint)
+        _tried[endpoint] = now, answered
+    constants.HF_HUB_OFFLINE = not answered
+    if answered:
+        unreached.discard(endpoint)
+    elif endpoint not in unreached:
+        console.note(f"{endpoint} cannot be reached: only what is on this machine is used")
+        unreached.add(endpoint)
+    return answered
 
 
-@functools.cache
 def reached(endpoint: str) -> bool:
     """Whether a connection can be made with the Hub, or with the proxy that it is asked through.
     Raises ConfigError for an endpoint that is no address."""

@@ -11,7 +11,7 @@ from medusa_kit import console
 from medusa_kit.cli import engine_options, options
 from medusa_kit.cli.chat import notes
 from medusa_kit.cli.chat import sampling as chat_sampling
-from medusa_kit.data.text_files import PIPE, PIPED
+from medusa_kit.data.text_files import FILE_KINDS, PIPE, PIPED
 from medusa_kit.errors import UsageError
 from medusa_kit.garbage import no_search
 from medusa_kit.settings.sampling import ANSWER_TOKENS
@@ -40,9 +40,9 @@ def generate(
             "give either a prompt or --prompts, and not both",
             hint='medusa-kit generate "Why is the sky blue?", or --prompts FILE',
         )
-    if prompt is not None and (prompt == PIPE or _is_file(prompt)):
+    if prompt is not None and (named := _named(prompt)):
         raise UsageError(
-            f"the prompt {prompt!r} is the name of " + (PIPED if prompt == PIPE else "a file"),
+            f"the prompt {prompt!r} is the name of {named}",
             hint=f"--prompts {shlex.quote(prompt)} answers the prompts in it; to ask about the "
             "name, write a sentence",
         )
@@ -77,12 +77,17 @@ def generate(
                 console.note(reason)
 
 
-def _is_file(prompt: str) -> bool:
-    """Whether it names a file that is there. A prompt may be longer than a name can be."""
+def _named(prompt: str) -> str | None:
+    """What it names, where it is no sentence. A prompt may be longer than a name can be."""
+    if prompt == PIPE:
+        return PIPED
     try:
-        return Path(prompt).is_file()
+        if Path(prompt).is_file():
+            return "a file"
     except (OSError, ValueError):
-        return False
+        return None
+    named = prompt.lower().endswith(FILE_KINDS) and len(prompt.split()) == 1
+    return "a file that is not there" if named else None
 
 
 def _prompts(prompt: str | None, source: str | None, system: str | None) -> list[Any]:

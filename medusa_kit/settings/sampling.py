@@ -36,6 +36,18 @@ class SamplingOptions(TypedDict, total=False):
     grammar: Grammar | None
 
 
+# What transformers, vLLM and OpenAI's API call these keywords, where it is not near to our word.
+ELSEWHERE = {
+    **dict.fromkeys(("num_return_sequences", "num_samples", "best_of"), "n"),
+    **dict.fromkeys(("stop_strings", "stopping_criteria"), "stop"),
+    **dict.fromkeys(("response_format", "guided_json", "structured_outputs", "schema"), "grammar"),
+    **dict.fromkeys(("output_scores", "output_logits"), "logprobs"),
+    **dict.fromkeys(("assistant_model", "prompt_lookup_num_tokens"), "drafter"),
+    "do_sample": "temperature",
+    "generator": "seed",
+}
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How tokens are chosen. Raises ConfigError when a value is out of range or has no meaning."""
@@ -118,7 +130,7 @@ class SamplingParams:
                     f"option {name!r} is unknown; sampling takes {', '.join(known)}",
                     hint="`Engine.generate` takes it, this call does not"
                     if name in others
-                    else did_you_mean(name, [*others, *known]),
+                    else did_you_mean(ELSEWHERE.get(name, name), [*others, *known]),
                 )
         return cls(**options)
 

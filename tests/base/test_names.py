@@ -63,6 +63,15 @@ def test_a_hub_that_cannot_be_reached_is_told_once_and_not_asked(
     assert caught.value.hint == "check the network"
 
 
+def test_offline_by_the_environment_stays_so(
+    cut_off: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(names, "reached", None)
+    assert not names.use_hub_if_reached()
+    assert constants.is_offline_mode()
+
+
 @pytest.mark.parametrize(
     "endpoint",
     ["", "hub.local", "http://", "http://h:99999", "http://h:abc", "http://[::1", "ftp://h"],
@@ -87,12 +96,12 @@ def test_a_proxy_that_cannot_be_reached_is_no_way_to_the_hub(
     with socket.create_server(("127.0.0.1", 0)) as hub:
         there = f"http://127.0.0.1:{hub.getsockname()[1]}"
         monkeypatch.setenv("no_proxy", "127.0.0.1")
-        assert names.reached.__wrapped__(there)
+        assert names.reached(there)
         monkeypatch.setenv("no_proxy", "")
-        assert not names.reached.__wrapped__(there)
-        assert not names.reached.__wrapped__("http://hub.example")
+        assert not names.reached(there)
+        assert not names.reached("http://hub.example")
         monkeypatch.setenv(variable, written.format(there.removeprefix("http://")))
-        assert names.reached.__wrapped__("http://hub.example")
+        assert names.reached("http://hub.example")
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,12 @@ def test_a_file_given_as_the_prompt_is_taken_for_a_mistake(
     assert (code, out) == (2, "")
     assert "the prompt 'my q.txt' is the name of a file" in err
     assert "hint: --prompts 'my q.txt' answers the prompts in it" in err
+    for name in ("nope.jsonl", "data/q.TXT", "rows.parquet"):
+        code, out, err = run("generate", name, *PLAIN, "-n", "4")
+        assert (code, out) == (2, "")
+        assert f"the prompt {name!r} is the name of a file that is not there" in err
+        assert f"hint: --prompts {name} answers" in err
+    assert run("generate", "What is in nope.jsonl", *PLAIN, "-n", "2")[0] == 0
     assert run("generate", "x" * 500, *PLAIN, "-n", "2")[0] == 0
     code, out, err = run("generate", "-", *PLAIN, "-n", "4")
     assert (code, out) == (2, "")

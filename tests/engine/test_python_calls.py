@@ -64,7 +64,9 @@ def test_a_closed_engine_has_let_go_of_its_model() -> None:
 @pytest.mark.parametrize(
     ("wrong", "near"),
     [("max_tokens", "max_new_tokens"), ("temprature", "temperature"), ("stops", "stop"),
-     ("batchsize", "batch_size"), ("logprob", "logprobs"), ("drafters", "drafter")],
+     ("batchsize", "batch_size"), ("logprob", "logprobs"), ("drafters", "drafter"),
+     ("num_return_sequences", "n"), ("stop_strings", "stop"), ("response_format", "grammar"),
+     ("do_sample", "temperature"), ("output_scores", "logprobs"), ("assistant_model", "drafter")],
 )  # fmt: skip
 def test_an_unknown_keyword_names_the_nearest(chat: Engine, wrong: str, near: str) -> None:
     options: dict[str, Any] = {wrong: 3}

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 from support import standin_hub
+from support.clocks import own_time
 from support.standin_hub import Fault, StandInHub
 
 import medusa_kit
+from medusa_kit.base import names
 from medusa_kit.base.hub_client import HubName, on_hub
 from medusa_kit.base.model import BaseModel
 from medusa_kit.engine.load import find_heads
@@ -56,6 +58,24 @@ def test_a_drop_is_resumed_where_it_was(
     assert pushed.resumed == [5000, 8000]
     pulled = Path("deep/er/heads.safetensors").read_bytes()
     assert pulled == (folder / "heads.safetensors").read_bytes()
+
+
+def test_a_hub_that_could_not_be_reached_is_asked_again_later(
+    pushed: StandInHub, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    own_time(monkeypatch, names, monotonic=lambda: now[0])
+    with monkeypatch.context() as cut_off:
+        cut_off.setattr(names, "reached", lambda _: False)
+        for _ in range(2):
+            code, _, err = run("pull", "me/heads")
+            assert code == 1
+            assert "cannot be reached" in err
+    assert pushed.requests == []
+    assert run("pull", "me/heads")[0] == 1, "at once it is not tried again"
+    now[0] += names.AGAIN
+    code, _, err = run("pull", "me/heads")
+    assert code == 0, err
 
 
 def test_an_interrupted_pull_leaves_nothing_half_and_goes_on(

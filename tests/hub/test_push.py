@@ -183,12 +183,13 @@ def test_no_token(hub: StandInHub, run: Run, folder: Path, monkeypatch: pytest.M
 def test_no_network(
     hub: StandInHub, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float]
 ) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    code, _, err = run("push", folder, "me/heads")
-    assert (code, "no connection with http://127.0.0.1:9" in err, waits) == (1, True, [])
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     code, _, err = run("push", folder, "me/heads")
     assert (code, "unset HF_HUB_OFFLINE" in err) == (1, True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    code, _, err = run("push", folder, "me/heads")
+    assert (code, "http://127.0.0.1:9 cannot be reached" in err, waits) == (1, True, [])
 
 
 @pytest.mark.parametrize(
