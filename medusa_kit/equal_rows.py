@@ -3,7 +3,8 @@ they were made from.
 
 Rows that are equal stay together. So do rows that have a prompt or an answer in common, but for one
 that most rows have, as where all have the same prompt, and unless it makes one group of most rows.
-An answer is one turn of a row, or all of them.
+An answer is one turn of a row, or all of them. A later turn of a conversation, as a server records
+it, is a row whose prompt holds the earlier turns' answers, so these stay together too.
 """
 
 import hashlib
@@ -23,6 +24,25 @@ def contents(prompt: Sequence[int], answer: Sequence[int]) -> tuple[int, int]:
 def _digest(ids: Iterable[int]) -> int:
     data = b"".join(token.to_bytes(8, "little", signed=True) for token in ids)
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
+
+
+def conversations(prompts: Sequence[Sequence[int]], min_length: int = 1) -> list[list[int]]:
+    """For each prompt the indices of those that it begins with, its own among them: the prompt of a
+    later turn begins with that of an earlier one, and holds its answer. `min_length`: tokens of a
+    prompt that says so much."""
+    earlier, found = list[int](), [list[int]() for _ in prompts]
+    for index in sorted(range(len(prompts)), key=lambda index: prompts[index]):
+        ids = prompts[index]
+        while earlier and not _begins_with(ids, prompts[earlier[-1]]):
+            earlier.pop()
+        if len(ids) >= min_length:
+            earlier.append(index)
+        found[index] = list(earlier)
+    return found
+
+
+def _begins_with(ids: Sequence[int], first: Sequence[int]) -> bool:
+    return ids[: len(first)] == first
 
 
 def groups_of(rows: Sequence[Hashable], *parts: Sequence[Collection[Hashable]]) -> list[list[int]]:

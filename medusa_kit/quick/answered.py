@@ -20,9 +20,9 @@ from medusa_kit.data.answer_settings import (
 )
 from medusa_kit.data.readers import AnswerRow, BadRow, Row, read_good_and_bad
 from medusa_kit.data.text_files import CutOffError
-from medusa_kit.equal_rows import groups_of
+from medusa_kit.equal_rows import conversations, groups_of
 from medusa_kit.errors import ConfigError, DataError
-from medusa_kit.files import atomic_write, link_target, mode_of_copy
+from medusa_kit.files import atomic_write, link_target, mode_of_copy, parse_json
 from medusa_kit.paths import expanded
 from medusa_kit.quick.answers import Written
 from medusa_kit.quick.prompts import MIN_PROMPTS, Prompts, divided
@@ -40,11 +40,10 @@ def read_answered(source: Path, name: str) -> Prompts:
             f"{name} has no {settings_path(source).name} with it, which says which model answered",
             hint=MADE_BY,
         )
-    rows, refused, last_row = list[AnswerRow](), list[tuple[int, str]](), 0
+    rows, refused = list[AnswerRow](), list[tuple[int, str]]()
     for row in _whole_rows(source):
         if isinstance(row, AnswerRow) and row.response_ids:
             rows.append(row)
-            last_row = row.row
         else:
             reason = row.reason if isinstance(row, BadRow) else "it is no answer"
             refused.append((row.row, reason))
@@ -64,7 +63,7 @@ def read_answered(source: Path, name: str) -> Prompts:
     training, calibration, test = divided(name, list(zip(names, ordered, strict=True)))
     digest = hashlib.sha256(json.dumps(sorted(unique)).encode()).hexdigest()[:16]
     return Prompts(name, training, calibration, test, digest, len(refused), first,
-                   len(rows) - len(unique), True, last_row)  # fmt: skip
+                   len(rows) - len(unique), answered=True)  # fmt: skip
 
 
 def _whole_rows(source: Path) -> Iterator[Row | BadRow]:
@@ -75,8 +74,8 @@ def _whole_rows(source: Path) -> Iterator[Row | BadRow]:
         yield BadRow("it is cut off, as by a server that was stopped", error.row, str(source))
 
 
-def keep_copy(source: str, copy: Path, last_row: int) -> None:
-    """Copy the rows that were read and what is said of them, unless that is done. What only its
+def keep_copy(source: str, copy: Path) -> None:
+    """Copy the whole rows of a file and what is said of them, unless that is done. What only its
     owner can read stays so in every copy."""
     if copy.is_file():
         return
@@ -84,8 +83,18 @@ def keep_copy(source: str, copy: Path, last_row: int) -> None:
     raw, said = file.read_bytes(), read_settings(file)
     assert said is not None, "the file was read before"
     write_settings(copy, said)
+    end = raw.rfind(b"\n") + 1
+    last = raw[end:]
     with atomic_write(copy, mode_of_copy(file)) as temporary:
-        temporary.write_bytes(b"".join(line + b"\n" for line in raw.splitlines()[:last_row]))
+        temporary.write_bytes(raw[:end] + (last + b"\n" if _is_whole(last) else b""))
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        parse_json(line.decode())
+    except ValueError:  # of either
+        return False
+    return True
 
 
 def check_base(base: BaseModel, copy: Path, name: str) -> None:
@@ -117,24 +126,12 @@ def take(copy: Path, rows: Sequence[Row], path: Path, room: float = float("inf")
 
 
 def _conversations(rows: Sequence[AnswerRow]) -> list[str]:
-    """A name for each row, which the turns of a conversation share: the prompt of a later turn
-    begins with that of an earlier one, and holds its answer."""
-    earlier, turns = list[int](), [list[int]() for _ in rows]
-    for index in sorted(range(len(rows)), key=lambda index: rows[index].prompt_ids):
-        ids = rows[index].prompt_ids
-        while earlier and not _begins_with(ids, rows[earlier[-1]].prompt_ids):
-            earlier.pop()
-        earlier.append(index)
-        turns[index] = list(earlier)
-    names = [""] * len(rows)
+    """A name for each row, which the turns of a conversation share."""
+    names, turns = [""] * len(rows), conversations([row.prompt_ids for row in rows])
     for number, group in enumerate(groups_of(range(len(rows)), turns)):
         for index in group:
             names[index] = str(number)
     return names
-
-
-def _begins_with(ids: Sequence[int], first: Sequence[int]) -> bool:
-    return ids[: len(first)] == first
 
 
 def _name(row: AnswerRow) -> str:

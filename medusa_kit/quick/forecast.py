@@ -47,7 +47,7 @@ def forecast(session: Session) -> str:
         state.open(fresh=False)
         tried = replace(session, request=request, state=state)
         if session.prompts.answered:
-            keep_copy(request.prompts, tried.copy, session.prompts.last_row)
+            keep_copy(request.prompts, tried.copy)
         rates = _measured(tried)
         memory = peak_bytes(tried.base.device)
         row_bytes = 2.0 * tried.base.info.hidden_size * rates.row_tokens

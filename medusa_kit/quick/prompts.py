@@ -42,7 +42,6 @@ class Prompts:
     first_skipped: str | None  # which is the first, and why
     repeated: int  # rows that ask what an earlier one asked
     answered: bool = False  # whether they are answers already (answered.py)
-    last_row: int = 0  # of the answers that were read
 
     @property
     def answer_tokens(self) -> int:

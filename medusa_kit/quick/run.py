@@ -82,7 +82,7 @@ def run(session: Session, fresh: bool = False) -> dict[str, Any]:
     with _locked(session.request.output):
         state.open(fresh, changed)
         if session.prompts.answered and not session.copy.is_file():
-            keep_copy(session.request.prompts, session.copy, session.prompts.last_row)
+            keep_copy(session.request.prompts, session.copy)
             session.prompts = read_answered(session.copy, session.request.prompts)
         try:
             show_plan(session)

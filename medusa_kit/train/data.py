@@ -12,13 +12,15 @@ import numpy as np
 import torch
 
 from medusa_kit.data.chat import EncodedExample
-from medusa_kit.equal_rows import contents, groups_of, held_out
+from medusa_kit.equal_rows import MIN_SAME, contents, conversations, groups_of, held_out
 from medusa_kit.errors import DataError
 from medusa_kit.train.features.rows import HeadTargets
 
-# What stays on one side of a split: rows with one turn in common, with all of an answer in common,
-# equal rows, nothing.
-TOGETHER = TURNS, ANSWERS, EQUAL, APART = ("turns", "answers", "equal rows", "nothing")
+# What stays on one side of a split: turns of a conversation that are rows of their own, rows with
+# one turn in common, with all of an answer in common, equal rows, nothing.
+TOGETHER = CONVERSATIONS, TURNS, ANSWERS, EQUAL, APART = (
+    "conversations", "turns", "answers", "equal rows", "nothing"
+)  # fmt: skip
 
 
 def head_targets(example: EncodedExample, num_heads: int) -> HeadTargets:
@@ -73,8 +75,8 @@ def split(
     """(training, held out), split by whole examples, the same for the same seed.
 
     Equal rows stay on one side, and rows with a prompt, an answer or one turn of an answer in
-    common (equal_rows.py); less than that where `together` says so, as in earlier versions. Without
-    such rows all give the same split.
+    common, or of one conversation (equal_rows.py); less than that where `together` says so, as in
+    earlier versions. Without such rows all give the same split.
 
     Raises DataError when there are not enough examples for one on each side.
     """
@@ -98,8 +100,8 @@ def split(
 
 def _parts(items: Sequence[HeadTargets], together: str) -> list[list[list[tuple[str, int]]]]:
     """What other rows may have too: the first prompt, and all that the assistant wrote; with each
-    turn of it before that."""
-    if together not in (TURNS, ANSWERS):
+    turn of it before that, and with the earlier turns that the prompt holds first of all."""
+    if together not in (CONVERSATIONS, TURNS, ANSWERS):
         return []
     whole = [_part(item) for item in items]
     if together == ANSWERS:
@@ -107,13 +109,22 @@ def _parts(items: Sequence[HeadTargets], together: str) -> list[list[list[tuple[
     turns = [stretch_contents([item])[:, 1].tolist() for item in items]
     each = [[*own, *(("answer", turn) for turn in more)]
             for own, more in zip(whole, turns, strict=True)]  # fmt: skip
-    return [each, whole]
+    if together == TURNS:
+        return [each, whole]
+    chats = conversations([_prompt(item) for item in items], MIN_SAME)
+    held = [[*own, *(("conversation", row) for row in more)]
+            for own, more in zip(each, chats, strict=True)]  # fmt: skip
+    return [held, each, whole]
 
 
 def _part(item: HeadTargets) -> list[tuple[str, int]]:
-    first = int(item.positions_P[0]) + 1
-    prompt, answer = contents(item.input_ids[:first], item.ahead_PJ[:, 0].tolist())
+    prompt, answer = contents(_prompt(item), item.ahead_PJ[:, 0].tolist())
     return [("prompt", prompt), ("answer", answer)]
+
+
+def _prompt(item: HeadTargets) -> list[int]:
+    """What comes before all that the assistant wrote."""
+    return item.input_ids[: int(item.positions_P[0]) + 1]
 
 
 def stretch_starts(item: HeadTargets) -> np.ndarray:
@@ -127,7 +138,7 @@ def stretch_contents(items: Sequence[HeadTargets]) -> np.ndarray:
     row's."""
     found = []
     for item in items:
-        prompt = item.input_ids[: int(item.positions_P[0]) + 1]
+        prompt = _prompt(item)
         for answer in np.split(item.ahead_PJ[:, 0], stretch_starts(item)[1:]):
             found.append(contents(prompt, answer.tolist()))
     return np.array(found, dtype=np.int64).reshape(-1, 2)

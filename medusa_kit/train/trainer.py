@@ -291,8 +291,8 @@ def _train_heads(
 def _split(
     items: Sequence[HeadTargets], recipe: TrainRecipe, checkpoint: Checkpoint | None
 ) -> tuple[list[HeadTargets], list[HeadTargets]]:
-    """(training, held out) as the run began: earlier versions had rows with the same turn, the same
-    answer, or equal rows, on both sides."""
+    """(training, held out) as the run began: earlier versions had turns of one conversation, rows
+    with the same turn or the same answer, or equal rows, on both sides."""
     options = (items, recipe.data.eval_fraction, recipe.seed)
     parts = split(*options)
     saved = None if checkpoint is None else checkpoint.progress.get(identity.DATA)

@@ -117,23 +117,11 @@ def test_a_last_row_that_a_stopped_server_cut_off_is_left_out(
     quick_run.show_plan(session)
     left_out = f"1 rows of {file} are no prompts and are left out (row {PROMPTS}: it is cut off"
     assert (left_out in capsys.readouterr().err) == (end == "cut")
-    keep_copy(str(file), session.copy, session.prompts.last_row)
+    keep_copy(str(file), session.copy)
     num_rows = PROMPTS - (end == "cut")
     assert session.copy.read_bytes() == b"".join(lines[:num_rows])
     take(session.copy, session.prompts.training, session.answers)
     assert texts(rows_in(session.answers)) == texts(session.prompts.training)
-
-
-def test_what_a_server_adds_later_is_not_copied(
-    request_from: Callable[..., Request], file: Path
-) -> None:
-    whole = file.read_bytes()
-    lines = whole.splitlines(keepends=True)
-    file.write_bytes(b"".join(lines[:-1]))
-    session = quick_run.prepared(request_from())
-    file.write_bytes(whole)
-    keep_copy(str(file), session.copy, session.prompts.last_row)
-    assert read_answered(session.copy, "copy").digest == session.prompts.digest
 
 
 def test_turns_of_a_conversation_are_held_out_together(tmp_path: Path) -> None:

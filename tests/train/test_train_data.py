@@ -6,6 +6,7 @@ from medusa_kit.errors import DataError
 from medusa_kit.train.data import (
     ANSWERS,
     APART,
+    TURNS,
     coverage,
     head_targets,
     most_frequent_ids,
@@ -167,6 +168,37 @@ def test_a_turn_that_several_chats_have_stays_on_one_side(usual):
         assert len(held_out) == 6
         parted += split(items, 0.2, seed, ANSWERS)[1] != held_out
     assert parted
+
+
+def recorded(num_chats, turns, prompt=10):
+    """A row for each turn, whose prompt holds the turns before, as a server records them."""
+    rows = []
+    for chat in range(num_chats):
+        ids = [1] * prompt + [10 + chat]
+        for turn in range(turns):
+            answer = [1000 + 20 * chat + turn] * 4 + [2]
+            mask = [False] * len(ids) + [True] * len(answer)
+            rows.append(EncodedExample([*ids, *answer], mask, len(rows)))
+            ids = [*ids, *answer, 3, 500 + turn]
+    return prepare(rows, 2)
+
+
+def test_turns_of_a_recorded_conversation_stay_on_one_side():
+    items, parted = recorded(30, 4), 0
+    for seed in range(20):
+        training, held_out = split(items, 0.1, seed)
+        sides = [{item.input_ids[10] for item in side} for side in (training, held_out)]
+        assert not sides[0] & sides[1]
+        assert len(held_out) == 12
+        before = [{item.input_ids[10] for item in side} for side in split(items, 0.1, seed, TURNS)]
+        parted += bool(before[0] & before[1])
+    assert parted, "as earlier versions did, whose runs go on so"
+
+
+def test_a_short_prompt_that_others_begin_with_is_no_conversation():
+    first = EncodedExample([1, 1, 1, *[5] * 9], [False] * 3 + [True] * 9, 0)
+    items = prepare([first], 2) + recorded(20, 1)
+    assert len(split(items, 0.5, 0)[0]) in (10, 11)
 
 
 def test_turns_that_chain_most_chats_together_say_nothing():
