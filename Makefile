@@ -71,9 +71,10 @@ check: install ## Formatting, lint, types
 	$(BIN)/ruff check medusa_kit tests benchmarks
 	$(BIN)/mypy
 
-fix: install ## Format and fix what ruff can fix
+fix: install ## Format and fix what ruff can fix; write the tables of options in docs/ anew
 	$(BIN)/ruff format medusa_kit tests benchmarks
 	$(BIN)/ruff check --fix medusa_kit tests benchmarks
+	PYTHONPATH=tests:. $(BIN)/python -m support.option_tables
 
 # VARIANT computes as another processor would, by limiting what torch, MKL and our kernels use. CI
 # runs one in turn. Only tests that rounding can affect are run; TESTS=tests runs the whole suite.

@@ -9,6 +9,7 @@ import typer
 from medusa_kit.cli import bench_endpoint, bench_report, engine_options, options
 from medusa_kit.cli.chat import notes
 from medusa_kit.cli.prompts import OWN_PROMPTS, load_both, read_prompt_set
+from medusa_kit.settings.sampling import SamplingParams
 
 DEFAULT_PEERS = ("transformers", "prompt-lookup")
 
@@ -51,6 +52,7 @@ Assistant = Annotated[
 
 @engine_options.with_engine(several=True)
 @bench_endpoint.with_server
+@options.with_sampling(only=("temperature", "seed"))
 def bench(
     loading: engine_options.Loading = engine_options.GIVEN,
     heads: Heads = None,
@@ -61,8 +63,7 @@ def bench(
     batch_size: Annotated[
         int, typer.Option(min=1, help="Prompts decoded together, all of one category.")
     ] = 1,
-    temperature: options.Temperature = 0.0,
-    seed: options.Seed = 0,
+    sampling: options.Sampling = options.GIVEN,
     peers: Peers = None,
     assistant: Assistant = None,
     breakdown: Annotated[
@@ -80,9 +81,8 @@ def bench(
     """
     from medusa_kit.bench.methods import named_drafters
     from medusa_kit.bench.peers import assistant_for, named_peers
-    from medusa_kit.settings.sampling import SamplingParams
 
-    sampling = SamplingParams(temperature, seed=seed)
+    params = SamplingParams.of(sampling)
     if server is not None:
         server.check(given_names, batch_size)
     draft_model = loading["draft_model"]
@@ -91,7 +91,7 @@ def bench(
     compared = named_drafters(drafters or (), draft_model)
     prompt_set = read_prompt_set(prompts, limit)
     source = prompts or OWN_PROMPTS
-    served = None if server is None else server.open(loading["model"], max_new_tokens, sampling)
+    served = None if server is None else server.open(loading["model"], max_new_tokens, params)
     if output is not None:
         _check_place(output, served is not None and bool(served.loads))
     if served is not None and served.apart:
@@ -103,11 +103,11 @@ def bench(
     engines = _engines(engine, named, loading["force"])
     helper = _assistant(assistant, engine)
     report, breakdowns = _measure(
-        engines, oracle, prompt_set, max_new_tokens, batch_size, sampling, names, compared, helper,
+        engines, oracle, prompt_set, max_new_tokens, batch_size, params, names, compared, helper,
         breakdown, served,
     )  # fmt: skip
     asked = [messages for messages, _ in prompt_set]
-    _report(report, breakdowns, engines, sampling, source, asked, output, served)
+    _report(report, breakdowns, engines, params, source, asked, output, served)
 
 
 def _measure(

@@ -11,6 +11,7 @@ from medusa_kit.base.names import check_name
 from medusa_kit.cli import options
 from medusa_kit.cli.parser import command
 from medusa_kit.errors import UsageError, unknown_value
+from medusa_kit.settings.sampling import NO_FIELDS, SamplingParams
 
 app = command.app(help="Make training data from prompts, and look at it.")
 
@@ -23,7 +24,7 @@ FOR_A_MODEL = ("batch_size", "dtype", "device", "activations")
 
 
 @app.command("generate", cls=command.Command)
-@options.with_sampling(acceptance=False)
+@options.with_sampling(without=NO_FIELDS)  # which no server takes either
 def generate(
     context: typer.Context,
     output: Annotated[Path, options.output_option("File for the answers, a JSON line each.")],
@@ -64,7 +65,6 @@ def generate(
     _check_on_error(on_error)
     _check_used(context, endpoint)
     from medusa_kit.distill.openai_client import Endpoint
-    from medusa_kit.settings.sampling import SamplingParams
 
     params = SamplingParams.of(sampling)
     how = {"sampling": params, "turns": turns, "on_error": on_error}

@@ -35,22 +35,8 @@ Config = Annotated[
 
 def _parameters() -> list[inspect.Parameter]:
     """The parameters of a command: the file, then every option of EngineConfig."""
-    parameters = [_parameter("config", Config, None)]
-    for option in engine.all_options().values():
-        default = options.DEFAULT_MODEL if option.required else option.default
-        shown = Annotated[_kind(option), options.engine_option(option.name)]  # type: ignore[valid-type]
-        parameters.append(_parameter(option.name, shown, default))
-    return parameters
-
-
-def _kind(option: engine.Option) -> Any:
-    """The type of an option for Typer. Words are checked by EngineConfig, whose message names the
-    nearest; Typer's does not."""
-    if option.name == "drafter_options":
-        return list[str] | None
-    if isinstance(option.default, bool):
-        return bool
-    return str | None if option.default is None else str
+    made = (options.parameter(option) for option in engine.all_options().values())
+    return [_parameter("config", Config, None), *made]
 
 
 def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:

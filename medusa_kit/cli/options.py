@@ -1,12 +1,12 @@
 """Options that several commands share, so that they read the same everywhere.
 
-A sampling option is defined once, in `_drawing`, `_accepting` or `_constraining`. Commands marked
-`with_sampling` get all of them as one dict, with the names of `Engine.generate`.
+They are made from the dataclasses of medusa_kit.settings. Commands marked `with_sampling` get the
+options of SamplingParams as one dict, with the names of `Engine.generate`.
 """
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -15,9 +15,11 @@ import typer
 
 from medusa_kit.errors import UsageError
 from medusa_kit.settings import engine
+from medusa_kit.settings.option import Option, choices, options_of
+from medusa_kit.settings.sampling import SamplingParams
 
 DEFAULT_MODEL = engine.EMBEDDED_NAME
-# What the command line has of its own: (flags, metavar, more help). All else is EngineConfig's.
+# What the command line has of its own: (flags, metavar, more help). All else is the option's.
 OWN: Mapping[str, tuple[tuple[str, ...], str | None, str]] = {
     "model": (("--model", "-m"), None, ""),
     "force": (("--force",), None, ""),
@@ -29,14 +31,37 @@ OWN: Mapping[str, tuple[tuple[str, ...], str | None, str]] = {
         ("--drafter-option",), "KEY=VALUE",
         " The value is YAML, the key of an inner option staged.drafter; may be repeated.",
     ),
+    "logit_bias": ((), "ID=BIAS", " May be repeated."),
 }  # fmt: skip
+
+
+def shown(option: Option, **more: Any) -> Any:
+    """An option as Typer declares it."""
+    flags, metavar, more_help = OWN.get(option.name, ((), None, ""))
+    return typer.Option(*flags, metavar=metavar, help=option.description + more_help, **more)
+
+
+def parameter(option: Option) -> inspect.Parameter:
+    """The parameter of a command that an option is."""
+    default = DEFAULT_MODEL if option.required else option.default
+    kind = Annotated[_kind(option), shown(option)]  # type: ignore[valid-type]
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(option.name, either, default=default, annotation=kind)
+
+
+def _kind(option: Option) -> Any:
+    """The type of an option for Typer. Words are checked by the dataclass, whose message names the
+    nearest; Typer's does not."""
+    if option.number is not None or option.kind is bool:
+        return option.kind
+    if option.kind is str or option.values or str in choices(option.kind):
+        return str | None if option.default is None else str
+    return list[str] | None
 
 
 def engine_option(name: str) -> Any:
     """An option of EngineConfig as Typer declares it."""
-    flags, metavar, more = OWN.get(name, ((), None, ""))
-    help_text = engine.all_options()[name].description + more
-    return typer.Option(*flags, metavar=metavar, help=help_text)
+    return shown(engine.all_options()[name])
 
 
 Model = Annotated[str, engine_option("model")]
@@ -89,61 +114,9 @@ def either(name: str, argument: Any, option: str, given: Any) -> Any:
 MaxNewTokens = Annotated[
     int, typer.Option("--max-new-tokens", "-n", min=1, help="Longest answer, in tokens.")
 ]
-Temperature = Annotated[float, typer.Option(help="0 is greedy; above 0 samples, exactly.")]
-TopK = Annotated[int | None, typer.Option(help="Sample among the K likeliest tokens.")]
-TopP = Annotated[float | None, typer.Option(help="Sample within this share of probability.")]
-Seed = Annotated[int, typer.Option(help="Same seed, same text in float32, whatever the tree.")]
 CONSTRAINTS = ("json_schema", "regex", "lark", "choice")
 Sampling = Mapping[str, Any]
 GIVEN: Sampling = MappingProxyType({})  # a placeholder for the sampling options
-
-
-def _drawing(
-    temperature: Temperature = 0.0,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: Annotated[
-        float | None,
-        typer.Option(help="Keep tokens at least this fraction as likely as the likeliest one."),
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None,
-        typer.Option(
-            help="Above 1 discourages tokens of prompt and answer; default: the model's own."
-        ),
-    ] = None,
-    presence_penalty: Annotated[
-        float, typer.Option(help="Taken from the logits of tokens the answer has (-2 to 2).")
-    ] = 0.0,
-    frequency_penalty: Annotated[
-        float, typer.Option(help="The same for each time the answer has them (-2 to 2).")
-    ] = 0.0,
-    logit_bias: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ID=BIAS", help="Added to a token's logit; may be repeated."),
-    ] = None,
-    seed: Seed = 0,
-) -> dict[str, Any]:
-    return {**locals(), "logit_bias": _parsed_bias(logit_bias or [])}
-
-
-def _accepting(
-    acceptance: Annotated[
-        str,
-        typer.Option(help="exact, or typical (LOSSY: takes draft tokens that are likely enough)."),
-    ] = "exact",
-    epsilon: Annotated[
-        float | None,
-        typer.Option(help="typical: accept draft tokens likelier than this; default: 0.09."),
-    ] = None,
-    delta: Annotated[
-        float | None,
-        typer.Option(
-            help="typical: and those above this times exp(-entropy); default: sqrt(epsilon)."
-        ),
-    ] = None,
-) -> dict[str, Any]:
-    return dict(locals())
 
 
 def _constraining(
@@ -198,26 +171,30 @@ def _parsed_bias(items: list[str]) -> dict[int, float] | None:
 
 
 def with_sampling(
-    acceptance: bool = True, temperature_of_model: bool = False
+    without: Collection[str] = (),
+    only: Collection[str] | None = None,
+    temperature_of_model: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace a command's parameter `sampling` by the sampling options.
+    """Replace a command's parameter `sampling` by the options of SamplingParams.
 
-    `acceptance`: whether the rule can be chosen too, and a grammar. `temperature_of_model`: the
+    `without`: those that it has not. `only`: those that it has. `temperature_of_model`: the
     temperature is None unless given, for a command whose default depends on the model.
     """
-    groups: list[Callable[..., dict[str, Any]]] = [_drawing]
-    if acceptance:
-        groups += [_accepting, _constraining]
+    table = options_of(SamplingParams)
+    names = [name for name in only or table if name not in without]
+    added = [parameter(table[name]) for name in names if name != "grammar"]
+    if temperature_of_model:
+        added = [_open_temperature(one) if one.name == "temperature" else one for one in added]
+    grammars = inspect.signature(_constraining).parameters if "grammar" in names else {}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def run(**arguments: Any) -> None:
-            sampling: dict[str, Any] = {}
-            for group in groups:
-                names = inspect.signature(group).parameters
-                sampling |= group(**{name: arguments.pop(name) for name in names})
-            from medusa_kit.settings.sampling import SamplingParams
-
+            sampling = {one.name: arguments.pop(one.name) for one in added}
+            if "logit_bias" in sampling:
+                sampling["logit_bias"] = _parsed_bias(sampling["logit_bias"] or [])
+            if grammars:
+                sampling |= _constraining(**{name: arguments.pop(name) for name in grammars})
             SamplingParams.checked(sampling)  # errors come before a model loads
             if sampling.get("grammar") is not None:
                 from medusa_kit.infer.decode.grammars.check import check_grammar
@@ -225,17 +202,7 @@ def with_sampling(
                 check_grammar(sampling["grammar"])
             command(**arguments, sampling=sampling)
 
-        added = [
-            parameter
-            for group in groups
-            for parameter in inspect.signature(group).parameters.values()
-        ]
-        shown = parameters_with(command, "sampling", added)
-        if temperature_of_model:
-            shown = [
-                _open_temperature(parameter) if parameter.name == "temperature" else parameter
-                for parameter in shown
-            ]
+        shown = parameters_with(command, "sampling", [*added, *grammars.values()])
         run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
         return run
 
@@ -259,10 +226,10 @@ def was_given(context: typer.Context, name: str) -> bool:
 
 
 def _open_temperature(parameter: inspect.Parameter) -> inspect.Parameter:
-    shown = typer.Option(
-        help="0 is greedy; above 0 samples, exactly.", show_default="the model's own, else 0"
+    open_one = shown(
+        options_of(SamplingParams)["temperature"], show_default="the model's own, else 0"
     )
-    return parameter.replace(default=None, annotation=Annotated[float | None, shown])
+    return parameter.replace(default=None, annotation=Annotated[float | None, open_one])
 
 
 def heads_argument(heads: str) -> str | None:

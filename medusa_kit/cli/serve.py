@@ -4,7 +4,7 @@ import functools
 import gc
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -12,7 +12,8 @@ from medusa_kit import console
 from medusa_kit.cli import engine_options, options
 from medusa_kit.errors import MedusaKitError, UsageError
 from medusa_kit.installing import extra
-from medusa_kit.settings.serve import serve_options
+from medusa_kit.settings.option import options_of
+from medusa_kit.settings.serve import ServeConfig
 
 PLACE = "serving"  # the parameter that stands where the server's options go
 
@@ -20,12 +21,7 @@ PLACE = "serving"  # the parameter that stands where the server's options go
 def with_serving(command: Callable[..., None]) -> Callable[..., None]:
     """Put the server's options where a command with the engine's has its parameter `serving`. It
     gets those that were given, by the command line or the section `serve` of the engine file."""
-    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    shown = [
-        inspect.Parameter(one.name, either, default=one.default,
-                          annotation=Annotated[one.kind, typer.Option(help=one.description)])
-        for one in serve_options().values()
-    ]  # fmt: skip
+    shown = [options.parameter(one) for one in options_of(ServeConfig).values()]
 
     @functools.wraps(command)
     def run(context: typer.Context, **arguments: Any) -> None:
@@ -54,8 +50,6 @@ def serve(
     serving: Mapping[str, Any] = options.GIVEN,
 ) -> None:
     """Serve a model to OpenAI's clients: many at once, in one batch, until SIGTERM or Ctrl-C."""
-    from medusa_kit.settings.serve import ServeConfig
-
     config = ServeConfig(**serving)
     try:
         from medusa_kit.engine.heads_folder import HeadsFolder

@@ -10,8 +10,10 @@ from medusa_kit.cli import engine_options, options
 from medusa_kit.cli.chat import notes
 from medusa_kit.cli.prompts import OWN_PROMPTS, load_both, read_prompts
 from medusa_kit.outputs import check_file, has_keys
+from medusa_kit.settings.sampling import SamplingParams
 
 
+@options.with_sampling(only=("top_k", "top_p", "seed"))
 @engine_options.with_engine(dtype="float32")
 def verify(
     loading: engine_options.Loading = engine_options.GIVEN,
@@ -21,9 +23,7 @@ def verify(
     temperature: Annotated[
         float, typer.Option(help="Temperature of the sampled half; 0 leaves it out.")
     ] = 0.8,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    seed: options.Seed = 0,
+    sampling: options.Sampling = options.GIVEN,
     layer_by_layer: Annotated[
         bool | None,
         typer.Option(
@@ -55,22 +55,21 @@ def verify(
     """
     from medusa_kit.bench.machine import write_verify
     from medusa_kit.bench.verify import verify as run
-    from medusa_kit.settings.sampling import SamplingParams
 
-    sampling = SamplingParams(temperature, top_k, top_p, seed)
+    params = SamplingParams.of({"temperature": temperature, **sampling})
     if output is not None:
         check_file(output, "--output", has_keys("greedy"))
     conversations = read_prompts(prompts, limit)
     console.note(
         f"{len(conversations)} prompts of at most {max_new_tokens} new tokens, "
-        f"{'greedy' if sampling.greedy else 'greedy, then sampled'}; the model is loaded twice, "
+        f"{'greedy' if params.greedy else 'greedy, then sampled'}; the model is loaded twice, "
         "for medusa-kit and for transformers"
     )
     engine, oracle = load_both(loading, same_weights=True, layerwise=layer_by_layer)
     reports = {"greedy": run(engine, oracle, conversations, max_new_tokens=max_new_tokens)}
-    if not sampling.greedy:
+    if not params.greedy:
         reports["sampled"] = run(
-            engine, oracle, conversations, max_new_tokens=max_new_tokens, sampling=sampling
+            engine, oracle, conversations, max_new_tokens=max_new_tokens, sampling=params
         )
     _print(engine, reports)
     if output is not None:

@@ -31,15 +31,13 @@ from medusa_kit.data.template import (
 )
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError, UsageError
 from medusa_kit.files import parse_json
-from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.settings.sampling import NARROWING, SCORES, SamplingParams
 
 RETRIES = 5
 FIRST_WAIT_SECONDS = 1.0  # doubled at every retry
 RETRYABLE = {429, 500, 502, 503, 504}
 ROWS_FAULT = {400, 413, 422}  # only this request is refused, for instance as too long
 QUOTED = 200  # characters of a server's reply in a message
-OPENAI_SAMPLING = ("top_p", "presence_penalty", "frequency_penalty", "logit_bias")
-EXTENDED_SAMPLING = ("top_k", "min_p", "repetition_penalty")  # known to vLLM and others
 T = TypeVar("T")
 
 
@@ -136,7 +134,7 @@ class Endpoint:
             "temperature": self.sampling.temperature,
             "seed": self.sampling.seed,
         }
-        for name in (*OPENAI_SAMPLING, *EXTENDED_SAMPLING):
+        for name in (*NARROWING, *SCORES):
             if value := getattr(self.sampling, name):  # defaults are not sent
                 body[name] = value
         if self.return_token_ids:

@@ -45,7 +45,7 @@ from medusa_kit.infer.decode.accept.logits_processing import check_bias_ids
 from medusa_kit.infer.device.shapes import check_before_loading as check_compiled
 from medusa_kit.paths import expanded
 from medusa_kit.settings.drafters import check_drafting, drafts_without_heads
-from medusa_kit.settings.engine import EngineConfig, EngineOptions, check_kind
+from medusa_kit.settings.engine import EngineConfig, EngineOptions, all_options
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.store.beside import found_beside
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -89,7 +89,7 @@ def check_options(options: EngineOptions) -> None:
     """Check objects, and the drafter's options against each other. Raises ConfigError."""
     for name, (types, expected) in OBJECTS.items():
         if (value := getattr(options, name)) is not None:
-            check_kind(name, value, types, expected)
+            all_options()[name].check_kind(value, types, expected)
     check_drafting(
         options.drafter,
         options.drafter_options,

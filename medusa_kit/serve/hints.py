@@ -18,13 +18,14 @@ from medusa_kit.errors import (
     QueueFullError,
 )
 from medusa_kit.infer.decode.grammars import source
-from medusa_kit.settings.sampling import RANGES
+from medusa_kit.settings.option import options_of
+from medusa_kit.settings.sampling import BIAS, SamplingParams
 
 SIMPLER = "a simpler schema will do: fewer patterns of one text, shorter lists and texts"
 OF_REQUESTS = frozenset(
     {
-        *(hint for _, _, hint in RANGES.values()),
-        "-100 all but bans a token",
+        *(option.hint for option in options_of(SamplingParams).values() if option.number),
+        BIAS.hint,
         source.HINT,
         bounded_rendering.HINT,
         SIMPLER,

@@ -32,14 +32,13 @@ from medusa_kit.infer.cpu.packed.int8_weights import refuse_int8_weights
 from medusa_kit.infer.decode.request import Request
 from medusa_kit.paths import expanded
 from medusa_kit.settings.engine import FLOAT32
-from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.settings.sampling import DRAWING, SamplingParams
 from medusa_kit.settings.serve import RECORD_MIB
 
 MAX_BYTES = RECORD_MIB << 20
 MAX_WAITING = 1024  # answers that wait for the disk; others are not recorded
 PATIENCE = 5.0  # seconds
 OWNER_ALONE = 0o600  # what people asked is in it
-OWN_CHOICE = ("temperature", "top_k", "top_p", "min_p", "seed")  # draws of what the model says
 
 
 def check_recording(path: str) -> None:
@@ -60,7 +59,7 @@ def chosen_by_model(sampling: SamplingParams) -> bool:
     tools leaves it free until it begins a call."""
     if sampling.grammar is not None and sampling.grammar.free is None:
         return False
-    own = SamplingParams(**{name: getattr(sampling, name) for name in OWN_CHOICE})
+    own = SamplingParams(**{name: getattr(sampling, name) for name in DRAWING})
     penalty = None if sampling.repetition_penalty == 1.0 else sampling.repetition_penalty
     bias = sampling.logit_bias or None
     return replace(sampling, grammar=None, repetition_penalty=penalty, logit_bias=bias) == own

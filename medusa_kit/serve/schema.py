@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from medusa_kit.infer.decode.accept.default_sampling import with_defaults
@@ -29,7 +29,8 @@ from medusa_kit.serve.bounds import (
 )
 from medusa_kit.serve.labels import Fields, Labels
 from medusa_kit.serve.parts import Parts, UnsupportedFieldError
-from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.settings.option import options_of
+from medusa_kit.settings.sampling import DRAWING, SCORES, SamplingParams
 
 # Fields of OpenAI's API that are not supported -> the value that asks for nothing, besides null.
 UNSUPPORTED: Mapping[str, Any] = {
@@ -163,9 +164,16 @@ def _token_ids(value: Any) -> Any:
     return {int(key): bias for key, bias in value.items()}
 
 
-class Request(Labels):
-    """What both kinds of request share."""
+def _described(schema: dict[str, Any]) -> None:
+    """Descriptions of sampling options in the OpenAPI document."""
+    for name in (*DRAWING, *SCORES):
+        schema["properties"][name]["description"] = options_of(SamplingParams)[name].description
 
+
+class Request(Labels):
+    """What both kinds of request share. Its sampling options are those of SamplingParams."""
+
+    model_config = ConfigDict(json_schema_extra=_described)
     unsupported: ClassVar[Mapping[str, Any]] = {**UNSUPPORTED, **OF_CHATS}
 
     model: ModelName
@@ -227,8 +235,8 @@ class Request(Labels):
 
         `config`: the model's own generation config. Raises ConfigError.
         """
-        given = self._given("temperature", "top_p", "min_p")
         whole = self.top_k in (0, -1)  # as other servers write "all"
+        given = self._given(*(name for name in DRAWING if name not in ("top_k", "seed")))
         if self.top_k is not None and not whole:
             given["top_k"] = self.top_k
         if given.get("temperature") == 0 or self.top_p == 0 or self.top_k == 1:
@@ -243,9 +251,7 @@ class Request(Labels):
             chosen = {name: value for name, value in chosen.items() if value is not None}
             if whole:
                 chosen.pop("top_k", None)
-        return chosen | self._given(
-            "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"
-        )
+        return chosen | self._given(*SCORES)
 
     def _given(self, *names: str) -> dict[str, Any]:
         return {name: value for name in names if (value := getattr(self, name)) is not None}

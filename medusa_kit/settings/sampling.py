@@ -1,23 +1,59 @@
-"""How a caller may have tokens chosen.
+"""How a caller may have tokens chosen: every option of it, defined once.
 
-The processing these settings ask for is in logits_processing.py, the choice in sampler.py.
+The processing these settings ask for is in logits_processing.py, the choice in sampler.py. Nothing
+is imported here but the standard library, since `--help` is made from it.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
-from medusa_kit.errors import ConfigError, did_you_mean, unknown_value
+from medusa_kit.errors import ConfigError, did_you_mean
 from medusa_kit.settings.grammar import Grammar
+from medusa_kit.settings.option import Allowed, check_fields, options_of
 
-ACCEPTANCE = ("exact", "typical")
-KINDS: dict[str, Callable[[Any], Any]] = {"top_k": int, "seed": int}  # of numbers; others: float
+Acceptance = Literal["exact", "typical"]
 DEFAULT_EPSILON = 0.09  # the paper's, §2.3.1
 ANSWER_TOKENS = 1024  # longest answer of chat, generate, the page and the server, unless given
+# What narrows a draw, and the value that keeps every token.
+NARROWING: Mapping[str, float | None] = {"top_k": None, "top_p": 1.0, "min_p": 0.0}
+DRAWING = ("temperature", *NARROWING, "seed")  # draws of what the model says, and nothing else
+NO_FIELDS = ("acceptance", "epsilon", "delta", "grammar")  # of a request to a server
+# Logits in float32 are divided by numbers in this range. Beyond, they become infinite or NaN, and a
+# NaN is taken for the largest, so that even tokens that a grammar forbids are chosen.
+MIN_MODERATE, MAX_MODERATE = 1e-20, 1e20
+MODERATE = f"{MIN_MODERATE:g} to {MAX_MODERATE:g}"
 
 
+def _moderate(value: Any) -> bool:
+    return bool(MIN_MODERATE <= value <= MAX_MODERATE)
+
+
+TEMPERATURE = Allowed(f"0, or {MODERATE}", lambda t: t == 0 or _moderate(t), "0 is greedy")
+TOP_K = Allowed("an integer, 1 or more", lambda k: k >= 1, "leave it out to keep every token")
+TOP_P = Allowed("above 0, at most 1", lambda p: 0 < p <= 1, "1 keeps every token")
+SEED = Allowed("an integer", hint="any will do, below 0 too")
+MIN_P = Allowed("0 to 1", lambda p: 0 <= p <= 1, "0 keeps every token")
+REPETITION = Allowed(MODERATE, _moderate, "1 changes nothing, above 1 makes repetition less likely")
+PENALTY = Allowed("-2 to 2", lambda p: -2 <= p <= 2, "0 changes nothing")
+BIASES = Allowed("a mapping of token ids to numbers", hint="for instance logit_bias={50256: -100}")
+TOKEN_ID = Allowed("an integer from 0")
+BIAS = Allowed("-100 to 100", lambda bias: -100 <= bias <= 100, "-100 all but bans a token")
+EPSILON = Allowed("above 0, at most 1", lambda e: 0 < e <= 1, "the paper's is 0.09")
+DELTA = Allowed(
+    "above 0, at most 1",
+    lambda d: 0 < d <= 1,
+    "the paper's is the square root of epsilon; above 1 the likeliest token could fail",
+)
+GRAMMAR = Allowed(
+    "a Grammar",
+    hint="for instance grammar=medusa_kit.Grammar.json_schema({'type': 'object'})",
+)
+
+
+# Editors and mypy read keywords from nothing else; a test holds these equal to SamplingParams.
 class SamplingOptions(TypedDict, total=False):
     """The fields of SamplingParams as keywords, for those who pass them on."""
 
@@ -30,7 +66,7 @@ class SamplingOptions(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     logit_bias: Mapping[int, float] | None
-    acceptance: str
+    acceptance: Acceptance
     epsilon: float | None
     delta: float | None
     grammar: Grammar | None
@@ -52,55 +88,51 @@ ELSEWHERE = {
 class SamplingParams:
     """How tokens are chosen. Raises ConfigError when a value is out of range or has no meaning."""
 
-    temperature: float = 0.0  # 0 is greedy
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int = 0
-    min_p: float | None = None  # drops tokens below this share of the likeliest one's probability
-    repetition_penalty: float | None = None  # over prompt and answer; None: the base's own
-    presence_penalty: float = 0.0  # this and the next: OpenAI's, over generated tokens only
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)  # token id -> bias
-    acceptance: str = "exact"  # typical: lossy (arXiv 2401.10774, §2.3.1)
-    epsilon: float | None = None  # typical only; 0.09 unless given
-    delta: float | None = None  # typical only; the square root of epsilon unless given
-    grammar: Grammar | None = None  # that answers follow
+    temperature: Annotated[float, "0 is greedy; above 0 samples, exactly.", TEMPERATURE] = 0.0
+    top_k: Annotated[int | None, "Sample among the K likeliest tokens.", TOP_K] = None
+    top_p: Annotated[float | None, "Sample within this share of probability.", TOP_P] = None
+    seed: Annotated[int, "Same seed, same text in float32, whatever the tree.", SEED] = 0
+    min_p: Annotated[
+        float | None, "Keep tokens at least this fraction as likely as the likeliest one.", MIN_P
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        "Above 1 discourages tokens of prompt and answer; default: the model's own.",
+        REPETITION,
+    ] = None
+    presence_penalty: Annotated[
+        float, "Taken from the logits of tokens the answer has ({allowed}).", PENALTY
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, "The same for each time the answer has them ({allowed}).", PENALTY
+    ] = 0.0
+    logit_bias: Annotated[Mapping[int, float] | None, "Added to a token's logit.", BIASES] = field(
+        default=None, hash=False
+    )
+    acceptance: Annotated[
+        Acceptance, "exact, or typical (LOSSY: takes draft tokens that are likely enough)."
+    ] = "exact"
+    epsilon: Annotated[
+        float | None, "typical: accept draft tokens likelier than this; default: 0.09.", EPSILON
+    ] = None
+    delta: Annotated[
+        float | None,
+        "typical: and those above this times exp(-entropy); default: sqrt(epsilon).",
+        DELTA,
+    ] = None
+    grammar: Annotated[Grammar | None, "A grammar that the answer follows.", GRAMMAR] = None
 
     def __post_init__(self) -> None:
-        for parameter in fields(self):
-            value = getattr(self, parameter.name)
-            if parameter.name not in RANGES or (value is None and parameter.default is None):
-                continue
-            fits, expected, hint = RANGES[parameter.name]
-            if not (isinstance(value, Real) and fits(value)):
-                raise _out_of_range(parameter.name, value, expected, hint)
-            # numpy's numbers, fractions and the like as what transformers and torch take
-            object.__setattr__(self, parameter.name, KINDS.get(parameter.name, float)(value))
-        if not isinstance(self.logit_bias, Mapping | None):
-            raise ConfigError(
-                f"logit_bias {self.logit_bias!r} is of type {type(self.logit_bias).__name__}; "
-                "expected a mapping of token ids to numbers",
-                hint="for instance logit_bias={50256: -100}",
-            )
+        check_fields(self)
         for token, bias in (self.logit_bias or {}).items():
             if not (isinstance(token, Integral) and int(token) >= 0):
-                raise _out_of_range("logit_bias token id", token, "an integer from 0", None)
-            if not (isinstance(bias, Real) and -100 <= bias <= 100):
-                raise _out_of_range(
-                    f"logit_bias of token {token}", bias, "-100 to 100", "-100 all but bans a token"
-                )
-        if not isinstance(self.grammar, Grammar | None):
-            raise ConfigError(
-                f"grammar {self.grammar!r} is of type {type(self.grammar).__name__}; expected a "
-                "Grammar",
-                hint="for instance grammar=medusa_kit.Grammar.json_schema({'type': 'object'})",
-            )
+                raise TOKEN_ID.refused("logit_bias token id", token)
+            if not (isinstance(bias, Real) and BIAS.fits(bias)):
+                raise BIAS.refused(f"logit_bias of token {token}", bias)
         self._check_meaning()
 
     def _check_meaning(self) -> None:
-        if self.acceptance not in ACCEPTANCE:
-            raise unknown_value("acceptance", self.acceptance, ACCEPTANCE)
-        narrowing = [name for name in ("top_k", "top_p", "min_p") if getattr(self, name)]
+        narrowing = [name for name in NARROWING if getattr(self, name)]
         if self.greedy and narrowing:
             raise ConfigError(
                 f"{' and '.join(narrowing)} has no meaning when decoding greedily",
@@ -123,7 +155,7 @@ class SamplingParams:
     def of(cls, options: Mapping[str, Any], others: Sequence[str] = ()) -> "SamplingParams":
         """Parameters from keywords. Raises ConfigError for an unknown one. `others`: keywords of
         the call beside them, which may be meant."""
-        known = [parameter.name for parameter in fields(cls)]
+        known = options_of(cls)
         for name in options:
             if name not in known:
                 raise ConfigError(
@@ -157,33 +189,5 @@ class SamplingParams:
         return epsilon, math.sqrt(epsilon) if self.delta is None else self.delta
 
 
-# Logits in float32 are divided by these numbers. Beyond, they become infinite or NaN, and a NaN is
-# taken for the largest, so that even tokens that a grammar forbids are chosen.
-MIN_MODERATE, MAX_MODERATE = 1e-20, 1e20
-MODERATE = f"{MIN_MODERATE:g} to {MAX_MODERATE:g}"
-
-
-def _moderate(value: Any) -> bool:
-    return bool(MIN_MODERATE <= value <= MAX_MODERATE)
-
-
-# What each number may be: (test, words, hint). None passes where it is the default.
-RANGES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
-    "temperature": (lambda t: t == 0 or _moderate(t), f"0, or {MODERATE}", "0 is greedy"),
-    "top_k": (lambda k: isinstance(k, Integral) and int(k) >= 1, "an integer, 1 or more",
-              "leave it out to keep every token"),
-    "top_p": (lambda p: 0 < p <= 1, "above 0, at most 1", "1 keeps every token"),
-    "seed": (lambda seed: isinstance(seed, Integral), "an integer", "any will do, below 0 too"),
-    "min_p": (lambda p: 0 <= p <= 1, "0 to 1", "0 keeps every token"),
-    "repetition_penalty": (_moderate, MODERATE,
-                           "1 changes nothing, above 1 makes repetition less likely"),
-    "presence_penalty": (lambda p: -2 <= p <= 2, "-2 to 2", "0 changes nothing"),
-    "frequency_penalty": (lambda p: -2 <= p <= 2, "-2 to 2", "0 changes nothing"),
-    "epsilon": (lambda e: 0 < e <= 1, "above 0, at most 1", "the paper's is 0.09"),
-    "delta": (lambda d: 0 < d <= 1, "above 0, at most 1",
-              "the paper's is the square root of epsilon; above 1 the likeliest token could fail"),
-}  # fmt: skip
-
-
-def _out_of_range(name: str, value: Any, expected: str, hint: str | None) -> ConfigError:
-    return ConfigError(f"{name} {value!r} is out of range; expected {expected}", hint=hint)
+# What changes scores before a draw.
+SCORES = tuple(name for name in options_of(SamplingParams) if name not in (*DRAWING, *NO_FIELDS))

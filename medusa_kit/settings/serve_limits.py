@@ -5,13 +5,13 @@ Nothing is imported here but the standard library, since `--help` is made from i
 
 import dataclasses
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from medusa_kit.errors import ConfigError, check_count, is_finite, unknown_value
+from medusa_kit.errors import ConfigError
+from medusa_kit.settings.option import COUNT, SECONDS, check_fields
 
 LogFormat = Literal["plain", "json", "none"]
-LOG_FORMATS = ("plain", "json", "none")
 MIB = 1024 * 1024
 HOST = re.compile(r"[\w.-]+|\[[0-9a-fA-F:.]+\]|[0-9a-fA-F]*:[0-9a-fA-F:.]+")
 
@@ -36,27 +36,26 @@ class LimitOptions:
         "by commas, or * for all. Others are refused where no key is asked for on a loopback "
         "address, and wherever this is given.",
     ] = None
-    max_body: Annotated[int, "Largest body of a request in bytes; larger ones get 413."] = 4 * MIB
+    max_body: Annotated[int, "Largest body of a request in bytes; larger ones get 413.", COUNT] = (
+        4 * MIB
+    )
     body_timeout: Annotated[
-        float, "Seconds in which a request's headers, and then its body, must arrive; else 408."
+        float,
+        "Seconds in which a request's headers, and then its body, must arrive; else 408.",
+        SECONDS,
     ] = 30.0
     send_timeout: Annotated[
-        float, "Seconds that a client may leave an answer unread until it is cancelled."
+        float, "Seconds that a client may leave an answer unread until it is cancelled.", SECONDS
     ] = 60.0
     max_connections: Annotated[
-        int, "Connections at once; requests on further ones get 503 at once."
+        int, "Connections at once; requests on further ones get 503 at once.", COUNT
     ] = 1024
     log_format: Annotated[
-        LogFormat, "Lines about requests on stderr: plain, json or none."
+        LogFormat, "Lines about requests on stderr: {values}."
     ] = "plain"  # fmt: skip
 
     def __post_init__(self) -> None:
-        for name in ("max_body", "max_connections"):
-            check_count(name, getattr(self, name))
-        for name in ("body_timeout", "send_timeout"):
-            _check_seconds(name, getattr(self, name))
-        if self.log_format not in LOG_FORMATS:
-            raise unknown_value("log_format", self.log_format, LOG_FORMATS)
+        check_fields(self)
         self.origins, self.hosts  # noqa: B018 - raise
 
     @property
@@ -94,8 +93,3 @@ def _check_origin(origin: str) -> None:
             f"cors_origin {origin!r} is no origin; expected https://HOST or *",
             hint="an origin has no path: https://app.example or http://localhost:3000",
         )
-
-
-def _check_seconds(name: str, value: Any) -> None:
-    if not is_finite(value) or value <= 0:
-        raise ConfigError(f"{name} {value!r} is out of range; expected seconds above 0")

@@ -6,7 +6,11 @@ Nothing is imported here but the standard library, since `--help` is made from i
 import dataclasses
 from typing import Annotated
 
-from medusa_kit.errors import ConfigError, check_count, is_finite
+from medusa_kit.errors import ConfigError
+from medusa_kit.settings.option import COUNT, Allowed
+
+LOAD = Allowed("a number above 0", lambda load: load > 0)
+GPUS = Allowed("0 or more", lambda gpus: gpus >= 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,21 +22,24 @@ class ReplicaOptions:
         int | None,
         "Replicas of the model on Ray Serve, behind one address (extra ray); default: the model "
         "runs in this process.",
+        COUNT,
     ] = None
     max_replicas: Annotated[
-        int | None, "Replicas in all that may be started under load."
+        int | None, "Replicas in all that may be started under load.", COUNT
     ] = None  # fmt: skip
     replica_load: Annotated[
         float | None,
         "Running requests per replica that --max-replicas aims at; default: --max-rows.",
+        LOAD,
     ] = None
     replica_threads: Annotated[
         int | None,
         "Threads of a replica, and cores that Ray reserves for it; default: this machine's cores "
         "divided by the replicas.",
+        COUNT,
     ] = None
     replica_gpus: Annotated[
-        float | None, "GPUs that Ray reserves for a replica; default: none."
+        float | None, "GPUs that Ray reserves for a replica; default: none.", GPUS
     ] = None  # fmt: skip
     ray_address: Annotated[
         str | None,
@@ -44,14 +51,6 @@ class ReplicaOptions:
         if self.replicas is None:
             self._check_unused()
             return
-        for name in ("replicas", "max_replicas", "replica_threads"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
-        load, gpus = self.replica_load, self.replica_gpus
-        if load is not None and not (is_finite(load) and load > 0):
-            raise ConfigError(f"replica_load {load!r} is out of range; expected a number above 0")
-        if gpus is not None and not (is_finite(gpus) and gpus >= 0):
-            raise ConfigError(f"replica_gpus {gpus!r} is out of range; expected 0 or more")
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ConfigError(
                 f"max_replicas {self.max_replicas} is less than replicas {self.replicas}",

@@ -17,7 +17,8 @@ from medusa_kit import console
 from medusa_kit.errors import ConfigError
 from medusa_kit.serve.server import first_lines
 from medusa_kit.settings.engine_file import read_engine_file
-from medusa_kit.settings.serve import ServeConfig, serve_options
+from medusa_kit.settings.option import options_of
+from medusa_kit.settings.serve import ServeConfig
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -167,6 +168,6 @@ def test_the_section_of_an_engine_file(tmp_path: Path) -> None:
 
 def test_every_option_is_described() -> None:
     defaults = ServeConfig()
-    for name, option in serve_options().items():
+    for name, option in options_of(ServeConfig).items():
         assert option.description.endswith(".")
         assert getattr(defaults, name) == option.default

@@ -5,14 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from medusa_kit.errors import UsageError
-
-SHOWN = ("temperature", "top_k", "top_p", "min_p", "seed")
+from medusa_kit.settings.sampling import DRAWING, SamplingParams
 
 
 def check(sampling: Mapping[str, Any], greedy: bool) -> None:
     """Raises UsageError, ConfigError for what `--greedy` contradicts."""
-    from medusa_kit.settings.sampling import SamplingParams
-
     if not greedy:
         return
     if sampling["temperature"]:
@@ -34,7 +31,7 @@ def choose(sampling: Mapping[str, Any], greedy: bool, config: Any) -> tuple[dict
         return chosen, ""
     if not own:
         return chosen, "as given"
-    given_too = any(given[name] is not None for name in SHOWN if name != "seed")
+    given_too = any(given[name] is not None for name in DRAWING if name != "seed")
     return chosen, "the model's own" + (" where none was given" if given_too else "")
 
 
@@ -42,5 +39,5 @@ def describe(sampling: Mapping[str, Any], where: str) -> str:
     """A line for the greeting."""
     if sampling["temperature"] == 0:
         return "greedy: always the likeliest token"
-    shown = [f"{name} {sampling[name]:g}" for name in SHOWN if sampling[name] is not None]
+    shown = [f"{name} {sampling[name]:g}" for name in DRAWING if sampling[name] is not None]
     return f"sampling at {', '.join(shown)} ({where}); --temperature 0 takes the likeliest"

@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from medusa_kit.settings.sampling import DRAWING, NO_FIELDS, SCORES
+
 MODEL, SPECULATION, SAMPLING, MEMORY = "Model", "Speculation", "Sampling", "Memory"
 SERVER, ADVANCED = "Server", "Advanced"
 DATA, TRAINING, OUTPUT = "Data", "Training", "Output"
@@ -23,9 +25,8 @@ PANELS: Mapping[str, Sequence[str]] = {
         "guesses", "peers", "assistant", "nodes", "sizes", "batch_sizes", "dynamic", "choices",
     ),
     SAMPLING: (
-        "system", "max_new_tokens", "temperature", "greedy", "top_k", "top_p", "min_p", "seed",
-        "stop", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
-        "json_schema", "regex", "lark", "choice", "acceptance", "epsilon", "delta",
+        "system", "max_new_tokens", *DRAWING, "greedy", "stop", *SCORES,
+        "json_schema", "regex", "lark", "choice", *NO_FIELDS,
     ),
     SERVER: (
         "host", "port", "served_model_name", "api_key_file", "endpoint", "endpoint_model",

@@ -5,7 +5,8 @@ import json
 import re
 from pathlib import Path
 
-from medusa_kit.settings.serve import serve_options
+from medusa_kit.settings.option import options_of
+from medusa_kit.settings.serve import ServeConfig
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "Dockerfile").read_text()
@@ -40,7 +41,7 @@ def test_what_it_starts_are_options_of_the_server() -> None:
     (line,) = given("ENTRYPOINT")
     command = json.loads(line)
     assert command[:2] == ["medusa-kit", "serve"]
-    names = {"--" + name.replace("_", "-") for name in serve_options()}
+    names = {"--" + name.replace("_", "-") for name in options_of(ServeConfig)}
     assert {word for word in command if word.startswith("--")} <= names
 
 

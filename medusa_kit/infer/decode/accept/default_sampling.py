@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from medusa_kit.infer.decode.accept.generation_settings import own_sampling
+from medusa_kit.settings.sampling import NARROWING
 
-# What narrows a draw, and the value that keeps every token.
-NARROWING: Mapping[str, float | None] = {"top_k": None, "top_p": 1.0, "min_p": 0.0}
 DRAWN = 1.0  # the temperature of a request that asks for a draw and names none: the model's chances
 
 

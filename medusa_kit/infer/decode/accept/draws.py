@@ -7,7 +7,7 @@ Shapes: V vocabulary.
 import ctypes
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -61,7 +61,7 @@ def split_warpers(processors: Sequence[Any]) -> tuple[Sequence[Any], Warping | N
     order = [WARPERS.index(type(warper)) for warper in last]
     if order != sorted(set(order)) or not all(_is_plain(warper) for warper in last):
         return processors, None
-    names = ("temperature", "top_k", "top_p", "min_p")
+    names = [field.name for field in fields(Warping)]
     values = {
         name: getattr(warper, name) for warper in last for name in names if hasattr(warper, name)
     }

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from medusa_kit.errors import ConfigError
+from medusa_kit.settings.sampling import NARROWING
 
 
 class Treatment(Enum):
@@ -154,7 +155,7 @@ def own_sampling(config: Any) -> dict[str, Any]:
     temperature, asks = getattr(config, "temperature", None), getattr(config, "do_sample", None)
     if temperature == 0 or not (temperature is not None if asks is None else asks):
         return {}
-    options = {name: getattr(config, name, None) for name in ("top_k", "top_p", "min_p")}
+    options = {name: getattr(config, name, None) for name in NARROWING}
     temperature = 1.0 if temperature is None else temperature  # transformers' own
     return {"temperature": temperature} | {name: value for name, value in options.items() if value}
 
