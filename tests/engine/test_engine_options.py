@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-import typer
 import yaml
 
 import medusa_kit
 from medusa_kit.base.model import BaseModel
-from medusa_kit.cli import app, options
 from medusa_kit.engine import load as loading
 from medusa_kit.errors import ConfigError, DataError, did_you_mean, unknown_value
 from medusa_kit.infer.attention.choice import BACKENDS
@@ -33,19 +31,6 @@ def test_load_takes_the_options_and_their_defaults() -> None:
         if name not in OBJECTS:
             assert hints[name] == option.kind, name
         assert f"{name}: {option.description}" in str(medusa_kit.load.__doc__)
-
-
-@pytest.mark.parametrize("command", ["generate", "chat", "verify", "bench"])
-def test_commands_take_the_options_and_their_defaults(command: str) -> None:
-    group: Any = typer.main.get_command(app)
-    shown = {one.name: one for one in group.commands[command].params}
-    for name, option in all_options().items():
-        if (command, name) == ("bench", "heads"):  # several, to compare
-            continue
-        assert shown[name].help.startswith(option.description)
-        if (command, name) != ("verify", "dtype"):
-            default = options.DEFAULT_MODEL if option.required else option.default
-            assert shown[name].default == default
 
 
 def test_a_file_takes_the_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

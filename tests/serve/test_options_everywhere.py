@@ -2,7 +2,7 @@
 its type, default, allowed values and description, and refuse a wrong value in the same words."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -20,7 +20,7 @@ from medusa_kit.cli import app
 from medusa_kit.cli.parser.panels import shown_kind
 from medusa_kit.errors import ConfigError
 from medusa_kit.serve.schema import ChatRequest, CompletionRequest
-from medusa_kit.settings.engine import all_options
+from medusa_kit.settings.engine import EMBEDDED_NAME, all_options
 from medusa_kit.settings.engine_file import _Keys, _ServeKeys, read_engine_file
 from medusa_kit.settings.option import Option, choices, options_of
 from medusa_kit.settings.sampling import NO_FIELDS, SamplingOptions, SamplingParams
@@ -78,6 +78,13 @@ def in_a_file(path: Path, raw: dict[str, Any]) -> str:
     [
         ("generate", SAMPLING, ("temperature",)),
         ("generate", all_options(), ("model",)),
+        ("chat", {**SAMPLING, **all_options()}, ("temperature", "model")),
+        ("verify", all_options(), ("model", "dtype")),
+        (
+            "bench",
+            {name: one for name, one in all_options().items() if name != "heads"},
+            ("model",),
+        ),
         ("data generate", IN_REQUESTS, ()),
         ("verify", {name: SAMPLING[name] for name in ("top_k", "top_p", "seed")}, ()),
         ("bench", {name: SAMPLING[name] for name in ("temperature", "seed")}, ()),
@@ -98,6 +105,23 @@ def test_commands(command: str, options: Mapping[str, Option], own_default: Any)
         if option.number is not None:
             kind = shown_kind(shown[name], typer.Context(group))
             assert kind.strip("<>") == option.number.__name__
+
+
+def all_commands(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in getattr(group, "commands", {}).items():
+        yield f"{path}{name}", command
+        yield from all_commands(command, f"{path}{name} ")
+
+
+def test_commands_with_some_of_them_have_their_defaults() -> None:
+    own = {("verify", "dtype"), ("generate", "temperature"), ("chat", "temperature")}
+    for command, found in all_commands(typer.main.get_command(app)):
+        for one in found.params:
+            option = option_tables.OPTIONS.get(one.name)
+            described = option is not None and (one.help or "").startswith(option.description)
+            if option is not None and described and (command, one.name) not in own:
+                default = EMBEDDED_NAME if option.required else option.default
+                assert one.default == default, f"{command} {one.name}"
 
 
 def test_python() -> None:
