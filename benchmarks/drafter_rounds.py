@@ -4,10 +4,11 @@
 
 Each drafter has an engine of its own, so they share nothing that they learn. They answer each
 prompt one after another, in an order drawn anew for each prompt and round; the reading of the
-prompt does not count. Speeds are ratios to plain decoding by the same kit: over all, and for each
-category with the least and the largest of the rounds. The interval is of the prompts' ratios.
-Greedy answers are compared with plain decoding's; sampled ones too, since a seed has one text. The
-report of all rounds so far is printed after each.
+prompt does not count. Speeds are ratios to plain decoding by the same kit, over all and for each
+category: of all tokens and seconds, then a prompt's with its 95 % interval over prompts, and tokens
+a step. Greedy answers are compared with plain decoding's; sampled ones too, since a seed has one
+text. An answer that ends in a loop counts in no speed. The report of all rounds so far is printed
+after each. Rows may have `tools`, which the template tells the model of.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from rounds import in_turn
 import medusa_kit
 from medusa_kit import console
 from medusa_kit.bench.interval import interval_of
+from medusa_kit.data.chat import encode_row_prompt
 from medusa_kit.loops import loop_start
 
 PLAIN = "none"
@@ -71,7 +73,7 @@ def main() -> None:
             f"round {number + 1}: {others} of {asked} prompts with another answer than plain, "
             f"{loops} left out of the speeds for a loop at the end"
         )
-        _report(answers, names, number + 1)
+        _report(answers, names)
 
 
 def _options() -> argparse.Namespace:
@@ -103,22 +105,26 @@ def _engine(named: str, options: argparse.Namespace) -> Any:
 
 def _answer(engine: Any, row: dict[str, Any], options: argparse.Namespace, prompt: int) -> Any:
     asked = [{"role": "user", "content": row["turns"][0]}]
+    ids = encode_row_prompt(engine.base.tokenizer, asked, row.get("tools"))
     drawn = {"temperature": options.temperature, "seed": prompt} if options.temperature else {}
-    return engine.generate(asked, max_new_tokens=options.max_new_tokens, **drawn)
+    return engine.generate(ids, max_new_tokens=options.max_new_tokens, **drawn)
 
 
-def _report(answers: Sequence[Answer], names: Sequence[str], rounds: int) -> None:
-    for category in ["all", *sorted({one.category for one in answers})]:
+def _report(answers: Sequence[Answer], names: Sequence[str]) -> None:
+    cells = []
+    for category in ["all", *dict.fromkeys(one.category for one in answers)]:
         own = [one for one in answers if category in ("all", one.category)]
-        cells = [f"{category:>15}", f"plain {_rate(own, PLAIN):.0f} tokens/s"]
-        for name in names[1:]:
-            each = [_ratio([one for one in own if one.round == r], name) for r in range(rounds)]
-            cells.append(f"{name} {_ratio(own, name):.3f} ({min(each):.3f} to {max(each):.3f})")
-        print(" | ".join(cells), flush=True)
-    for name in names[1:]:
-        own = [one for one in answers if one.drafter == name]
-        length = sum(one.tokens for one in own) / sum(one.steps for one in own)
-        print(f"{name}: {_interval(answers, name)}; acceptance length {length:.3f}")
+        prompts = len({one.prompt for one in own})
+        row = [category, f"{prompts}", f"{_rate(own, PLAIN):.1f}"]
+        cells.append([*row, *(_against_plain(own, name) for name in names[1:])])
+    print(console.markdown(["task", "prompts", "plain, tokens/s", *names[1:]], cells), flush=True)
+
+
+def _against_plain(answers: Sequence[Answer], name: str) -> str:
+    own = [one for one in answers if one.drafter == name]
+    length = sum(one.tokens for one in own) / sum(one.steps for one in own)
+    rate = _rate(answers, name) / _rate(answers, PLAIN)
+    return f"{rate:.2f}; {_interval(answers, name)}; {length:.2f}"
 
 
 def _rate(answers: Sequence[Answer], name: str) -> float:
@@ -126,19 +132,15 @@ def _rate(answers: Sequence[Answer], name: str) -> float:
     return sum(one.tokens for one in own) / sum(one.seconds for one in own)
 
 
-def _ratio(answers: Sequence[Answer], name: str) -> float:
-    return _rate(answers, name) / _rate(answers, PLAIN)
-
-
 def _interval(answers: Sequence[Answer], name: str) -> str:
     """Of the prompts' ratios, each over all rounds."""
     by_prompt: dict[int, list[Answer]] = {}
     for one in answers:
         by_prompt.setdefault(one.prompt, []).append(one)
-    found = interval_of([_ratio(own, name) for own in by_prompt.values()])
+    found = interval_of([_rate(own, name) / _rate(own, PLAIN) for own in by_prompt.values()])
     if found is None:
-        return "too few prompts for an interval"
-    return f"{found.ratio:.3f} a prompt, 95 % interval {found.low:.3f} to {found.high:.3f}"
+        return "too few prompts"
+    return f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f})"
 
 
 if __name__ == "__main__":
