@@ -1,6 +1,7 @@
 """Keys that are typed while an answer comes."""
 
 import os
+import select
 import sys
 from collections.abc import Iterator
 
@@ -35,6 +36,7 @@ def test_they_are_kept_and_not_shown(
         with keys_unseen():
             assert not echoes(program)
             os.write(person, b"next\n")
+            select.select([program], [], [])  # until the terminal has read it, still without echo
             if ends_in is not None:
                 raise ends_in
     except KeyboardInterrupt:
