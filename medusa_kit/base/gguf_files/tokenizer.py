@@ -42,11 +42,13 @@ def read_tokenizer(path: Path) -> Any:
     _add_special(inner, vocabulary)
     _add_around(inner, vocabulary)
     special = {f"{name}_token": vocabulary.token(name) for name in NAMES if name in vocabulary.ids}
+    inner.__deepcopy__ = lambda _: inner  # the class would copy it as text, which takes a while
     tokenizer: Any = PreTrainedTokenizerFast(
         tokenizer_object=inner,
         clean_up_tokenization_spaces=False,
         **special,
     )
+    del inner.__deepcopy__
     tokenizer.chat_template = vocabulary.template
     return tokenizer
 
@@ -56,13 +58,22 @@ def save_tokenizer(folder: Path, tokenizer: Any) -> None:
     OSError.
 
     For some families AutoTokenizer takes their own class whatever a folder says, which splits by
-    its own rule and adds tokens. It does not where it takes the class for the folder's own.
+    its own rule and adds tokens. It does not where it takes the class for the folder's own. Added
+    tokens lie in tokenizer.json too, which it would read a second time for them, in Python.
     """
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     config = parse_json(path.read_bytes())
     config["auto_map"] = {"AutoTokenizer": [None, OWN_CODE]}
+    added = sorted(tokenizer.added_tokens_decoder.items())
+    config["added_tokens_decoder"] = {str(number): _fields(token) for number, token in added}
     path.write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def _fields(token: Any) -> dict[str, Any]:
+    """Of an added token."""
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return {"content": token.content, **{name: getattr(token, name) for name in flags}}
 
 
 def _merged(vocabulary: Vocabulary) -> Any:

@@ -46,6 +46,7 @@ FILL_IN = frozenset((
     "<|middle|>", "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>",
     "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
 ))  # fmt: skip
+CONTROL_BY_TEXT = ENDS | FILL_IN
 HINT = "load the original model's folder or Hub id instead"
 
 
@@ -147,7 +148,7 @@ class _Values:
         def kind_of(text: str, kind: int) -> int:
             if kind == NORMAL and text in USER_DEFINED_BY_TEXT:
                 return USER_DEFINED
-            if text in ENDS | FILL_IN and not (text == "</s>" and normal_end):
+            if text in CONTROL_BY_TEXT and not (text == "</s>" and normal_end):
                 return CONTROL
             return kind
 

@@ -145,6 +145,25 @@ def test_special_tokens_keep_their_ids_and_texts(
         assert shown == "hi"
 
 
+def test_added_tokens_are_the_same_from_either_file(tmp_path: Path) -> None:
+    """Where tokenizer_config.json has them, tokenizer.json is not read for them."""
+    path = deepseek(
+        tmp_path / "tiny.gguf", "qwen2", "deepseek-r1-qwen", [CONTROL, USER, CONTROL, USER]
+    )
+    folder = shutil.copytree(described_folder(path), tmp_path / "without")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    written = config.pop("added_tokens_decoder")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    found, expected = (
+        AutoTokenizer.from_pretrained(one) for one in (described_folder(path), folder)
+    )
+    assert {one["content"] for one in written.values()} == set(expected.added_tokens_encoder)
+    assert repr(found.added_tokens_decoder) == repr(expected.added_tokens_decoder)
+    assert found.special_tokens_map == expected.special_tokens_map
+    assert found.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+    assert found.init_kwargs.keys() == expected.init_kwargs.keys()
+
+
 @pytest.mark.parametrize(
     "model_type",
     ["llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "qwen3_moe", "falcon", "gpt2",
