@@ -28,7 +28,7 @@ from medusa_kit.locks import lock_of
 # Of one forward: more would save reading weights, but activations take memory as well.
 MAX_TOKENS = 2048
 MAX_LOGITS = 1 << 27  # 512 MB
-PIECE = 1 << 19  # numbers of a weight that are read at a time: they stay in the processor's cache
+PIECE = 1 << 21  # numbers of a weight that are read at a time: they stay in the processor's cache
 
 # What becomes of a linear layer's weights before they are used.
 Change = Callable[[nn.Linear, Tensor], Tensor]

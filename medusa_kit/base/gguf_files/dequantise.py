@@ -11,6 +11,7 @@ from torch import Tensor
 
 # Codes that stand for numbers which are not evenly spaced: IQ4_NL, IQ4_XS.
 UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+SIX_BITS, LOW_BITS, UPPER_TWO = 0x3F3F3F3F, 0x0F0F0F0F, 0x30303030  # of each of four bytes
 WORDS = {1: torch.uint8, 4: torch.int32}  # bytes that are shifted at once: four where they lie so
 # codes_MX, scales_MG, offsets_MG or None: a number is code * scale + offset
 Parts = tuple[Tensor, Tensor, Tensor | None]
@@ -98,10 +99,11 @@ def _q3_k(raw: Tensor) -> Parts:
 
 def _scales_and_minima(raw: Tensor) -> tuple[Tensor, Tensor]:
     """Scales and minima of Q4_K and Q5_K: six bits each, times a factor."""
-    first, second, both = raw[:, 4:8], raw[:, 8:12], raw[:, 12:16]
-    scales = torch.cat([first & 63, (both & 15) | ((first >> 2) & 48)], dim=1)
-    minima = torch.cat([second & 63, (both >> 4) | ((second >> 2) & 48)], dim=1)
-    return _half(raw, 0) * scales.float(), _half(raw, 2) * minima.float()
+    first, second, both = raw[:, 4:16].contiguous().view(torch.int32).unbind(1)  # four at once
+    scales = [first & SIX_BITS, (both & LOW_BITS) | ((first >> 2) & UPPER_TWO)]
+    minima = [second & SIX_BITS, ((both >> 4) & LOW_BITS) | ((second >> 2) & UPPER_TWO)]
+    whole = torch.stack([*scales, *minima], dim=1).view(torch.uint8).float()
+    return _half(raw, 0) * whole[:, :8], _half(raw, 2) * whole[:, 8:]
 
 
 def _q4_k(raw: Tensor) -> Parts:
