@@ -23,7 +23,15 @@ from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.packed import cache as packed_cache
 from medusa_kit.infer.cpu.packed import packing_up
 from medusa_kit.infer.cpu.packed.cache import packed_folder, packed_model
-from medusa_kit.infer.cpu.packed.file import DIGEST, FILE, LAYOUT, PREAMBLE, FileSink, mapped
+from medusa_kit.infer.cpu.packed.file import (
+    DIGEST,
+    FILE,
+    LAYOUT,
+    PREAMBLE,
+    FileSink,
+    mapped,
+    write_file,
+)
 from medusa_kit.store import builds
 from medusa_kit.store.builds import NotUsable
 
@@ -65,6 +73,20 @@ def test_arrays_are_mapped_at_multiples_of_64_bytes(tmp_path: Path) -> None:
     assert arrays["b"].tolist() == [0, 1, 2, 3, 4]
     assert all(array.data_ptr() % 64 == 0 for array in arrays.values())
     assert arrays["a"].untyped_storage().data_ptr() == arrays["b"].untyped_storage().data_ptr()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("num_bytes", [5, 1 << 20])
+def test_what_cannot_be_written_is_raised(num_bytes: int) -> None:
+    """Parts are written in a thread: at the latest the end tells."""
+
+    def write(sink: FileSink) -> dict[str, Any]:
+        part = torch.zeros(num_bytes, dtype=torch.uint8)
+        sink.write("a", torch.uint8, (num_bytes,), [part])
+        return {}
+
+    with pytest.raises(OSError, match="No space left on device"):
+        write_file(Path("/dev/full"), write)
 
 
 def test_a_damaged_file_is_refused_wherever_it_matters(tmp_path: Path) -> None:

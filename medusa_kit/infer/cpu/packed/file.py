@@ -18,6 +18,7 @@ import struct
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -64,19 +65,23 @@ class MemorySink:
 
 
 class FileSink:
-    """Writes them to a file."""
+    """Writes them to a file, in a thread: the system takes as long to make room for a part as
+    another one to be made."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._table = file, dict[str, Any]()
-        file.write(bytes(PREAMBLE.size))
+        self._thread = ThreadPoolExecutor(1)
+        self._size, self._written = 0, Future[int]()
+        self._written.set_result(0)
+        self._put(bytes(PREAMBLE.size))
 
     def write(
         self, name: str, dtype: torch.dtype, shape: Sequence[int], parts: Iterable[Tensor]
     ) -> None:
         offset = self._aligned()
         for part in parts:
-            self._file.write(part.contiguous().view(-1).view(torch.uint8).numpy().data)
-        written = self._file.tell() - offset
+            self._put(part.contiguous().view(-1).view(torch.uint8).numpy().data)
+        written = self._size - offset
         assert written == num_bytes(dtype, shape), f"{written} bytes of {name}"
         self._table[name] = [str(dtype).removeprefix("torch."), list(shape), offset]
 
@@ -86,15 +91,23 @@ class FileSink:
         at = self._aligned()
         fields = {"order": sys.byteorder, "numbers": numbers, "arrays": self._table}
         header = json.dumps(fields).encode()
-        self._file.write(header)
+        self._put(header)
+        self._thread.shutdown()
+        self._written.result()
         self._file.seek(0)
         digest = hashlib.sha256(header).digest()
         self._file.write(PREAMBLE.pack(MAGIC, bytes(4), LAYOUT, at, len(header), digest))
         self._file.flush()
 
     def _aligned(self) -> int:
-        self._file.write(bytes(-self._file.tell() % ALIGNMENT))
-        return self._file.tell()
+        self._put(bytes(-self._size % ALIGNMENT))
+        return self._size
+
+    def _put(self, data: bytes | memoryview) -> None:
+        """Write on once what was put before is written: one part is in memory beside the next."""
+        self._written.result()
+        self._written = self._thread.submit(self._file.write, data)
+        self._size += len(data)
 
 
 def write_file(path: Path, write: Callable[[FileSink], dict[str, Any]]) -> None:
