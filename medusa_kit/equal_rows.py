@@ -26,7 +26,7 @@ def _digest(ids: Iterable[int]) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
-def conversations(prompts: Sequence[Sequence[int]], min_length: int = 1) -> list[list[int]]:
+def conversations(prompts: Sequence[list[int]], min_length: int = 1) -> list[list[int]]:
     """For each prompt the indices of those that it begins with, its own among them: the prompt of a
     later turn begins with that of an earlier one, and holds its answer. `min_length`: tokens of a
     prompt that says so much."""
@@ -41,7 +41,7 @@ def conversations(prompts: Sequence[Sequence[int]], min_length: int = 1) -> list
     return found
 
 
-def _begins_with(ids: Sequence[int], first: Sequence[int]) -> bool:
+def _begins_with(ids: list[int], first: list[int]) -> bool:
     return ids[: len(first)] == first
 
 
