@@ -72,7 +72,7 @@ def _measured(session: Session) -> Rates:
     rows, rate = _answers(session)
     base = session.base_in(recipe.base.dtype)
     expected = session.prompts.answer_tokens or 100_000.0
-    return trial.measure(base, rows, recipe, rate, expected, session.clock)
+    return trial.measure(base, rows, recipe, rate, expected, session.clock, brief=True)
 
 
 def _answers(session: Session) -> tuple[list[AnswerRow], float]:

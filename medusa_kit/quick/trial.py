@@ -28,6 +28,8 @@ from medusa_kit.train.preparation import Run, prepare_run, untrained_heads
 
 ROWS = 24
 WARM_UPS, UPDATES = 1, 7
+BRIEF_ROWS, BRIEF_UPDATES = 3, 2  # about an update's tokens
+FEW = 8  # positions of a row that no rate depends on
 GROWTH = 0.6  # different tokens grow with this power of a text's length (Heaps' law)
 
 
@@ -38,10 +40,16 @@ def measure(
     answer_rate: float,
     expected: float,
     clock: Clock,
+    brief: bool = False,
 ) -> Rates:
-    """`answer_rate`: tokens a second, measured before; `expected`: positions to come, about."""
+    """`answer_rate`: tokens a second, measured before; `expected`: positions to come, about;
+    `brief`: with fewer rows and updates, for a person who waits."""
     examples, _ = encode_rows(
-        answers[:ROWS], base.tokenizer, settings.MAX_LENGTH, "skip", base.info.vocab_size
+        answers[: BRIEF_ROWS if brief else ROWS],
+        base.tokenizer,
+        settings.MAX_LENGTH,
+        "skip",
+        base.info.vocab_size,
     )
     items = prepare(examples, recipe.heads.num_heads)
     if not items:
@@ -56,20 +64,29 @@ def measure(
     positions = sum(len(item.positions_P) for item in items)
     with by_onednn(base.device):
         began = clock()
-        run = prepare_run(base, items, items[:1], recipe, heads)
-        features = (tokens + len(items[0].input_ids)) / max(clock() - began, 1e-6)
-        updates = _update_rate(run, recipe, base, clock)
+        held_out = [_beginning(items[0])]  # which a run has to have
+        run = prepare_run(base, items, held_out, recipe, heads)
+        features = (tokens + len(held_out[0].input_ids)) / max(clock() - began, 1e-6)
+        updates = _update_rate(run, recipe, base, clock, BRIEF_UPDATES if brief else UPDATES)
     length = sum(len(row.response_ids) for row in answers) / len(answers)
     trained = run.num_positions / positions
     return Rates(answer_rate, features, updates, tokens / positions, length, trained)
 
 
-def _update_rate(run: Run, recipe: TrainRecipe, base: BaseModel, clock: Clock) -> float:
+def _beginning(item: HeadTargets) -> HeadTargets:
+    """A row up to its first few targets."""
+    last = int(item.positions_P[:FEW][-1]) + 2
+    return HeadTargets(item.input_ids[:last], item.positions_P[:FEW], item.ahead_PJ[:FEW])
+
+
+def _update_rate(
+    run: Run, recipe: TrainRecipe, base: BaseModel, clock: Clock, num_updates: int
+) -> float:
     """Positions a second: the median of a few updates, since others may use the machine too."""
     engine = make_engine(run.module, recipe, base.device)
     epochs = itertools.chain.from_iterable(run.feed.epoch(seed) for seed in itertools.count())
     rates = []
-    for update in itertools.islice(epochs, WARM_UPS + UPDATES):
+    for update in itertools.islice(epochs, WARM_UPS + num_updates):
         began = clock()
         terms = run.module.terms(update.ahead_PJ)
         for batch in update.batches:
