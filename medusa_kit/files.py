@@ -16,6 +16,7 @@ from typing import Any
 from medusa_kit.errors import WriteError, in_one_line
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+PIECE = 1 << 24  # bytes that are read at a time
 OLD = ".old"  # how the name of a folder ends that another one takes the place of
 
 
@@ -167,10 +168,12 @@ def finish_replacing(path: Path) -> None:
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes, as the Hub names large files by it."""
-    with Path(path).open("rb") as file:
-        digest = hashlib.sha256()
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
+    digest = hashlib.sha256()
+    with Path(path).open("rb", buffering=0) as file:
+        # Large pieces: in a thread, each of them waits for Python.
+        piece = memoryview(bytearray(min(PIECE, max(1 << 12, os.fstat(file.fileno()).st_size))))
+        while count := file.readinto(piece):
+            digest.update(piece[:count])
     return digest.hexdigest()
 
 

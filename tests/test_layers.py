@@ -58,6 +58,7 @@ SIBLINGS_ALLOWED = {("process_lock", "console"), ("process_lock", "errors"),
                     ("together", "files"),
                     ("store", "paths"),
                     ("store", "console"),
+                    ("store", "locks"),
                     ("store", "files"), ("__main__", "cli")}  # fmt: skip
 HEAVY = ("torch", "transformers", "numpy", "matplotlib", "fastapi", "starlette", "uvicorn", "httpx",
          "openai", "llguidance", "prometheus_client", "huggingface_hub", "ray")  # fmt: skip

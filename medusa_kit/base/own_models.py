@@ -2,10 +2,13 @@
 `make model` (benchmarks/fetch_model/) brings into the cache folder.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from medusa_kit.background import in_background
 from medusa_kit.base.gguf import embedded_gguf
+from medusa_kit.base.names import model_path
 from medusa_kit.errors import CheckpointError
 from medusa_kit.settings.engine import EMBEDDED_NAME, FETCHED_NAMES
 from medusa_kit.store.records import cache_folder, content_digest
@@ -78,6 +81,16 @@ def own_gguf(name: str) -> Path | None:
             hint=f"{making(model)} fetches it again",
         )
     return model.path
+
+
+def begin_digest(name: str) -> None:
+    """Begin to make the digest of a base's GGUF file, in a thread. A large one takes as long as
+    the libraries take to be imported; whoever asks for it then waits for the rest alone."""
+    with suppress(CheckpointError):
+        fetched = FETCHED_MODELS.get(name)
+        path = model_path(name) if fetched is None else fetched.path
+        if path.suffix == ".gguf" and path.is_file():
+            in_background(content_digest, path)
 
 
 def making(model: FetchedModel, file: str | None = None) -> str:

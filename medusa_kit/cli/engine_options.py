@@ -77,6 +77,7 @@ def with_engine(
                 _check_draft_model_is_used(loading)
             if "model" in loading:
                 check_name(loading["model"])
+                _begin_digest(loading["model"])
             passed = {GIVEN_NAMES: names} if GIVEN_NAMES in own_parameters else {}
             command(**arguments, **{PARAMETER: loading}, **passed)
 
@@ -91,6 +92,13 @@ def with_engine(
         return run
 
     return decorate
+
+
+def _begin_digest(model: str) -> None:
+    """While the command imports what it needs."""
+    from medusa_kit.base.own_models import begin_digest  # --help needs none of it
+
+    begin_digest(model)
 
 
 def _arguments(values: dict[str, Any], given: set[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.files import atomic_write, file_digest, parse_json
+from medusa_kit.locks import KeyedLocks
 from medusa_kit.paths import expanded
 
 SETTLED_SECONDS = 2  # no file system's clock is coarser
@@ -23,6 +24,7 @@ CHECKSUM, ABOUT = "checksum", "about"  # of a record: of all else in it; what it
 _not_writable: set[Path] = set()  # cache folders of which a warning said so
 _told: set[Path] = set()  # records of which a note said that they cannot be used
 _digests: dict[tuple[Any, ...], str] = {}  # by stamp, of files that this process has asked for
+_reading = KeyedLocks()  # of files whose digests are being made
 
 
 def cache_folder() -> Path:
@@ -150,14 +152,15 @@ def content_digest(path: Path, own: bool = False) -> str:
     """
     about = path if path.suffix == ".gguf" else path.parent  # the model, not one of its files
     path = Path(os.path.realpath(path))  # links in a circle are an OSError where they are read
-    stamp = _stamp(path)
-    if (known := _digests.get(tuple(stamp.values()))) is not None:
-        return known
-    record = Record("digests", short_digest(str(path)), stamp, about)
-    digest = str((record.read() or {}).get("sha256") or _new_digest(path, stamp, record, own))
-    if _is_settled(stamp, time.time_ns()):
-        _digests[tuple(stamp.values())] = digest
-    return digest
+    with _reading.of(path):  # another thread may have begun
+        stamp = _stamp(path)
+        if (known := _digests.get(tuple(stamp.values()))) is not None:
+            return known
+        record = Record("digests", short_digest(str(path)), stamp, about)
+        digest = str((record.read() or {}).get("sha256") or _new_digest(path, stamp, record, own))
+        if _is_settled(stamp, time.time_ns()):
+            _digests[tuple(stamp.values())] = digest
+        return digest
 
 
 def _new_digest(path: Path, stamp: dict[str, Any], record: Record, own: bool) -> str:

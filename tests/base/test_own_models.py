@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event, Timer
 
 import pytest
 from support.gguf.tiny_gguf import write_gguf
@@ -18,6 +19,8 @@ from medusa_kit.hub.card import KNOWN_BASES
 from medusa_kit.serve.models import base_name
 from medusa_kit.settings.engine import FETCHED_NAMES, OWN_MODELS
 from medusa_kit.settings.engine_file import _model_path
+from medusa_kit.store import records
+from medusa_kit.store.records import content_digest
 
 pytest.importorskip("gguf")
 LARGE, SMALL = FETCHED_NAMES
@@ -49,6 +52,35 @@ def test_names_are_those_of_the_options() -> None:
         LARGE: "Qwen/Qwen2.5-Coder-1.5B-Instruct",
         SMALL: "Qwen/Qwen2.5-Coder-0.5B-Instruct",
     }
+
+
+def test_a_digest_that_was_begun_is_made_once(
+    fetched: FetchedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, may_end, begun = list[Path](), Event(), Event()
+    digest = records.file_digest
+
+    def slow(path: Path) -> str:
+        read.append(path)
+        begun.set()
+        assert may_end.wait(60)
+        return digest(path)
+
+    monkeypatch.setattr(records, "SETTLED_SECONDS", -60)
+    monkeypatch.setattr(records, "file_digest", slow)
+    own_models.begin_digest(SMALL)
+    assert begun.wait(60)
+    Timer(0.2, may_end.set).start()
+    assert own_models.own_gguf(SMALL) == fetched.path
+    own_models.begin_digest(str(tmp_path / "tiny.gguf"))
+    assert content_digest(tmp_path / "tiny.gguf") == fetched.sha256
+    assert read == [fetched.path, tmp_path / "tiny.gguf"]
+
+
+@pytest.mark.parametrize("name", ["missing.gguf", LARGE, "org/name", ".", "debug-tiny"])
+def test_no_digest_is_begun_of_what_is_no_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_models, "in_background", pytest.fail)
+    own_models.begin_digest(name)
 
 
 def test_a_name_is_a_model_everywhere(fetched: FetchedModel, tmp_path: Path) -> None:

@@ -72,6 +72,17 @@ def test_a_bias_within_the_vocabulary_is_left_alone(run: Run) -> None:
     assert (code, bool(out)) == (0, True)
 
 
+def test_a_files_digest_is_begun_before_the_libraries_are_imported(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = list[str]()
+    monkeypatch.setattr("medusa_kit.base.own_models.begin_digest", begun.append)
+    (tmp_path / "model.gguf").write_bytes(b"none")
+    code, _, err = run("generate", "Hi.", "-m", tmp_path / "model.gguf")
+    assert (code, begun) == (1, [str(tmp_path / "model.gguf")])
+    assert "is it a GGUF file?" in err
+
+
 def test_an_attention_that_cannot_be_used_is_no_success(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
