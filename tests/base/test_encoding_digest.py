@@ -79,6 +79,7 @@ def test_how_it_was_loaded_and_used_does_not_count(joined: str, tmp_path: Path) 
     assert encoding_digest(tokenizer) == joined
 
 
+@pytest.mark.slow
 def test_another_process_finds_the_same() -> None:
     program = (
         "from medusa_kit.base.loading import load_base_model as load;"

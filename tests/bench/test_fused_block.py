@@ -42,6 +42,7 @@ def test_random_trees_lie_in_order_of_depth(count: int) -> None:
     assert len(depths) == count
 
 
+@pytest.mark.slow
 @needs_triton
 def test_logits_are_compared() -> None:
     from benchmarks.fused_block.bits import error

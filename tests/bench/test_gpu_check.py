@@ -29,6 +29,7 @@ def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
+@pytest.mark.slow
 @needs_triton
 def test_the_quick_part_compiles_what_has_failed_before(tmp_path: Path) -> None:
     """In a process of its own: here kernels are interpreted."""
@@ -49,6 +50,7 @@ def test_the_quick_part_compiles_what_has_failed_before(tmp_path: Path) -> None:
             assert row["resources"]["products"] in ("mma", "wgmma", "tcgen05")
 
 
+@pytest.mark.slow
 @needs_triton
 def test_the_fused_kernels_compile_for_four_generations(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -202,6 +202,7 @@ def test_universal_assisted_generation_goes_by_the_tokenizers(
     assert given["assistant_tokenizer"] is assistant.tokenizer
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when dynamo is imported
 def test_compiled_generation_compiles_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "COMPILE_BACKEND", "eager")  # traced, but no C++ compiler run

@@ -147,6 +147,7 @@ def test_weights_are_read_once_and_the_roofline_is_theirs(base: BaseModel) -> No
     assert row.floor_milliseconds(1e3) == pytest.approx(row.floor)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method")  # torch's own import
 def test_torch_compile_launches_less_than_half(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inductor's own schedule of a compiled forward for a GPU that is not there. Tests interpret
@@ -165,6 +166,7 @@ def test_torch_compile_launches_less_than_half(monkeypatch: pytest.MonkeyPatch) 
     assert 0 < compiled < (twice - once) / 2, (once, twice, compiled)
 
 
+@pytest.mark.slow
 def test_the_part_says_what_misses_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without torch.compile, for speed: `make gpu-check` has the rest."""
     monkeypatch.setattr(part, "SHAPES", {"SmolLM2-135M": TINY})

@@ -63,6 +63,7 @@ def test_tree_search_leaves_a_tree(trained: Path) -> None:
         assert (trained / name).stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_tree_search_from_statistics(run: Run, trained: Path, tmp_path: Path) -> None:
     common = ["tree-search", *MODEL, "--heads", trained, "--output", tmp_path, "--sizes", "1,3"]
     for source in (["--statistics", trained / "statistics.npz"], [],
@@ -80,6 +81,7 @@ def test_tree_search_from_statistics(run: Run, trained: Path, tmp_path: Path) ->
     assert "no statistics at" in err
 
 
+@pytest.mark.slow
 def test_a_tree_for_each_batch_size(run: Run, trained: Path, tmp_path: Path) -> None:
     """By the command, into tree.json, and on to the drafter of a batch."""
     ask = ["tree-search", *MODEL, "--heads", trained, "--output", tmp_path, "--sizes", "1,2,3",

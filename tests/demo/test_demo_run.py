@@ -67,6 +67,7 @@ def test_a_demo_and_the_same_again(
     assert HEADS.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_stopped_and_moved_while_training_it_ends_as_one_that_was_not(
     demo: Any, whole: tuple[Path, str], capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -94,6 +95,7 @@ def test_stopped_and_moved_while_training_it_ends_as_one_that_was_not(
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.slow
 def test_what_there_was_no_time_for_is_said(
     demo: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +110,7 @@ def test_what_there_was_no_time_for_is_said(
     assert "too few prompts were measured" in out
 
 
+@pytest.mark.slow
 def test_heads_that_do_not_get_finished_are_resumed(
     demo: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +123,7 @@ def test_heads_that_do_not_get_finished_are_resumed(
     assert "Done: 16 answers (192 tokens), 6 updates." in printed(capsys)[0]
 
 
+@pytest.mark.slow
 def test_stopped_before_training_it_learns_from_the_same_answers(
     demo: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +140,7 @@ def test_stopped_before_training_it_learns_from_the_same_answers(
     assert "Not done within the time limit on this machine: 24 of 40 answers." in printed(capsys)[0]
 
 
+@pytest.mark.slow
 def test_a_wrong_token_fails(
     demo: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 DOCS = Path(__file__).parents[2] / "docs/drafters.md"
 USED = """
 import sys, types
@@ -39,6 +41,7 @@ app(["generate", "Hello", "-m", "debug-tiny", "-n", "4", "--drafter", "repeat"],
 """
 
 
+@pytest.mark.slow
 def test_the_drafter_of_the_docs_does_all_that_others_do() -> None:
     (code,) = re.findall(
         r"```python\n(.*?)```", DOCS.read_text().split("## Adding a drafter")[1], re.S

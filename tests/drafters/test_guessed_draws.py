@@ -164,6 +164,7 @@ def test_the_temperature_is_the_requests_whatever_the_base_adds() -> None:
     assert found.heat == pytest.approx(SHARPER * 1.3)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(kernels.load_library() is None, reason="the C++ kernels are not available")
 def test_learned_chances_and_kernels_leave_the_text_alone(base: BaseModel) -> None:
     heads = random_heads(base, HEADS, kind="recurrent")

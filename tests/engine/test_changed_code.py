@@ -119,6 +119,7 @@ class BrokenGraph(torch.nn.Module):
         return torch.nn.functional.silu(x)
 
 
+@pytest.mark.slow
 def test_code_that_torch_compiles_amid_an_answer() -> None:
     """The compiler puts functions of its own beside the module's; no code is replaced."""
     engine = build_engine(wrap_model(made(LLAMA)), attention="sdpa")

@@ -123,6 +123,7 @@ print("open")
 """
 
 
+@pytest.mark.slow
 def test_streams_that_are_open_at_exit_leave_no_traceback() -> None:
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "ignore", "-c", OPEN_AT_EXIT],

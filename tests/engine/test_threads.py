@@ -51,6 +51,7 @@ def test_one_engine_called_by_several_threads(steps: str, many_threads: None) ->
     assert found == [[expected] * rounds] * 4
 
 
+@pytest.mark.slow
 def test_an_engine_for_each_thread(steps: str, many_threads: None) -> None:
     requests, rounds = requests_of(8), ROUNDS[steps]
     engines = [engine_for(steps, seed) for seed in range(3)]
@@ -173,6 +174,7 @@ for steps in {ways!r}:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_forked_child_answers() -> None:
     """While another thread of the parent decodes, whose locks and threads the child never sees;
@@ -238,6 +240,7 @@ def test_an_interrupted_answer_gives_its_locks_back(kind: type[BaseException]) -
     assert engine.generate(**request).token_ids == expected
 
 
+@pytest.mark.slow
 def test_models_are_loaded_by_several_threads(tmp_path: Path) -> None:
     """transformers exchanges functions of torch's while it builds a model."""
     families = ("llama", "gpt2", "mistral", "qwen2")
@@ -324,6 +327,7 @@ def under_thread_sanitizer(*machine_flags: str) -> subprocess.CompletedProcess[s
     return ran
 
 
+@pytest.mark.slow
 def test_the_kernels_have_no_data_race() -> None:
     ran = under_thread_sanitizer()
     assert "WARNING: ThreadSanitizer" not in ran.stderr, ran.stderr[:4000]

@@ -135,6 +135,7 @@ def test_a_model_without_numbers_is_refused() -> None:
         wrap_model(model)
 
 
+@pytest.mark.slow
 def test_new_tensors_of_floats_name_their_dtype() -> None:
     unnamed = [
         f"{path.relative_to(ROOT)}:{call.lineno}"

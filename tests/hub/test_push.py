@@ -256,6 +256,7 @@ def test_figures_of_rounded_weights_are_refused(
     assert hub.received == 0
 
 
+@pytest.mark.slow
 def test_in_a_process_of_its_own(hub: StandInHub, folder: Path, tmp_path: Path) -> None:
     """Settings by environment alone, as a person gives them."""
     settings = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",

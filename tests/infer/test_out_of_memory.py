@@ -54,6 +54,7 @@ def test_any_operation_of_a_step_may_find_memory_full(family: str, after: int) -
     assert fired > 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(kernels.load_library() is None, reason="the C++ kernels cannot be built here")
 @pytest.mark.parametrize("seam", ["written", "packed"])
 @pytest.mark.parametrize("at", [1, 5])

@@ -141,6 +141,7 @@ def test_a_place_given_to_another_row_holds_nothing_that_was_not_accepted() -> N
     assert not cache.block.isnan().any()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux to count threads")
 def test_moving_slots_wakes_no_thread_of_torch() -> None:
     """Such threads go on spinning for a while, on a core that the next step in C++ waits for."""

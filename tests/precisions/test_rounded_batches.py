@@ -112,6 +112,7 @@ def test_several_threads(activations: str, many_threads: None) -> None:
     assert all(torch.equal(end_V, alone_V) for end_V in ends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activations", PRECISIONS)
 def test_more_prompts_than_one_call_takes(activations: str) -> None:
     """All in one batch, at whose steps there are more roots, too."""

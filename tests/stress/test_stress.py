@@ -75,6 +75,7 @@ def stress(engines: list[Engine], requests: list[dict[str, Any]]) -> None:
     all_at_once(lambda number: visitors[number](), len(visitors))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("torch_threads", [1, 2])
 def test_engines_in_threads(torch_threads: int) -> None:
     before = torch.get_num_threads()

@@ -44,6 +44,7 @@ def test_products_and_attention_are_captured(bench: Workbench, cuda_stand_in: De
     assert sdpa.run(bench)["captured"]
 
 
+@pytest.mark.slow
 def test_a_batch_on_the_device(bench: Workbench) -> None:
     found = capture_part(TINY).run(bench)
     assert (found["loose"], found["refused"]) == (0, None)

@@ -84,6 +84,7 @@ def chat(*arguments: str, typed: bytes = b"", then: int | None = None) -> tuple[
     return running.returncode, seen.decode()
 
 
+@pytest.mark.slow
 def test_what_is_typed_while_it_loads_is_answered() -> None:
     code, shown = chat(*PLAIN, typed=b"Say hello.\n/exit\n")
     assert code == 0

@@ -149,6 +149,7 @@ def test_every_tile_size_computes_the_same(size: int, dtype: torch.dtype) -> Non
         assert float((out.double() - exact).abs().max()) < allowed
 
 
+@pytest.mark.slow
 @needs_triton
 def test_the_check_at_load_sees_rows_split_and_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault of the merge shows on prompts that are far too short to be split by themselves."""

@@ -79,6 +79,7 @@ def test_a_tree_grown_at_each_step(
     assert engine.generate(PROMPTS[1], **SAMPLING).token_ids == drawn[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "kind"), [
     ("gemma3", "recurrent"), ("gpt2", "hydra"), ("mistral-sliding", "medusa"),
 ])  # fmt: skip

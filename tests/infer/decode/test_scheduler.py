@@ -100,6 +100,7 @@ def selecting(candidates: Callable[..., Any], select: Callable[..., Any]) -> Cal
     return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(
     max_examples=35, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True

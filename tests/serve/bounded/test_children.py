@@ -280,6 +280,7 @@ def test_a_library_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "llguidance, which is not installed" in answer.value
 
 
+@pytest.mark.slow
 def test_a_schema_that_comes_to_no_end_is_the_request_s_fault(shared: Constraints) -> None:
     """llguidance allows no byte, and sees no error, where multiples have a huge one in common."""
     multiples = [{"multipleOf": number} for number in (9973, 9967, 9949, 9941)]

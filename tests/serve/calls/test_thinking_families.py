@@ -167,6 +167,7 @@ CALLED = "<|channel|>commentary to=functions.ff <|constrain|>json<|message|>"
 TO_FF = " to=functions.ff<|channel|>commentary json<|message|>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("writes", "asked"),
     [
@@ -205,6 +206,7 @@ def test_calls_in_channels_are_served(writes: str, asked: dict[str, Any]) -> Non
         assert http.post("/v1/chat/completions", json=again).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma4_text", "apertus", "minimax_m3", "cohere2"])
 def test_served(name: str) -> None:
     """Whole and streamed, and the thoughts given back with the next question."""

@@ -397,6 +397,7 @@ DAEMONS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [EXIT, DAEMONS], ids=["answers left", "daemons"])
 def test_a_process_may_end_while_requests_run(code: str) -> None:
     tests = Path(__file__).parents[3]
