@@ -16,10 +16,12 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine import load as loading
+from medusa_kit.engine.before_loading import read_tree
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import find_heads, with_heads
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, TreeError
 from medusa_kit.heads import save_heads
+from medusa_kit.hub.measured import read_measured
 from medusa_kit.tree.candidate_tree import CandidateTree, save_tree
 
 
@@ -113,11 +115,26 @@ def test_untrained_heads_draft_the_bases_own_next_token(llama: BaseModel) -> Non
 
 def test_the_shipped_heads_know_their_base() -> None:
     root = Path(medusa_kit.__file__).parent / "assets" / "heads"
-    for config in root.glob("*/config.json"):
-        assert loading.shipped_heads(json.loads(config.read_text())["base_fingerprint"]) == (
-            config.parent
-        )
+    folders = [config.parent for config in sorted(root.glob("*/config.json"))]
+    assert [folder.name for folder in folders] == [
+        "qwen2.5-coder-1.5b-instruct",
+        "smollm2-135m-instruct",
+    ]
+    for folder in folders:
+        description = json.loads((folder / "config.json").read_text())
+        assert description["base_model_name"] == folder.name
+        assert loading.shipped_heads(description["base_fingerprint"]) == folder
     assert loading.shipped_heads("no such fingerprint") is None
+
+
+def test_the_shipped_heads_have_a_tree_and_stay_small() -> None:
+    root = Path(medusa_kit.__file__).parent / "assets" / "heads"
+    for config in root.glob("*/config.json"):
+        assert (config.parent / "heads.safetensors").stat().st_size < 20e6
+        assert read_tree(None, config.parent) is not None
+        measured = read_measured(config.parent)
+        assert measured.plan is not None, "the tree and its statistics are of these heads"
+        assert measured.replayed is not None
 
 
 # Who drafts.
