@@ -90,7 +90,7 @@ def test_every_recipe_for_a_large_model_has_one_for_vllm_beside_it():
             whole = recipe.stage == "medusa1"  # not possible with Medusa-2
             assert (recipe.train.soft_top == "all") == whole
             assert (recipe.data.train_on == "all") == whole
-            assert (recipe.train.optimizer == "muon") == (not recipe.deepspeed.enabled)
+            assert recipe.train.optimizer == "adamw" or not recipe.deepspeed.enabled
 
 
 @pytest.mark.parametrize("name", ["llama3.1_8b_instruct", "llama3.1_8b_multinode"])
