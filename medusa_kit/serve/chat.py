@@ -1,13 +1,17 @@
 """POST /v1/chat/completions."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from medusa_kit.background import in_background
 from medusa_kit.data.template import chat_template
 from medusa_kit.data.text_size import check_size
+from medusa_kit.serve.calls.call_form import HERMES
 from medusa_kit.serve.calls.reading import reader_of
+from medusa_kit.serve.calls.template_calls import form_of
 from medusa_kit.serve.calls.template_variables import template_variables
 from medusa_kit.serve.calls.tool_calls import Reader, delta_of, read_answer
 from medusa_kit.serve.calls.tools import Constraint
@@ -72,13 +76,14 @@ async def chat_completions(request: ChatRequest, http: Request) -> Response:
     messages = [message.as_dict() for message in request.messages]
     shown = None if request.tool_choice == "none" else request.tools
     check_size(service.engine.base.info.context_length, messages, shown or [])
-    deadline = service.deadline()
+    deadline, tokenizer, form = service.deadline(), service.engine.base.tokenizer, HERMES
+    if request.tools:
+        form = await deadline.wait(asyncio.wrap_future(in_background(form_of, tokenizer)))
+    asked = request.response_format, request.tools, request.tool_choice
     constraint = await deadline.wait(
-        service.constraints.of(
-            request.response_format, request.tools, request.tool_choice, request.parallel_tool_calls
-        )
+        service.constraints.of(*asked, request.parallel_tool_calls, form)
     )
-    template = chat_template(service.engine.base.tokenizer) or ""
+    template = chat_template(tokenizer) or ""
     variables = template_variables(request.chat_template_kwargs, request.reasoning_effort, template)
     constraint = replace(constraint, variables=variables)
     http.state.notes = list(constraint.notes)  # for the log

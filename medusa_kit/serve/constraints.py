@@ -14,6 +14,7 @@ from medusa_kit.background import in_background
 from medusa_kit.errors import ClosedError, ConfigError, MedusaKitError, QueueFullError
 from medusa_kit.serve.bounded.child import Answer, constraint_from, look_at
 from medusa_kit.serve.bounded.lanes import MAX_QUICK, MAX_SLOW, NICE, QUICK, SLOW, Lane
+from medusa_kit.serve.calls.call_form import HERMES, CallForm
 from medusa_kit.serve.calls.tools import Constraint, constraint_of
 from medusa_kit.serve.errors import ServerClosingError
 from medusa_kit.serve.hints import SIMPLER
@@ -41,11 +42,12 @@ class Constraints:
         tools: Sequence[Mapping[str, Any]] | None,
         tool_choice: str | Mapping[str, Any] | None,
         parallel_tool_calls: bool | None,
+        form: CallForm = HERMES,
     ) -> Constraint:
         """The constraint of a request, as by `constraint_of`, after its grammar has been tried.
         Raises what that raises, ConfigError for what takes too long or too much memory,
         QueueFullError where too many wait."""
-        fields = (response_format, tools, tool_choice, parallel_tool_calls)
+        fields = (response_format, tools, tool_choice, parallel_tool_calls, form)
         if not tools and (response_format or {}).get("type") != "json_schema":
             return constraint_of(*fields)
         serialized = json.dumps(fields).encode()

@@ -18,6 +18,7 @@ from medusa_kit.engine.recent_turns import RecentTurns
 from medusa_kit.engine.turns import Answered, Prompt, next_prompt
 from medusa_kit.serve.calls.reading import Reading, reader_of
 from medusa_kit.serve.calls.reasoning import reasoning_of
+from medusa_kit.serve.calls.template_calls import form_of
 from medusa_kit.serve.calls.tool_calls import read_answer
 from medusa_kit.serve.calls.tool_messages import Message
 from medusa_kit.serve.calls.tools import Constraint, encode_shown
@@ -57,7 +58,8 @@ class Conversations:
         fits = partial(check_fits, tokenizer, room)
         prompt = next_prompt(tokenizer, shown, before, encode, tools, variables, fits)
         reasoning = reasoning_of(tokenizer, prompt.text)
-        return ChatPrompt(prompt, context, Reading(constraint.calls, reasoning))
+        reading = Reading(constraint.calls, reasoning, form_of(tokenizer))
+        return ChatPrompt(prompt, context, reading)
 
     def keep(self, chat: ChatPrompt, text: str, ids: Sequence[int]) -> None:
         """Keep an answer for the next turn. `text`: of the answer; `ids`: its own, without the stop

@@ -14,8 +14,9 @@ JSON_OBJECT = {"type": "object"}
 
 
 class Free(NamedTuple):
-    """Anything at all may come before `tag`, special tokens and broken characters too. What comes
-    behind it is the grammar's rule `behind`.
+    """Anything at all may come before `tag`, special tokens and broken characters too; where `tag`
+    counts as the `first` of an answer's words alone, white space. What comes behind it is the
+    grammar's rule `behind`.
 
     `reasoning`: the tags around what the model says to itself, where `tag` is only text; it is the
     first thing of an answer, and `opened` where the prompt ends inside of it.
@@ -24,6 +25,7 @@ class Free(NamedTuple):
     tag: str
     reasoning: tuple[str, str] | None = None
     opened: bool = False
+    first: bool = False
 
 
 class Grammar(NamedTuple):

@@ -92,7 +92,7 @@ def _thoughts(
     before_call = template.answer("", True, True, way).partition(THOUGHT)[2].partition(CALLED)[0]
     closing = middle
     if before_words and before_call:
-        closing = _cut_mark(middle[: _common(middle, before_call)])
+        closing = cut_mark(middle[: num_common(middle, before_call)])
     closing, aloud = closing.strip(), middle[len(closing) :].strip()
     own = "" if aloud else _before_words(template)
     if own and closing.endswith(own) and closing != own:
@@ -104,7 +104,7 @@ def _thoughts(
 def _without_call(template: _Template, middle: str) -> str:
     """What closes thoughts, of what stands between them and the name of a function."""
     alone = template.answer("", False, True).partition(CALLED)[0]
-    own = middle[: len(middle) - _common(middle[::-1], alone[::-1])]
+    own = middle[: len(middle) - num_common(middle[::-1], alone[::-1])]
     first = FIRST_MARK.match(middle)
     return own if own.strip() or first is None else first[1]
 
@@ -122,8 +122,8 @@ def _opening(template: _Template, head: str, closing: str) -> str:
     plain = template.answer(ANSWER, False, False).partition(ANSWER)[0]
     called = template.answer("", False, True).partition(CALLED)[0]
     befores = [text for text in (asked, plain, called) if text]
-    shared = min((_common(head, text) for text in befores), default=0)
-    own = head[len(_cut_mark(head[:shared])) :].strip()
+    shared = min((num_common(head, text) for text in befores), default=0)
+    own = head[len(cut_mark(head[:shared])) :].strip()
     if own:
         return own
     if asked.startswith(head) and asked != head and not asked.rstrip().endswith(closing):
@@ -146,7 +146,8 @@ def _dropped(template: _Template) -> Thoughts | None:
     return None
 
 
-def _common(first: str, second: str) -> int:
+def num_common(first: str, second: str) -> int:
+    """How many characters two texts begin with in common."""
     same = 0
     for one, other in zip(first, second, strict=False):
         if one != other:
@@ -155,6 +156,6 @@ def _common(first: str, second: str) -> int:
     return same
 
 
-def _cut_mark(text: str) -> str:
+def cut_mark(text: str) -> str:
     """A text without a mark that has only begun at its end."""
     return BEGUN_MARK.sub("", text)

@@ -2,17 +2,20 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from medusa_kit.base.tokenizer.thought_marks import MARK
+from medusa_kit.serve.calls.call_form import FIELDS, HERMES, ID, NUMBER, CallForm
 from medusa_kit.serve.calls.channel_grammar import in_channels
 from medusa_kit.serve.calls.reasoning import Reasoning
-from medusa_kit.serve.calls.tool_calls import CALL, END
 from medusa_kit.settings.grammar import Free, Grammar, quoted
 
-NEWLINE = "\n"
-ONE_SPACE = "SP: / ?/"  # around what a call is made of
 SPACE = "/[ \\t\\n\\r]{0,16}/"  # that a model may put behind a tag of its own choice
+SIGNS = "{}[],"  # of JSON, around which a space is free, as around the colon behind a name
+PART = re.compile(
+    rf"{MARK}|[{ID}{NUMBER}]|\s+|[{{}}\[\],]|(?<=\"):|[^\s{{}}\[\],:<{ID}{NUMBER}]+|."
+)
 
 
 def calls_grammar(
@@ -20,43 +23,67 @@ def calls_grammar(
     answer: Mapping[str, Any] | None,
     forced: bool,
     at_most_one: bool,
+    form: CallForm = HERMES,
 ) -> Grammar:
-    """The grammar of calls of these functions, whose arguments have these schemas. Unless calls are
-    `forced`, other answers may come: JSON of the schema `answer`, or any text, which may precede
-    calls too."""
-    more = "" if at_most_one else f" ({quoted(NEWLINE)} tag_0 call)*"
+    """The grammar of calls of these functions, whose arguments have these schemas: documents of
+    their own, so that references hold as they are. Unless calls are `forced`, other answers may
+    come: JSON of the schema `answer`, or any text, which may precede calls too."""
     rules = [
-        f"call: {quoted(NEWLINE)} written",
-        f"written: one {quoted(NEWLINE)} tag_1",
         "one: " + " | ".join(f"call_{number}" for number in range(len(functions))),
-        *(_call(number, name) for number, name in enumerate(functions)),
         *(f"arguments_{n}: %json {json.dumps(one)}" for n, one in enumerate(functions.values())),
-        ONE_SPACE,
+        *([] if answer is None or forced else [f"answer: %json {json.dumps(answer)}"]),
+    ]
+    if form.channels is not None:
+        return in_channels(form.channels, list(functions), rules, forced, answer is not None)
+    between, closing = (_sequence(text or "", form, True) for text in (form.between, form.closing))
+    more = "" if at_most_one or form.between is None else f" ({between} one)*"
+    rest = form.opening.removeprefix(form.tag)
+    rules += [
+        *(f"call_{n}: {quoted(name)} middle arguments_{n}" for n, name in enumerate(functions)),
+        f"middle: {_sequence(form.middle, form)}",
+        f"written: one{more} {closing}",
+        f"forced: tag_0 {_sequence(rest, form)} written",
+        "SP: / ?/",
+        f"ID: /{'[a-zA-Z0-9]{9}' if form.taken and form.taken.short_ids else FIELDS[ID]}/",
+        f"NUMBER: /{FIELDS[NUMBER]}/",
+        *(_tag(number, tag) for number, tag in enumerate(form.marks)),
     ]
     if forced:
-        return _grammar(f"start: tag_0 call{more}", rules)
-    if answer is None:
-        tag = re.escape(CALL)
-        rules += [
-            f"behind: {SPACE} written{more}",
-            f"before[lazy]: /(.|\\n)*{tag}/",
-            f"TEXT: /(.|\\n)*/ & ~/(.|\\n)*{tag}(.|\\n)*/",
-        ]
-        return _grammar("start: TEXT | before behind", rules, Free(CALL))
-    rules.append(f"answer: %json {json.dumps(answer)}")
-    return _grammar(f"start: answer | tag_0 call{more}", rules)
+        return _grammar("start: forced", rules, form)
+    if answer is not None:
+        return _grammar("start: answer | forced", rules, form)
+    space, tag = "" if form.first else SPACE, _inside(form.tag)
+    before = "" if form.first else "(.|\\n)*"
+    rules += [
+        f"behind: {space} {_sequence(rest.lstrip(), form)} written",
+        f"before[lazy]: /{before}{tag}/",
+        f"TEXT: /(.|\\n)*/ & ~/{before}{tag}(.|\\n)*/",
+    ]
+    return _grammar("start: TEXT | before behind", rules, form, Free(form.tag, first=form.first))
 
 
-def _call(number: int, name: str) -> str:
-    """The rule of a call. The arguments' schema is a document of its own, so that its references
-    hold as they are."""
-    before = [quoted(part) for part in ("{", '"name"', ":", f'"{name}"', ",", '"arguments"', ":")]
-    return f"call_{number}: " + " SP ".join([*before, f"arguments_{number}", quoted("}")])
+def _sequence(text: str, form: CallForm, behind_json: bool = False) -> str:
+    """What a form has around names and arguments, as a Lark grammar has it. A space is free around
+    signs of JSON, and where there is one."""
+    written, before, behind_sign = list[str](), "}" if behind_json else "\n", False
+    for part in PART.findall(text):
+        is_line = part.isspace() and "\n" in part
+        is_sign = part in SIGNS or (part == ":" and before.endswith('"'))
+        joins = (is_sign and not before.isspace()) or (behind_sign and not is_line)
+        if joins or (part.isspace() and not is_line):
+            written.append("SP")
+        if part in form.marks:
+            written.append(f"tag_{form.marks.index(part)}")
+        elif part in (ID, NUMBER):
+            written.append("ID" if part == ID else "NUMBER")
+        elif is_line or not part.isspace():
+            written.append(quoted(part))
+        before, behind_sign = part, is_sign
+    return " ".join(written)
 
 
-def _grammar(start: str, rules: Sequence[str], free: Free | None = None) -> Grammar:
-    rules = [start, *rules, _tag(0, CALL), _tag(1, END)]
-    return Grammar("lark", "\n".join(rules), (CALL, END), free)
+def _grammar(start: str, rules: list[str], form: CallForm, free: Free | None = None) -> Grammar:
+    return Grammar("lark", "\n".join([start, *rules]), form.marks, free)
 
 
 def _tag(number: int, tag: str) -> str:
@@ -68,9 +95,9 @@ def behind_reasoning(grammar: Grammar | None, reasoning: Reasoning | None) -> Gr
     if grammar is None or reasoning is None or reasoning.closed:
         return grammar
     opening, closing, opened = reasoning[:3]
-    channels, aloud = reasoning.channels, reasoning.aloud
-    if channels is not None and channels.recipient and CALL in grammar.tags:
-        grammar, aloud = in_channels(grammar, channels), ""
+    channels = reasoning.channels
+    # Calls in channels have the heads of answers too.
+    aloud = "" if channels is not None and channels.head in grammar.tags else reasoning.aloud
     if grammar.free is not None:
         return grammar._replace(
             free=grammar.free._replace(reasoning=(opening, closing), opened=opened)
@@ -92,4 +119,4 @@ def behind_reasoning(grammar: Grammar | None, reasoning: Reasoning | None) -> Gr
 
 def _inside(text: str) -> str:
     """A text as it is written inside of /…/."""
-    return re.escape(text).replace("/", "\\/")
+    return re.escape(text).replace("/", "\\/").replace("\n", "n")

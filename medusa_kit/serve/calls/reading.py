@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from medusa_kit.base.tokenizer.turn_end import special_ids
+from medusa_kit.serve.calls.call_form import HERMES, CallForm
 from medusa_kit.serve.calls.channels import ChannelReader
 from medusa_kit.serve.calls.reasoning import Reasoning
-from medusa_kit.serve.calls.tool_calls import CALL, END, CallReader, Piece, held_back
+from medusa_kit.serve.calls.tool_calls import CallReader, Piece, held_back
 
 
 class Reading(NamedTuple):
@@ -15,12 +16,13 @@ class Reading(NamedTuple):
 
     calls: bool = False
     reasoning: Reasoning | None = None
+    form: CallForm = HERMES
 
     @property
     def tags(self) -> list[str]:
         """What is read in the text, special tokens or not."""
         marks = [] if self.reasoning is None else self.reasoning.marks
-        return [*((CALL, END) if self.calls else ()), *marks]
+        return [*(self.form.marks if self.calls else ()), *marks]
 
     def aloud(self, text: str) -> str:
         """An answer's text behind the reasoning, with the tags of its calls."""
@@ -57,7 +59,7 @@ class AnswerReader:
     """`push` text as it comes, `finish` at its end."""
 
     reading: Reading
-    calls: CallReader = field(default_factory=CallReader)
+    calls: CallReader = field(init=False)
     _text: str = ""  # not passed on yet
     _inside: bool | None = None  # of the reasoning; None: not known yet
     _begun: bool = False  # whether something of the current part has been passed on
@@ -66,6 +68,7 @@ class AnswerReader:
     _aloud: str = ""  # what may still come before the words of the answer
 
     def __post_init__(self) -> None:
+        self.calls = CallReader(self.reading.form)
         reasoning = self.reading.reasoning
         self._inside = False if reasoning is None else (True if reasoning.opened else None)
         if reasoning is not None:

@@ -1,61 +1,168 @@
-"""Whether a chat template writes calls as the grammar does, found by rendering one."""
+"""The form in which a chat template writes calls, found by rendering some."""
 
 import json
 import re
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import product
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from medusa_kit.base.tokenizer.bounded_rendering import bounded
+from medusa_kit.base.tokenizer.thought_marks import LAST_MARK, MARK, cut_mark, num_common
+from medusa_kit.base.tokenizer.thoughts import thoughts_of
 from medusa_kit.data.template import chat_template, render_text
 from medusa_kit.errors import DataError
-from medusa_kit.serve.calls.tool_calls import CALL, END
+from medusa_kit.serve.calls.call_form import FIELD, HERMES, ID, NUMBER, CallForm, Taken
+from medusa_kit.serve.calls.reasoning import channels_of
+from medusa_kit.serve.calls.tool_messages import for_template
 
-OTHERS = ("<function=", "<arg_key>")  # of templates that write other things between the same tags
-NAME, ARGUMENTS = "zucalled", {"zukey": "Zuvalue"}  # which no template writes of its own
-BETWEEN = re.compile(rf"{CALL}\s*(.*?)\s*{END}", re.DOTALL)
-_known: WeakKeyDictionary[Any, tuple[str, tuple[str, str]]] = WeakKeyDictionary()
-
-
-def shows_calls(tokenizer: Any) -> bool:
-    """Whether the template writes anything for the calls of a message."""
-    with_call, without = _rendered(tokenizer)
-    return bool(with_call) and with_call != without
+# What no template writes of its own.
+QUESTION, ANSWER, TOOL = "Zuquestion", "Zuanswer", "zutool"
+NAMES = ("zufirst", "zusecond", "zuthird")
+ARGUMENTS = {"zukey": "Zuvalue", "zulist": [1, {"zu": True}]}
+WAYS = [Taken(*way) for way in product((False, True), (False, True))]
+_known: WeakKeyDictionary[Any, tuple[str, CallForm]] = WeakKeyDictionary()
 
 
-def writes_calls(tokenizer: Any) -> bool:
-    """Whether the template shows tools, and writes calls of them as the grammar does. One that
-    does not show a call's name and arguments may still tell the model how to write them."""
-    template = chat_template(tokenizer) or ""
-    if CALL not in template or "tools" not in template:
-        return False
-    text = _rendered(tokenizer)[0]
-    if NAME not in text or not all(word in text for word in ARGUMENTS.values()):
-        return not any(mark in template for mark in OTHERS)
-    match = BETWEEN.search(text, max(0, text.rfind(CALL)))
-    with suppress(ValueError):
-        return match is not None and json.loads(match[1]) == {"name": NAME, "arguments": ARGUMENTS}
-    return False
-
-
-def _rendered(tokenizer: Any) -> tuple[str, str]:
-    """The texts of a question and an answer, with a call and without; empty where the template
-    refuses them."""
-    template = chat_template(tokenizer) or ""
+def form_of(tokenizer: Any) -> CallForm:
+    """The form in which a model is to call: its template's, or else Hermes'."""
+    template = chat_template(tokenizer) if tokenizer is not None else None
+    if template is None:
+        return HERMES
     known = _known.get(tokenizer)
     if known is None or known[0] != template:
-        called = {"id": "zucall000", "type": "function",
-                  "function": {"name": NAME, "arguments": ARGUMENTS}}  # fmt: skip
-        texts = _text(tokenizer, {"tool_calls": [called]}), _text(tokenizer, {})
-        known = _known[tokenizer] = template, texts
+        form = HERMES
+        with suppress(DataError):  # a template that runs or writes for ever
+            form = bounded(template, lambda: _form(tokenizer))
+        known = _known[tokenizer] = template, form
     return known[1]
 
 
-def _text(tokenizer: Any, calls: dict[str, Any]) -> str:
+def _form(tokenizer: Any) -> CallForm:
+    if (channels := channels_of(tokenizer)) is not None:
+        return HERMES._replace(taken=Taken(), channels=channels)
+    shows_tools = TOOL in _text(tokenizer, [])
+    for way in WAYS:
+        if (form := _found(tokenizer, way)) is not None:
+            return form._replace(taken=way._replace(tools=shows_tools))
+    return HERMES
+
+
+def _found(tokenizer: Any, way: Taken) -> CallForm | None:
+    """The form of calls that are given to the template in this way."""
+    plain = _text(tokenizer, [{"role": "assistant", "content": ANSWER}])
+    one, three = (_parts(_text(tokenizer, [_message(n, way)]), n) for n in (1, 3))
+    if one is None or ANSWER not in plain or (way.as_text and _takes_objects(tokenizer, way)):
+        return None
+    before, ending = plain.split(ANSWER, 1)
+    for first_number in (None, 0, 1):
+        opening, middle, closing = _numbered(one, first_number)
+        between = None
+        if three is not None:
+            parts = _numbered(three, first_number)
+            if parts[:2] != [opening, middle] or parts[2:4] != parts[4:6] or parts[6] != closing:
+                continue
+            between = parts[2]
+        form = CallForm(
+            _without_head(tokenizer, opening, before), middle, between, _ended(closing, ending)
+        )
+        return form if _readable(form, [*re.findall(MARK, ending), tokenizer.eos_token]) else None
+    return None
+
+
+def _takes_objects(tokenizer: Any, way: Taken) -> bool:
+    """Whether the template writes arguments that are an object in some form of its own."""
+    text = _text(tokenizer, [_message(1, way._replace(as_text=False))])
+    return "zukey" in text and str(ARGUMENTS) not in text
+
+
+def _text(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
+    """What stands behind a question, with all before it where nothing does; empty where the
+    template refuses it."""
     parameters = {"type": "object", "properties": {}, "required": []}
-    function = {"name": "zutool", "description": "", "parameters": parameters}
-    question = {"role": "user", "content": "Zuquestion"}
-    answer = {"role": "assistant", "content": "", **calls}
+    function = {"name": TOOL, "description": "", "parameters": parameters}
+    tools = [{"type": "function", "function": function}]
     with suppress(DataError):
-        tools = [{"type": "function", "function": function}]
-        return render_text(tokenizer, [question, answer], tools, ask=False)
+        text = render_text(
+            tokenizer, [{"role": "user", "content": QUESTION}, *messages], tools, ask=not messages
+        )
+        return text.rpartition(QUESTION)[2] if messages else text
     return ""
+
+
+def _message(num_calls: int, way: Taken) -> dict[str, Any]:
+    calls = [
+        {
+            "id": _id(number, way),
+            "type": "function",
+            "function": {"name": name, "arguments": ARGUMENTS},
+        }
+        for number, name in enumerate(NAMES[:num_calls])
+    ]
+    return for_template([{"role": "assistant", "content": "", "tool_calls": calls}], way)[0]
+
+
+def _id(number: int, way: Taken) -> str:
+    return f"zuid0000{number}" if way.short_ids else f"call_{number}{'zu' * 12}"
+
+
+def _parts(text: str, num_calls: int) -> list[str] | None:
+    """A text without names and arguments: what precedes each, and what follows the last."""
+    parts = []
+    for name in NAMES[:num_calls]:
+        head, found, text = text.partition(name)
+        ends = [end for end in range(len(text)) if found and _begins_arguments(text[end:])]
+        if not ends:
+            return None
+        size = json.JSONDecoder().raw_decode(text[ends[0] :])[1]
+        if "\n" in text[ends[0] : ends[0] + size]:  # which the grammar of arguments has not
+            return None
+        parts += [head, text[: ends[0]]]
+        text = text[ends[0] + size :]
+    return [*parts, text]
+
+
+def _begins_arguments(text: str) -> bool:
+    with suppress(ValueError):
+        return text.startswith("{") and json.JSONDecoder().raw_decode(text)[0] == ARGUMENTS
+    return False
+
+
+def _numbered(parts: Sequence[str], first_number: int | None) -> list[str]:
+    """The parts with ids, and the numbers of calls counted from `first_number`, marked."""
+    marked = []
+    for place, part in enumerate(parts):
+        number = min(place, len(parts) - 2) // 2
+        part = re.sub(r"zuid0000\d|call_\d(zu){12}", ID, part)
+        if first_number is not None:
+            part = re.sub(rf"(?<!\d){number + first_number}(?!\d)", NUMBER, part)
+        marked.append(part)
+    return marked
+
+
+def _without_head(tokenizer: Any, opening: str, before: str) -> str:
+    """What comes before a first name, without what precedes every answer, and thoughts."""
+    own = opening[len(cut_mark(opening[: num_common(opening, before)])) :]
+    thoughts = thoughts_of(tokenizer)
+    return (own.rpartition(thoughts.closing)[2] if thoughts else own).lstrip()
+
+
+def _ended(closing: str, ending: str) -> str:
+    """What follows the last arguments, up to the end of the turn. `ending`: of another answer. Some
+    turns with calls have an end of their own."""
+    marks = re.findall(MARK, ending)
+    if ends := [closing.index(mark) for mark in marks if mark in closing]:
+        return closing[: min(ends)].rstrip()
+    return (LAST_MARK.sub("", closing) if marks else closing).rstrip()
+
+
+def _readable(form: CallForm, ends: Sequence[str]) -> bool:
+    """Whether calls of this form can be told from text, and come before the turn's end."""
+    texts = (form.opening, form.middle, form.between or "")
+    return (
+        bool(form.opening and form.tag.strip())
+        and not FIELD.match(form.opening)
+        and not re.match(r"[\w-]", form.middle)
+        and not any(end in text for text in texts for end in ends if end)
+    )

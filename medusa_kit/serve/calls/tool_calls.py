@@ -1,16 +1,12 @@
 """The calls in an answer, read while it comes. The grammar (call_grammar.py) sees to it that what
 follows a tag is a call; where the token that ends the tag says otherwise, the tag is text."""
 
-import json
-import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-CALL, END = "<tool_call>", "</tool_call>"
-OPENING, CLOSING = '{"name":"', '","arguments":{'  # around a name, without white space
-HEAD = re.compile(r'\s*{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?={)')
+from medusa_kit.serve.calls.call_form import HERMES, NAME, CallForm, read_head
 
 
 @dataclass(frozen=True)
@@ -59,11 +55,13 @@ def delta_of(pieces: Sequence[Piece]) -> dict[str, Any]:
 class CallReader:
     """`push` text as it comes, `finish` at its end."""
 
+    form: CallForm = HERMES
     num_calls: int = 0
     complete: int = 0  # calls whose arguments have been read to their end
     _text: str = ""  # not passed on yet
-    _space: str = ""  # before the newest tag
-    _in_call: bool = False
+    _space: str = ""  # before the tag
+    _expected: str | None = None  # before the next name; None: a tag is, and text
+    _over: bool = False  # no call may come any more
     _depth: int = 0  # of the arguments' braces; 0: they have not begun
     _in_string: bool = False
     _escaped: bool = False
@@ -72,17 +70,17 @@ class CallReader:
         self._text += text
         pieces: list[Piece] = []
         while True:
-            before = self._text, self._in_call
+            before = self._text, self._expected
             piece = self._next()
             if piece is not None:
                 pieces.append(piece)
-            if (self._text, self._in_call) == before:
+            if (self._text, self._expected) == before:
                 return pieces
 
     def finish(self) -> list[Piece]:
         """The text that was held back, since a tag might have followed."""
         remaining, self._text = self._text, ""
-        return [] if self._in_call or self.num_calls or not remaining else [Piece(remaining)]
+        return [] if self._expected is not None or not remaining else self._said(remaining)
 
     def finish_reason(self, reason: str) -> str:
         """The finish reason for clients. `reason`: how the answer ended."""
@@ -91,34 +89,50 @@ class CallReader:
     def _next(self) -> Piece | None:
         if self._depth:
             return self._arguments()
-        if self._in_call:
-            return self._head()
-        text, tag, after = self._text.partition(CALL)
-        if tag:
-            self._text, self._in_call = after, True
+        if self._expected is not None:
+            return self._head(self._expected)
+        form = self.form
+        text, tag, after = self._text.partition(form.tag)
+        if form.first:
+            waits = not tag and form.tag.startswith(text.lstrip())
+            self._over = self._over or bool(text.strip() if tag else not waits)
+        if self._over:
+            text, self._text = self._text, ""
+        elif tag:
+            self._text, self._expected = after, form.opening.removeprefix(form.tag)
             self._space = text[len(text.rstrip()) :]
             text = text.rstrip()
         else:
-            end = len(text) - held_back(text, CALL)
+            end = 0 if form.first else len(text) - held_back(text, form.tag)
             text, self._text = text[:end], text[end:]
-        return Piece(text) if text and not self.num_calls else None
+        return next(iter(self._said(text)), None)
 
-    def _head(self) -> Piece | None:
-        if (match := HEAD.match(self._text)) is None:
-            if _may_begin(self._text):
-                return None
-            self._in_call = False
-            return None if self.num_calls else Piece(self._space + CALL)
-        self._text = self._text[match.end() + 1 :]
+    def _said(self, text: str) -> list[Piece]:
+        """Text of the answer, of which there is none behind calls."""
+        return [Piece(text)] if text and not self.num_calls else []
+
+    def _head(self, expected: str) -> Piece | None:
+        length, name = read_head(self._text, expected + NAME + self.form.middle)
+        if length < 0:
+            return None
+        if length == 0:
+            self._expected, self._over = None, self.form.first or self.num_calls > 0
+            return next(iter(self._said(self._space + self.form.tag)), None)
+        self._text = self._text[length + 1 :]
         self._depth, self.num_calls = 1, self.num_calls + 1
-        name = json.loads(match[1])
-        return Piece("", self.num_calls - 1, f"call_{secrets.token_hex(12)}", name, "{")
+        return Piece("", self.num_calls - 1, self._new_id(), name, "{")
+
+    def _new_id(self) -> str:
+        taken = self.form.taken
+        number = secrets.token_hex(12)
+        return number[:9] if taken and taken.short_ids else f"call_{number}"
 
     def _arguments(self) -> Piece | None:
         ends = (end for end, char in enumerate(self._text, start=1) if self._closes(char))
         end = next(ends, len(self._text))
         if not self._depth:
-            self._in_call, self.complete = False, self.complete + 1
+            self._expected, self.complete = self.form.between, self.complete + 1
+            self._over = self._expected is None
         text, self._text = self._text[:end], self._text[end:]
         return Piece("", self.num_calls - 1, arguments=text) if text else None
 
@@ -172,15 +186,6 @@ def _calls(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         elif piece.index is not None:
             calls[piece.index]["function"]["arguments"] += piece.arguments
     return calls
-
-
-def _may_begin(text: str) -> bool:
-    """Whether this can become the beginning of a call."""
-    compact = "".join(text.split())
-    if len(compact) <= len(OPENING):
-        return OPENING.startswith(compact)
-    name, quote, after = compact.removeprefix(OPENING).partition('"')
-    return compact.startswith(OPENING) and "\\" not in name and CLOSING.startswith(quote + after)
 
 
 def held_back(text: str, tag: str) -> int:

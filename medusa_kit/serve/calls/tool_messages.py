@@ -1,38 +1,45 @@
 """Earlier calls and their results in a conversation, as a chat template takes them."""
 
+import hashlib
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from medusa_kit.errors import half_pair
 from medusa_kit.files import parse_json
-from medusa_kit.serve.calls.tool_calls import CALL, END
+from medusa_kit.serve.calls.call_form import HERMES, CallForm, Taken
 
 Message = dict[str, Any]
+SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 
 
-def for_template(messages: Sequence[Message]) -> list[Message]:
-    """Messages for a template that writes calls: arguments as objects, which OpenAI's API has as
-    text. Calls with other arguments, such as one that was cut, are given as the template would
-    write them, in the message's text."""
-    given = []
+def for_template(
+    messages: Sequence[Message], taken: Taken | None = None, form: CallForm = HERMES
+) -> list[Message]:
+    """Messages for a template that writes calls: arguments as objects, unless it takes the text
+    that OpenAI's API has. Calls with other arguments, such as one that was cut, are given as the
+    template would write them, in the message's text."""
+    given, taken = list[Message](), taken or Taken()
     for message in messages:
         message = {**message, "content": message.get("content") or ""}
-        calls = [{**call, "function": _function(call)} for call in message.pop("tool_calls", ())]
-        if all(isinstance(call["function"]["arguments"], dict) for call in calls):
-            message |= {"tool_calls": calls} if calls else {}
-        else:
-            message["content"] = _with_calls(message["content"], calls)
+        calls = [_taken(call, taken) for call in message.pop("tool_calls", ())]
+        if taken.short_ids and "tool_call_id" in message:
+            message["tool_call_id"] = _short(message["tool_call_id"])
+        if not all(_is_object(call) for call in calls):
+            message["content"] = _with_calls(message["content"], calls, form)
+        elif calls:
+            message["tool_calls"] = calls
         given.append(message)
     return given
 
 
-def as_text(messages: Sequence[Message]) -> list[Message]:
+def as_text(messages: Sequence[Message], form: CallForm = HERMES) -> list[Message]:
     """Messages for other templates: calls in the text of the assistant, results in that of the
     user."""
     given: list[Message] = []
     before = ""
-    for message in for_template(messages):
+    for message in for_template(messages, form=form):
         content = message["content"]
         if message["role"] == "tool":
             content = f"<tool_response>\n{content}\n</tool_response>"
@@ -42,23 +49,23 @@ def as_text(messages: Sequence[Message]) -> list[Message]:
             before = "tool"
             continue
         before = message["role"]
-        lines = _with_calls(content, message.get("tool_calls", ()))
+        lines = _with_calls(content, message.get("tool_calls", ()), form)
         kept: Message = {k: message[k] for k in ("name", "reasoning_content") if k in message}
         given.append({"role": message["role"], "content": lines, **kept})
     return given
 
 
-def _with_calls(content: str, calls: Sequence[Any]) -> str:
+def _with_calls(content: str, calls: Sequence[Any], form: CallForm) -> str:
     """A message's text with its calls behind it."""
-    return "\n".join([*filter(None, [content]), *map(_written, calls)])
+    called = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+    written = [
+        (_json(name)[1:-1], one if isinstance(one, str) else _json(one)) for name, one in called
+    ]
+    return "\n".join(filter(None, [content, form.written(written) if calls else ""]))
 
 
-def _written(call: Any) -> str:
-    name, arguments = call["function"]["name"], call["function"]["arguments"]
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    called = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}'
-    return f"{CALL}\n{called}\n{END}"
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def with_system(
@@ -69,6 +76,30 @@ def with_system(
         first, *others = messages
         return [{**first, "content": f"{first['content']}\n\n{instructions}"}, *others]
     return [{"role": role, "content": instructions}, *messages]
+
+
+def _taken(call: Any, taken: Taken) -> Message:
+    """A call as a template takes it."""
+    function = _function(call)
+    if taken.as_text and isinstance(function["arguments"], dict):
+        function["arguments"] = _json(function["arguments"])
+    return {
+        **call,
+        "function": function,
+        **({"id": _short(call.get("id"))} if taken.short_ids else {}),
+    }
+
+
+def _is_object(call: Any) -> bool:
+    """Whether a call's arguments are an object, or the text of one."""
+    arguments = call["function"]["arguments"]
+    return isinstance(_read(arguments) if isinstance(arguments, str) else arguments, dict)
+
+
+def _short(number: Any) -> str:
+    """An id of nine letters and digits, the same for the same one."""
+    number = str(number)
+    return number if SHORT_ID.fullmatch(number) else hashlib.sha256(number.encode()).hexdigest()[:9]
 
 
 def _function(call: Any) -> dict[str, Any]:

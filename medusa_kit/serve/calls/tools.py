@@ -1,9 +1,9 @@
 """`response_format`, `tools` and `tool_choice` of a request: what is rendered, and the grammar that
 the answer follows. tool_calls.py reads the answer.
 
-A call is written as Hermes and Qwen write it: `<tool_call>`, a line of JSON with `name` and
-`arguments`, `</tool_call>`. A template that does so itself is given the tools; for others a system
-message names them.
+A call is written as the chat template writes it (template_calls.py), else as Hermes and Qwen do:
+`<tool_call>`, a line of JSON with `name` and `arguments`, `</tool_call>`. Where the template does
+not show tools, or no calls, a system message names them.
 """
 
 import dataclasses
@@ -16,10 +16,9 @@ from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.template import NOTHING, chat_template, render, render_text
 from medusa_kit.errors import ConfigError, DataError, unknown_value
 from medusa_kit.infer.decode.grammars.schemas import OPTIONS, Usable, usable
+from medusa_kit.serve.calls.call_form import HERMES, CallForm
 from medusa_kit.serve.calls.call_grammar import calls_grammar
-from medusa_kit.serve.calls.reasoning import channels_of
-from medusa_kit.serve.calls.template_calls import shows_calls, writes_calls
-from medusa_kit.serve.calls.tool_calls import CALL, END
+from medusa_kit.serve.calls.template_calls import form_of
 from medusa_kit.serve.calls.tool_messages import Message, as_text, for_template, with_system
 from medusa_kit.settings.grammar import JSON_OBJECT, Grammar
 
@@ -31,9 +30,9 @@ INDENTED, ONE_LINE = "[ \\t\\n\\r]{0,32}", " ?"
 MAX_TOOLS = 128  # OpenAI's limit
 INSTRUCTIONS = (
     "You may call functions. These are there, described in JSON:\n<tools>\n{tools}\n</tools>\n"
-    "For each call, write the function's name and arguments as JSON between tags:\n"
-    f'{CALL}\n{{{{"name": "the function", "arguments": {{{{"argument": "value"}}}}}}}}\n{END}'
+    "For each call, write the function's name and arguments as JSON between tags:\n{call}"
 )
+EXAMPLE = "the function", '{"argument": "value"}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,26 +67,37 @@ class Constraint:
         self, tokenizer: Any, messages: Sequence[Message]
     ) -> tuple[list[Message], Sequence[Mapping[str, Any]] | None]:
         """(messages, tools) as the chat template gets them. Raises what `encode` does."""
-        template = chat_template(tokenizer) or ""
-        if template and (writes_calls(tokenizer) or channels_of(tokenizer)):
-            given = for_template(messages) if shows_calls(tokenizer) else as_text(messages)
-            return given, self.tools or None
-        given = as_text(messages)
+        form = form_of(tokenizer)
+        given = as_text(messages, form)
+        if form.taken is not None:
+            own = for_template(messages, form.taken, form)
+            tools = self.tools if form.taken.tools else ()
+            if (own == given and not tools) or self._renders(tokenizer, own, tools):
+                given = own
+                if not self.tools or tools:
+                    return own, tools or None
         if not self.tools:
             return given, None
-        if not template:
+        if not chat_template(tokenizer):
             raise ConfigError(
                 "tools need a chat template, which this base's tokenizer lacks",
                 hint="use a model with one, or ask without tools",
             )
         listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tools)
-        instructions = INSTRUCTIONS.format(tools=listed)
+        instructions = INSTRUCTIONS.format(tools=listed, call=form.written([EXAMPLE]))
         shown = with_system(given, instructions)
-        try:
-            render_text(tokenizer, shown, variables=self.variables)
-        except DataError:  # some templates have no system messages
+        if not self._renders(tokenizer, shown):  # some templates have no system messages
             shown = with_system(given, instructions, role="user")
         return shown, None
+
+    def _renders(
+        self, tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> bool:
+        try:
+            render_text(tokenizer, messages, tools or None, self.variables)
+        except DataError:
+            return False
+        return True
 
 
 def encode_shown(
@@ -109,9 +119,10 @@ def constraint_of(
     tools: Sequence[Mapping[str, Any]] | None = None,
     tool_choice: str | Mapping[str, Any] | None = None,
     parallel_tool_calls: bool | None = None,
+    form: CallForm = HERMES,
 ) -> Constraint:
-    """The constraint of a request with these fields. Raises ConfigError, naming the field, for what
-    is wrong or cannot be followed."""
+    """The constraint of a request with these fields. `form`: of calls. Raises ConfigError, naming
+    the field, for what is wrong or cannot be followed."""
     usable_schema = _format_schema(response_format)
     schema, notes = (None, ()) if usable_schema is None else usable_schema
     answer = None if schema is None else Grammar.json_schema(schema)._replace(exact=True)
@@ -130,7 +141,7 @@ def constraint_of(
     at_most_one = parallel_tool_calls is False or isinstance(tool_choice, Mapping)
     called = {name: functions[name] for name in names}
     schemas = {name: parameters.schema for name, parameters in called.items()}
-    grammar = calls_grammar(schemas, schema, forced, at_most_one=at_most_one)
+    grammar = calls_grammar(schemas, schema, forced, at_most_one, form)
     notes = (*notes, *(note for parameters in called.values() for note in parameters.notes))
     return Constraint(grammar, list(tools), notes)
 

@@ -1,5 +1,5 @@
 """Calls of models of several kinds: templates that show tools in a form of their own or none, tags
-that are special tokens, added ones or text. All call in the one form that the server asks for."""
+that are special tokens, added ones or text."""
 
 import json
 from collections.abc import Iterator
@@ -12,10 +12,12 @@ from support.samples import ALL, pairs
 from support.serving.live_server import LiveServer, live_server
 from support.serving.tagged import tagged_tokenizer
 from support.small_engines import build_engine
+from support.text.calling_templates import FORMS
 from support.tiny_models import tiny_model
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.serve.app import create_app
+from medusa_kit.serve.calls.template_calls import form_of
 from medusa_kit.serve.calls.tools import constraint_of
 from medusa_kit.serve.operations import logs
 from medusa_kit.serve.service import Service
@@ -26,10 +28,9 @@ MESSAGES = (
 )
 ASK = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 SHOWN = "{% if tools %}[TOOLS {{ tools | tojson }}] {% endif %}"
-QWEN = SHOWN + "Write <tool_call>." + MESSAGES + ASK
+QWEN = FORMS["hermes"].template
+MENTION = SHOWN + "Write <tool_call>." + MESSAGES + ASK
 CODER = SHOWN + "Write <tool_call>\n<function=name>." + MESSAGES + ASK
-LLAMA = SHOWN + 'Write {"name": …, "parameters": …}.' + MESSAGES + ASK
-MISTRAL = SHOWN + "{% if tools %}[AVAILABLE_TOOLS][/AVAILABLE_TOOLS]{% endif %}" + MESSAGES + ASK
 CALLED = (
     "{% for m in messages %}{% for c in m.tool_calls or [] %}<tool_call>\nWRITTEN\n</tool_call>"
     "{% endfor %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -46,10 +47,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen coder": (CODER, {"plain": HERMES_TAGS}),
     "Hermes, shown": (HERMES, {"special": HERMES_TAGS}),
     "MiniMax 3": (MINIMAX, {"plain": HERMES_TAGS}),
-    "Llama 3": (LLAMA, {"special": OTHER_TAGS[:1]}),
-    "Mistral": (MISTRAL, {"special": OTHER_TAGS[1:], "kind": "pieces"}),
+    "mention": (MENTION, {"plain": HERMES_TAGS}),
+    "Llama 3": (FORMS["llama"].template, {"special": OTHER_TAGS[:1]}),
+    "Mistral": (FORMS["mistral"].template, {"special": OTHER_TAGS[1:], "kind": "pieces"}),
+    "DeepSeek": (FORMS["deepseek"].template, {"special": FORMS["deepseek"].marks}),
+    "Kimi": (FORMS["kimi"].template, {"special": FORMS["kimi"].marks[:3]}),
     "Granite": (GRANITE, {"special": ["<|tool_call|>", *HERMES_TAGS]}),
 }
+SHOWN_TOOLS = ("Qwen", "Hermes", "half special", "Hermes, shown", "Llama 3", "Mistral", "Kimi")
+TOLD = ("Qwen coder", "MiniMax 3", "Granite", "mention")  # Hermes' form, whatever their own
 PARAMETERS = {"type": "object", "properties": {"x": {"enum": ["<tool_call>", "<|python_tag|>"]}},
               "required": ["x"], "additionalProperties": False,
               "x-guidance": {"whitespace_flexible": False}}  # fmt: skip
@@ -109,8 +115,9 @@ def test_tools_are_shown_in_the_form_that_is_asked_for(live: LiveServer) -> None
     tokenizer = live.service.engine.base.tokenizer
     ids = constraint_of(tools=TOOLS).encode(tokenizer, [{"role": "user", "content": "hi"}])
     by_template = "[TOOLS" in (text := tokenizer.decode(ids))
-    assert by_template == (live.model in ("Qwen", "Hermes", "half special", "Hermes, shown"))
+    assert by_template == (live.model in SHOWN_TOOLS)
     assert by_template != ("You may call functions" in text)
+    assert (form_of(tokenizer).taken is None) == (live.model in TOLD)
 
 
 def test_what_is_not_enforced_is_in_the_log(

@@ -215,9 +215,9 @@ RESULTS = [
     {"role": "tool", "tool_call_id": "call_2", "content": "Noon"},
 ]
 CHATTING = (
-    "{% for t in tools %}[{{ t.function.name }}]{% endfor %}{% for m in messages %}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments.place }}</tool_call>"
-    "{% endfor %}({{ m.role }} {{ m.content }}){% endfor %}"
+    "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}{% for m in messages %}"
+    "({{ m.role }} {{ m.content }}{% for c in m.tool_calls or [] %}"
+    "<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}){% endfor %}"
 )
 
 
@@ -236,8 +236,9 @@ def rendered(template: str | None, constraint: Constraint, messages: list[dict[s
 def test_a_template_that_knows_calls_is_given_the_tools() -> None:
     text = rendered(CHATTING, constraint_of(tools=TOOLS), [QUESTION, ASKED, *RESULTS])
     assert text == (
-        "[get_weather][now](user What is the weather in Oslo?)<tool_call>Oslo</tool_call>"
-        "<tool_call></tool_call>(assistant )(tool Rain)(tool Noon)"
+        "[get_weather][now](user What is the weather in Oslo?)(assistant "
+        '<tool_call>{"name": "get_weather", "arguments": {"place": "Oslo"}}</tool_call>'
+        '<tool_call>{"name": "now", "arguments": {}}</tool_call>)(tool Rain)(tool Noon)'
     )
 
 
@@ -293,8 +294,8 @@ def test_a_cut_call_is_shown_by_a_template_that_knows_calls() -> None:
     cut = {"id": "a", "function": {"name": "get_weather", "arguments": '{"place": "Os'}}
     asked = {"role": "assistant", "content": None, "tool_calls": [*ASKED["tool_calls"], cut]}
     text = rendered(CHATTING, constraint_of(tools=TOOLS), [QUESTION, asked])
-    assert '{"name": "get_weather", "arguments": {"place": "Oslo"}}\n</tool_call>' in text
-    assert '{"name": "get_weather", "arguments": {"place": "Os}\n</tool_call>' in text
+    assert '{"name": "get_weather", "arguments": {"place": "Oslo"}}</tool_call>' in text
+    assert '{"name": "get_weather", "arguments": {"place": "Os}</tool_call>' in text
 
 
 def test_tools_need_a_template() -> None:

@@ -37,7 +37,7 @@ class FreeText:
         new = max(self._start(), self._sizes[-1] - len(self._tag) + 1, 0)
         self._sizes.append(len(self._text))
         start = self._text.find(self._tag, new)
-        if start < 0:
+        if start < 0 or (self._free.first and self._text[self._start() : start].strip()):
             return
         # The token that ends the tag may say more. Where no call begins so, it is no call's tag.
         behind = self._tokens(self._text[start + len(self._tag) :])

@@ -184,6 +184,11 @@ def test_no_tag_counts_in_what_the_model_says_to_itself() -> None:
     for text, free in {"a <tool_call>": True, "a</think>\n<tool_call>": False}.items():
         assert is_free(text, Free(CALL, THINK, opened=True)) == free, text
     assert not is_free("<think><tool_call>", Free(CALL))
+    for text, free in {
+        "a <tool_call>": True, " \n<tool_call>": False, "<think>a</think>\n<tool_call>": False,
+        "<think><tool_call>": True, "<think>a</think>b<tool_call>": True,
+    }.items():  # fmt: skip
+        assert is_free(text, Free(CALL, THINK, first=True)) == free, text
 
 
 def test_a_token_that_ends_a_tag_may_say_more() -> None:
