@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import get_ident
 from typing import Any, Protocol
 
 import numpy as np
@@ -253,10 +254,11 @@ def skeleton_of(config: Any) -> Any:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    register = nn.Module.register_parameter
+    """Of modules that this thread makes: those of other threads are real."""
+    register, own_thread = nn.Module.register_parameter, get_ident()
 
     def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and param.device.type != "meta":
+        if get_ident() == own_thread and param is not None and param.device.type != "meta":
             param = nn.Parameter(param.to("meta"), requires_grad=False)
         register(module, name, param)
 

@@ -1,12 +1,15 @@
 """Tensors read one at a time are those that transformers loads."""
 
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 import torch
 from support.tiny_models import tiny_model
+from torch import nn
 
+from medusa_kit.base import stored_tensors as stored
 from medusa_kit.base.stored_tensors import SafetensorsFolder, skeleton_of, stored_tensors
 from medusa_kit.errors import CheckpointError
 
@@ -35,6 +38,23 @@ def test_a_skeleton_has_no_weights_but_its_buffers() -> None:
         skeleton.named_buffers(), whole.named_buffers(), strict=True
     ):
         assert torch.equal(one, other), name
+
+
+def test_what_another_thread_builds_meanwhile_is_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    build = stored.causal_model
+
+    def beside_another(config: Any) -> Any:
+        other = Thread(target=lambda: found.append(nn.Linear(1, 1)))
+        other.start()
+        other.join()
+        return build(config)
+
+    monkeypatch.setattr(stored, "causal_model", beside_another)
+    assert {parameter.device.type for parameter in skeleton_of(tiny().config).parameters()} == {
+        "meta"
+    }
+    assert [layer.weight.device.type for layer in found] == ["cpu"]
 
 
 def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
