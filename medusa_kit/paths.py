@@ -16,6 +16,11 @@ def expanded(path: str | PurePath) -> Path:
         raise ConfigError(
             f"the path {str(path)!r} is no text: {half_pair(str(path))}", hint="check the path"
         ) from error
+    if "\0" in str(path):
+        raise ConfigError(
+            f"the path {str(path)!r} holds a character of zero, which ends a name",
+            hint="check the path",
+        )
     if any(len(part.encode("utf-8", "surrogatepass")) > LONGEST for part in PurePath(path).parts):
         raise ConfigError(
             f"the name {str(path)[:40]!r}… of {len(str(path)):,} characters is too long for a file",

@@ -151,22 +151,30 @@ def _constraining(
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
+        raise UsageError(
+            f"{path} cannot be read: {error}", hint="give the name of a file of text in UTF-8"
+        ) from None
 
 
 def _parsed_bias(items: list[str]) -> dict[int, float] | None:
-    bias = {}
+    bias = dict[int, float]()
     for item in items:
         token, _, value = item.partition("=")
         try:
-            bias[int(token)] = float(value)
+            number, added = int(token), float(value)
         except ValueError:
             raise UsageError(
                 f"logit bias {item!r} is not understood; expected ID=BIAS",
                 hint="for instance --logit-bias 42=-100",
             ) from None
+        if bias.setdefault(number, added) != added:
+            raise UsageError(
+                f"logit bias {item!r} contradicts {number}={bias[number]:g}; expected one for each "
+                "token",
+                hint="leave one of them out",
+            )
     return bias or None
 
 

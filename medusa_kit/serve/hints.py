@@ -19,7 +19,7 @@ from medusa_kit.errors import (
 )
 from medusa_kit.infer.decode.grammars import source
 from medusa_kit.settings.option import options_of
-from medusa_kit.settings.sampling import BIAS, SamplingParams
+from medusa_kit.settings.sampling import BIAS, OF_TOKENIZER, SamplingParams
 
 SIMPLER = "a simpler schema will do: fewer patterns of one text, shorter lists and texts"
 OF_REQUESTS = frozenset(
@@ -33,7 +33,7 @@ OF_REQUESTS = frozenset(
         "a simpler grammar has fewer states",
         "leave out the grammar or the tokens that are banned",
         'the schema of any object is {"type": "object"}',
-        "ids are those of this model's tokenizer",
+        OF_TOKENIZER,
         "shorten the prompt",
         "shorten the prompt, or ask for fewer tokens",
         "give some text",

@@ -29,9 +29,19 @@ class Allowed:
     fits: Callable[[Any], bool] = lambda _: True
     hint: str | None = None
 
-    def refused(self, name: str, value: Any) -> ConfigError:
-        message = f"{name} {value!r} is out of range; expected {self.expected}"
-        return ConfigError(message, hint=self.hint)
+    def number(self, name: str, kind: type, value: Any, hint: str | None = None) -> Any:
+        """The int or float that `value` is, such as one of numpy's. Raises ConfigError for one that
+        does not fit, and for True, which Python takes for 1. `hint`: where there is none of its
+        own."""
+        number: Any = None
+        if isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool):
+            with contextlib.suppress(OverflowError):  # an integer beyond what a float can hold
+                number = kind(value)
+        finite = number is not None and (kind is int or math.isfinite(number))
+        if not (finite and self.fits(number)):
+            message = f"{name} {value!r} is out of range; expected {self.expected}"
+            raise ConfigError(message, hint=self.hint or hint)
+        return number
 
 
 COUNT = Allowed("an integer, 1 or more", lambda number: number >= 1)
@@ -72,26 +82,18 @@ class Option:
             if value not in self.values:
                 raise unknown_value(self.name, value, self.values, f"leave out {self.name}")
         elif self.number is not None:
-            return self._checked_number(self.number, value)
+            allowed = self.allowed or Allowed("a number")
+            return allowed.number(self.name, self.number, value, self.hint)
         elif not self.open:
             kinds = tuple(get_origin(member) or member for member in choices(self.kind))
             usual = " or ".join(KINDS[member] for member in kinds if member in KINDS)
             self.check_kind(value, kinds, self.allowed.expected if self.allowed else usual)
         for text in value if isinstance(value, list) else (value,):
+            if isinstance(value, list):
+                self.check_kind(text, (str,), KINDS[list])
             if isinstance(text, str) and not text.strip():
                 raise ConfigError(f"{self.name} {text!r} is empty", hint=self.hint)
         return value
-
-    def _checked_number(self, kind: type, value: Any) -> Any:
-        allowed = self.allowed or Allowed("a number")
-        number: Any = None
-        if isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool):
-            with contextlib.suppress(OverflowError):  # an integer beyond what a float can hold
-                number = kind(value)
-        finite = number is not None and (kind is int or math.isfinite(number))
-        if not (finite and allowed.fits(number)):
-            raise allowed.refused(self.name, value)
-        return number
 
     def check_kind(self, value: Any, kinds: tuple[type, ...], expected: str) -> None:
         """Raises ConfigError for a value that is none of these."""

@@ -7,7 +7,6 @@ is imported here but the standard library, since `--help` is made from it.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypedDict
 
 from medusa_kit.errors import ConfigError, did_you_mean
@@ -21,6 +20,7 @@ ANSWER_TOKENS = 1024  # longest answer of chat, generate, the page and the serve
 NARROWING: Mapping[str, float | None] = {"top_k": None, "top_p": 1.0, "min_p": 0.0}
 DRAWING = ("temperature", *NARROWING, "seed")  # draws of what the model says, and nothing else
 NO_FIELDS = ("acceptance", "epsilon", "delta", "grammar")  # of a request to a server
+OF_TOKENIZER = "ids are those of this model's tokenizer"
 # Logits in float32 are divided by numbers in this range. Beyond, they become infinite or NaN, and a
 # NaN is taken for the largest, so that even tokens that a grammar forbids are chosen.
 MIN_MODERATE, MAX_MODERATE = 1e-20, 1e20
@@ -39,7 +39,7 @@ MIN_P = Allowed("0 to 1", lambda p: 0 <= p <= 1, "0 keeps every token")
 REPETITION = Allowed(MODERATE, _moderate, "1 changes nothing, above 1 makes repetition less likely")
 PENALTY = Allowed("-2 to 2", lambda p: -2 <= p <= 2, "0 changes nothing")
 BIASES = Allowed("a mapping of token ids to numbers", hint="for instance logit_bias={50256: -100}")
-TOKEN_ID = Allowed("an integer from 0")
+TOKEN_ID = Allowed("an integer from 0", lambda token: token >= 0, OF_TOKENIZER)
 BIAS = Allowed("-100 to 100", lambda bias: -100 <= bias <= 100, "-100 all but bans a token")
 EPSILON = Allowed("above 0, at most 1", lambda e: 0 < e <= 1, "the paper's is 0.09")
 DELTA = Allowed(
@@ -124,11 +124,14 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for token, bias in (self.logit_bias or {}).items():
-            if not (isinstance(token, Integral) and int(token) >= 0):
-                raise TOKEN_ID.refused("logit_bias token id", token)
-            if not (isinstance(bias, Real) and BIAS.fits(bias)):
-                raise BIAS.refused(f"logit_bias of token {token}", bias)
+        if self.logit_bias is not None:
+            biases = {
+                TOKEN_ID.number("logit_bias token id", int, token): BIAS.number(
+                    f"logit_bias of token {token}", float, bias
+                )
+                for token, bias in self.logit_bias.items()
+            }
+            object.__setattr__(self, "logit_bias", biases)
         self._check_meaning()
 
     def _check_meaning(self) -> None:

@@ -74,6 +74,8 @@ WRONG_CALLS: dict[str, tuple[list[str], str]] = {
     "typical greedily": (["generate", "hi", *PLAIN, "--temperature", "0", "--acceptance",
                           "typical"], "at temperature 0"),
     "logit bias": (["generate", "hi", *PLAIN, "--logit-bias", "5:1"], "'5:1' is not understood"),
+    "biased twice": (["generate", "hi", *PLAIN, "--logit-bias", "5=1", "--logit-bias", "05=2"],
+                     "'05=2' contradicts 5=1"),
     "biased id": (["generate", "hi", *PLAIN, "--logit-bias", "99999=1"], "names token id 99999"),
     "penalty of chat": (["chat", *PLAIN, "--presence-penalty", "3"], "presence_penalty 3.0 is out"),
     "lossy data": (["data", "generate", "p.txt", "-o", "a", "--acceptance", "typical"],

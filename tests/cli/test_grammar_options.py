@@ -26,6 +26,12 @@ def test_answers_follow_what_is_given(run: Run, tmp_path: Path) -> None:
     assert run("generate", "hi", *PLAIN, *choices)[1] in ("yes\n", "no\n")
 
 
+def test_a_file_may_begin_with_a_mark_of_its_encoding(run: Run, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"const": 1}', encoding="utf-8-sig")
+    assert run("generate", "hi", *PLAIN, "--json-schema", schema)[:2] == (0, "1\n")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -2,11 +2,14 @@
 its type, default, allowed values and description, and refuse a wrong value in the same words."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import httpx
+import numpy as np
 import pytest
 import typer
 import yaml
@@ -195,3 +198,29 @@ def test_a_switch_is_no_number(name: str) -> None:
     """Python takes True for 1."""
     message = message_of(lambda: SamplingParams.checked({name: True}))
     assert message.startswith(f"{name} True is out of range; expected ")
+
+
+@pytest.mark.parametrize("biases", [{True: 1.0}, {5: True}, {5: "1"}, {"5": 1.0}, {5.0: 1.0}])
+def test_biases_are_checked_as_numbers_are(biases: Any) -> None:
+    message = message_of(lambda: SamplingParams(logit_bias=biases))
+    assert re.match(r"logit_bias .* is out of range; expected (an integer|-100)", message)
+
+
+def test_biases_are_kept_as_int_and_float() -> None:
+    given = {np.int64(5): np.float32(0.5), 7: Fraction(1, 4)}
+    kept = SamplingParams(logit_bias=given).logit_bias
+    assert kept == {5: 0.5, 7: 0.25}
+    assert {(type(token), type(bias)) for token, bias in kept.items()} == {(int, float)}
+
+
+@pytest.mark.parametrize("name", [name for name, option in SERVER.items() if option.number])
+def test_a_refused_number_has_a_hint(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ServeConfig(**{"replicas": 1, name: "1"})
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["served_model_name", "heads_hub"])
+def test_a_list_holds_text(name: str) -> None:
+    message = message_of(lambda: ServeConfig(**{name: [1]}))
+    assert message == f"{name} 1 is of type int; expected a list of text"

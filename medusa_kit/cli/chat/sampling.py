@@ -39,5 +39,6 @@ def describe(sampling: Mapping[str, Any], where: str) -> str:
     """A line for the greeting."""
     if sampling["temperature"] == 0:
         return "greedy: always the likeliest token"
-    shown = [f"{name} {sampling[name]:g}" for name in DRAWING if sampling[name] is not None]
+    given = ((name, sampling[name]) for name in DRAWING if sampling[name] is not None)
+    shown = [f"{n} {value:g}" if isinstance(value, float) else f"{n} {value}" for n, value in given]
     return f"sampling at {', '.join(shown)} ({where}); --temperature 0 takes the likeliest"

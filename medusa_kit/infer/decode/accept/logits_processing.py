@@ -31,7 +31,7 @@ from medusa_kit.infer.decode.accept.generation_settings import (
 )
 from medusa_kit.infer.decode.accept.grammar import GrammarMask
 from medusa_kit.infer.memory import is_device_lost
-from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.settings.sampling import OF_TOKENIZER, SamplingParams
 from medusa_kit.transfer import to_device
 
 # Settings whose processors are made here. The ids play a part in those of other settings only.
@@ -72,7 +72,7 @@ def check_bias_ids(params: SamplingParams, vocab_size: int) -> None:
         if token >= vocab_size:
             raise ConfigError(
                 f"logit_bias names token id {token}; expected 0..{vocab_size - 1}",
-                hint="ids are those of this model's tokenizer",
+                hint=OF_TOKENIZER,
             )
 
 
