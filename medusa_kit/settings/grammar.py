@@ -38,7 +38,7 @@ class Grammar(NamedTuple):
     # up to its end): where the tokenizer has one of them as a special token, that token is meant.
     tags: tuple[str, ...] = ()
     free: Free | None = None
-    exact: bool = False  # of a JSON schema: what answers could not follow has been looked for
+    exact: bool = False  # what answers could not follow of JSON schemas has been looked for
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | str) -> "Grammar":

@@ -83,7 +83,7 @@ def _sequence(text: str, form: CallForm, behind_json: bool = False) -> str:
 
 
 def _grammar(start: str, rules: list[str], form: CallForm, free: Free | None = None) -> Grammar:
-    return Grammar("lark", "\n".join([start, *rules]), form.marks, free)
+    return Grammar("lark", "\n".join([start, *rules]), form.marks, free, exact=True)
 
 
 def _tag(number: int, tag: str) -> str:
@@ -114,7 +114,7 @@ def behind_reasoning(grammar: Grammar | None, reasoning: Reasoning | None) -> Gr
     tags = [_tag(first + number, tag) for number, tag in enumerate(marks)]
     until = f"until_{first + 1}[lazy]: /(.|\\n)*{_inside(closing)}/"
     rules = "\n".join([f"start: {start}", f"aloud: {mark}answer_alone", rules, *tags, until])
-    return Grammar("lark", rules, (*grammar.tags, *marks))
+    return Grammar("lark", rules, (*grammar.tags, *marks), exact=grammar.exact)
 
 
 def _inside(text: str) -> str:

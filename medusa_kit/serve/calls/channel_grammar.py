@@ -23,10 +23,11 @@ def in_channels(
     ]
     if not forced and not answers:
         rules.insert(0, "start: called\nbehind: one")
-        return Grammar("lark", "\n".join(rules), _tags(channels), Free(channels.recipient))
+        free = Free(channels.recipient)
+        return Grammar("lark", "\n".join(rules), _tags(channels), free, exact=True)
     may_answer = answers and not forced
     rules.insert(0, "start: tag_3? answer | called" if may_answer else "start: called")
-    return Grammar("lark", "\n".join(rules), _tags(channels))
+    return Grammar("lark", "\n".join(rules), _tags(channels), exact=True)
 
 
 def _tags(channels: Channels) -> tuple[str, ...]:

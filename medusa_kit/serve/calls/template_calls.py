@@ -112,21 +112,23 @@ def _parts(text: str, num_calls: int) -> list[str] | None:
     parts = []
     for name in NAMES[:num_calls]:
         head, found, text = text.partition(name)
-        ends = [end for end in range(len(text)) if found and _begins_arguments(text[end:])]
-        if not ends:
+        middle, found, text = text.partition(_arguments_in(text)) if found else ("", "", "")
+        if not found:
             return None
-        size = json.JSONDecoder().raw_decode(text[ends[0] :])[1]
-        if "\n" in text[ends[0] : ends[0] + size]:  # which the grammar of arguments has not
-            return None
-        parts += [head, text[: ends[0]]]
-        text = text[ends[0] + size :]
+        parts += [head, middle]
     return [*parts, text]
 
 
-def _begins_arguments(text: str) -> bool:
-    with suppress(ValueError):
-        return text.startswith("{") and json.JSONDecoder().raw_decode(text)[0] == ARGUMENTS
-    return False
+def _arguments_in(text: str) -> str:
+    """The arguments as a text has them: on one line, as the grammar of arguments has them too. Else
+    what no text has."""
+    for match in re.finditer("{", text):
+        with suppress(ValueError):
+            read, size = json.JSONDecoder().raw_decode(text[match.start() :])
+            written = text[match.start() :][:size]
+            if read == ARGUMENTS and "\n" not in written:
+                return written
+    return "\0"
 
 
 def _numbered(parts: Sequence[str], first_number: int | None) -> list[str]:

@@ -1,12 +1,19 @@
 """Grammars as callers give them: refused, or made into what answers follow."""
 
+import json
+import re
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 from medusa_kit.errors import ConfigError
 from medusa_kit.files import parse_json
 from medusa_kit.infer.decode.grammars.schemas import usable
 from medusa_kit.infer.decode.grammars.source import fault_of, refused
 from medusa_kit.settings.grammar import Grammar
+
+# In a Lark grammar: texts, comments and expressions, which pass, and what a JSON schema follows.
+SCHEMA = re.compile(r'"(?:\\.|[^"\\])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\\n])+/|(%json\s*)')
 
 
 def check_grammar(grammar: Grammar | None) -> None:
@@ -18,11 +25,35 @@ def check_grammar(grammar: Grammar | None) -> None:
 @lru_cache(32)
 def exactly(grammar: Grammar) -> Grammar:
     """The grammar that answers follow. Raises ConfigError, naming the place, for what of a JSON
-    schema cannot be followed exactly."""
-    if grammar.kind != "json_schema" or grammar.exact:
+    schema, which a Lark grammar may have parts of, cannot be followed exactly."""
+    if grammar.exact or grammar.kind == "regex":
         return grammar
     try:
-        schema = usable("schema", parse_json(grammar.text), strict=True).schema
+        if grammar.kind == "lark":
+            return grammar._replace(text=_with_exact_parts(grammar.text), exact=True)
+        schema = _exact("schema", parse_json(grammar.text))
     except RecursionError:
         raise ConfigError("the JSON schema is nested too deeply") from None
     return Grammar.json_schema(schema)._replace(exact=True)
+
+
+def _with_exact_parts(rules: str) -> str:
+    written, kept = "", 0
+    while match := SCHEMA.search(rules, kept):
+        written += rules[kept : match.end()]
+        kept = match.end()
+        if match[1] is None:
+            continue
+        try:
+            end = json.JSONDecoder().raw_decode(rules, kept)[1]
+            schema = parse_json(rules[kept:end])
+        except ValueError:  # llguidance says what is wrong
+            continue
+        line = rules.count("\n", 0, match.start()) + 1
+        written += json.dumps(_exact(f"schema in line {line}", schema), ensure_ascii=False)
+        kept = end
+    return written + rules[kept:]
+
+
+def _exact(field: str, schema: Any) -> Any:
+    return usable(field, schema, strict=True).schema if isinstance(schema, Mapping) else schema

@@ -1,5 +1,6 @@
 """Schemas from Python and the command line are followed as the server follows strict ones."""
 
+import json
 from typing import Any
 
 import pytest
@@ -35,6 +36,10 @@ def test_what_cannot_be_followed_is_refused_as_by_the_server(part: dict[str, Any
     with pytest.raises(ConfigError) as own:
         check_grammar(Grammar.json_schema(schema))
     assert own.value.message.startswith("schema.properties.a: the JSON schema cannot be used: ")
+    rules = f'start: "%json {{" part // %json 1\npart: %json\n {json.dumps(schema)} "}}"'
+    with pytest.raises(ConfigError) as inside:
+        check_grammar(Grammar.lark(rules))
+    assert inside.value.message == own.value.message.replace("schema", "schema in line 2", 1)
     assert strict.value.message == f"response_format.json_schema.{own.value.message}"
 
 
@@ -51,6 +56,19 @@ def test_a_name_written_with_escapes_has_its_own_schema() -> None:
     for text, allowed in (('{"a":1}', True), ('{"b":"s"}', True), ('{"\\u0061":"s"}', False)):
         assert mask.allows(tokenizer()(text).input_ids) == allowed, text
         assert accepts(exactly(grammar), text) == allowed
+
+
+def test_a_schema_inside_of_a_grammar_is_followed_alike() -> None:
+    schema = json.dumps({**NAMED, "x-guidance": {"whitespace_flexible": False}})
+    grammar = Grammar.lark(f'start: "%json " (one | other)\none: %json {schema}\nother: /%json 1/')
+    mask = grammar_mask(grammar, tokenizer(), PADDED, frozenset(STOPS), 0)
+    for text, allowed in (
+        ('%json {"a":1}', True), ('%json {"b":"s"}', True), ('%json {"\\u0061":"s"}', False),
+        ("%json %json 1", True),
+    ):  # fmt: skip
+        assert mask.allows(tokenizer()(text).input_ids) == allowed, text
+    for rules in ("start: %json {", 'start: "a"', "start: %json true"):
+        assert exactly(Grammar.lark(rules)).text == rules
 
 
 def test_options_of_a_schema_hold() -> None:
