@@ -127,12 +127,28 @@ def server_for(app: FastAPI, service: Answering, ready: Callable[[], None]) -> S
 
 def first_lines(names: str, url: str, how_many: str) -> str:
     """What the server prints once it takes connections."""
-    # A browser here can open no address that stands for all of this machine's.
+    # A browser can open no address that stands for all of this machine's.
     page = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-    return (
-        f"serving {names} at {url}/v1 (OpenAI's API; {how_many})\n"
-        f"chat page: {page}/ (Ctrl-C ends the server)"
-    )
+    lines = [
+        f"serving {names} at {url}/v1 (OpenAI's API; {how_many})",
+        f"chat page: {page}/ (Ctrl-C ends the server)",
+    ]
+    if page != url and (host := address_for_others("[" in url)) is not None:
+        lines.append(f"from other machines: http://{host}:{url.rpartition(':')[2]}/")
+    return "\n".join(lines)
+
+
+def address_for_others(version_6: bool = False) -> str | None:
+    """The address by which others reach this machine; None where it has no network."""
+    family = socket.AF_INET6 if version_6 else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as asking:
+        try:
+            # Of a range that is kept for documentation. Nothing is sent: only a route is chosen.
+            asking.connect(("2001:db8::1" if version_6 else "192.0.2.1", 9))
+        except OSError:
+            return None
+        host = asking.getsockname()[0]
+    return f"[{host}]" if version_6 else host
 
 
 def listen(server: uvicorn.Server, config: ServeConfig, bound: socket.socket) -> None:

@@ -15,7 +15,8 @@ from support.debug_model import MODEL
 
 from medusa_kit import console
 from medusa_kit.errors import ConfigError
-from medusa_kit.serve.server import first_lines
+from medusa_kit.serve import server
+from medusa_kit.serve.server import address_for_others, first_lines
 from medusa_kit.settings.engine_file import read_engine_file
 from medusa_kit.settings.option import options_of
 from medusa_kit.settings.serve import ServeConfig
@@ -139,6 +140,26 @@ def test_the_page_has_an_address_that_a_browser_can_open(host: str, page: str) -
     said = first_lines("m", f"http://{host}:80", "8 requests at once")
     assert f"at http://{host}:80/v1 (" in said
     assert f"chat page: http://{page}:80/ " in said
+
+
+def test_other_machines_are_told_an_address_that_they_can_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the server listens on all of this machine's addresses, and it has a network."""
+    monkeypatch.setattr(server, "address_for_others", lambda version_6: "10.0.0.7")
+    assert "from other machines: http://10.0.0.7:80/" in first_lines("m", "http://0.0.0.0:80", "")
+    assert "other machines" not in first_lines("m", "http://127.0.0.1:80", "")
+    monkeypatch.setattr(server, "address_for_others", lambda version_6: None)
+    assert "other machines" not in first_lines("m", "http://0.0.0.0:80", "")
+
+
+def test_the_address_for_others_is_one_of_this_machine() -> None:
+    for version_6 in (False, True):
+        found = address_for_others(version_6)
+        if found is not None:
+            socket.create_server((found.strip("[]"), 0), family=(
+                socket.AF_INET6 if version_6 else socket.AF_INET
+            )).close()  # fmt: skip
 
 
 def test_the_section_of_an_engine_file(tmp_path: Path) -> None:

@@ -62,8 +62,9 @@ def test_everything_can_be_done_by_keyboard(page: Any, stand_in: StandIn) -> Non
         seen.append(name.strip())
         outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none", f"{name} does not show that it has the focus"
-    order = ["Skip to the message", "model", "conversations", "new", "Compare with plain",
-             "tints", "prompt", "send", "tree", "The tree as text", "Settings"]  # fmt: skip
+    order = ["Skip to the message", "model", "conversations", "new", "Details",
+             "Compare with plain", "tints", "prompt", "send", "tree", "The tree as text",
+             "Settings"]  # fmt: skip
     assert [name for name in seen if name in order] == order
     answer.get_by_role("button", name="Compare with plain").focus()
     page.keyboard.press("Enter")
@@ -118,29 +119,6 @@ def test_tints_can_be_switched_off(page: Any) -> None:
     page.get_by_label("Show tints").uncheck()
     line = "e => getComputedStyle(e).textDecorationLine"
     assert answer.locator(".token.d2").first.evaluate(line) == "none"
-
-
-SCREENS = [(320, 568), (390, 844), (768, 1024), (844, 390), (1280, 800)]
-
-
-@pytest.mark.parametrize("screen", SCREENS)
-def test_the_message_box_is_on_the_screen(page: Any, screen: tuple[int, int]) -> None:
-    """At first, and below a long conversation, whose end is shown."""
-    page.set_viewport_size({"width": screen[0], "height": screen[1]})
-    page.reload()
-    for words in ("at length", "code"):
-        for one in (
-            page.get_by_label("Message", exact=True),
-            page.get_by_role("button", name="Send"),
-        ):
-            box = one.bounding_box()
-            assert box["y"] >= 0
-            assert box["y"] + box["height"] <= screen[1]
-            assert box["x"] + box["width"] <= screen[0]
-        answer = ended(send(page, words))
-        button = answer.get_by_role("button", name="Compare with plain").bounding_box()
-        assert 0 < button["y"] < screen[1]
-        assert page.evaluate("document.documentElement.scrollWidth") <= screen[0]
 
 
 @pytest.mark.parametrize("width", [320, 1280])

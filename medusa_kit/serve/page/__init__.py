@@ -5,18 +5,17 @@ from importlib import resources
 
 from fastapi import APIRouter, Response
 
+MODULES = (
+    "answers", "app", "comparing", "conversations", "drawn", "elements", "following", "kept",
+    "messages", "meter", "settings", "tree", "troubles", "work", "written",
+)  # fmt: skip
 # By the path that it is served at; index.html names the others relative to itself, so that the
 # page also works below a prefix of a proxy.
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page/style.css": ("style.css", "text/css; charset=utf-8"),
-    "/page/app.js": ("app.js", "text/javascript; charset=utf-8"),
-    "/page/answers.js": ("answers.js", "text/javascript; charset=utf-8"),
-    "/page/elements.js": ("elements.js", "text/javascript; charset=utf-8"),
-    "/page/meter.js": ("meter.js", "text/javascript; charset=utf-8"),
-    "/page/written.js": ("written.js", "text/javascript; charset=utf-8"),
-    "/page/tree.js": ("tree.js", "text/javascript; charset=utf-8"),
     "/page/icon.svg": ("icon.svg", "image/svg+xml"),
+    **{f"/page/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in MODULES},
 }
 # Text of a model or of another's message can then neither run nor load nor send anything.
 POLICY = (

@@ -21,31 +21,36 @@ async function reached(path, options) {
 /** What a GET of `path` gives. */
 export async function get(path, key) {
   const response = await reached(path, { headers: headers(key) });
-  if (!response.ok) throw await refused(response);
+  if (!response.ok) throw await refused(response, key);
   return response.json();
 }
 
+// What a status means, before what the server says of it; of others its words are enough.
 const STATUS = {
-  401: "The server asks for an API key; enter it under Settings.",
   403: "The API key is not allowed to do this.",
-  404: "The server does not know this model or address.",
-  413: "The message is too long for the server.",
   429: "The server is busy.",
   503: "The server is not ready.",
   504: "The answer took longer than the server allows.",
 };
 
-async function refused(response) {
-  let told = "";
-  try {
-    const { error } = await response.json();
-    told = typeof error === "string" ? error : error.message;
-  } catch { /* no JSON: the status has to do */ }
-  const words = [STATUS[response.status] ?? "The server refused the request.", sentence(told)];
+async function refused(response, key) {
+  const { status } = response;
+  if (status === 401) return new ServerError(key ? "The server does not accept this API key." : "The server asks for an API key.", status);
+  const told = sentence(await toldBy(response));
+  const words = [STATUS[status], told];
   const wait = Number(response.headers.get("Retry-After"));
   if (wait > 0) words.push(`Try again in ${wait} second${wait === 1 ? "" : "s"}.`);
-  if (!told) words.push(`(HTTP ${response.status})`);
-  return new ServerError(words.filter(Boolean).join(" "), response.status);
+  if (!told) words.push(`${STATUS[status] ? "" : "The server refused the request. "}(HTTP ${status})`);
+  return new ServerError(words.filter(Boolean).join(" "), status);
+}
+
+async function toldBy(response) {
+  try {
+    const { error } = await response.json();
+    return typeof error === "string" ? error : error.message;
+  } catch { // no JSON: the status has to do
+    return "";
+  }
 }
 
 function sentence(text) {
@@ -124,6 +129,7 @@ export class Answer {
       drafter: kit.drafter ?? null,
       cached: kit.cached_tokens ?? 0,
       wait: this.first === null ? null : (this.first - this.sent) / 1000,
+      seconds: this.last === null ? null : (this.last - this.sent) / 1000,
       rate: timed >= SHORTEST ? ((tokens - this.early) / timed) * 1000 : null,
       acceptance: kit.acceptance_length ?? (own > 1 ? (this.spans.length - 1) / (own - 1) : null),
       depths: this.depths,
@@ -155,7 +161,7 @@ export async function answer(request, key, signal, onSpans = () => {}) {
       body: JSON.stringify(body),
       signal,
     });
-    if (!response.ok) throw await refused(response);
+    if (!response.ok) throw await refused(response, key);
     for await (const chunk of events(response)) onSpans(result.take(chunk), result);
   } catch (error) {
     if (signal.aborted) result.finish = "stopped";

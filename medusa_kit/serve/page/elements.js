@@ -33,10 +33,26 @@ export function visible(text) {
   return text.replace(/\r?\n/g, "⏎").replace(/\t/g, "⇥").replace(/^ | $/g, "␣");
 }
 
+export const prompt = byId("prompt");
+
+/** Whether a finger is what points: the keyboard is then one on the screen, if it is shown. */
+export const onTouch = () => matchMedia("(pointer: coarse)").matches;
+
+/** One can type at once; on a phone the keyboard would cover what is read. */
+export function focusPrompt() {
+  if (!onTouch()) prompt.focus({ preventScroll: true });
+}
+
+/** Say a line beside the message box. */
+export function tell(text) {
+  byId("told").textContent = text;
+}
+
 // What a screen reader says: whole sentences, as they are completed, not each token.
 const SPOKEN_AT_ONCE = 60; // characters
+const SPOKEN_KEPT = 8; // paragraphs
 
-export class Voice {
+class Voice {
   constructor() {
     this.place = byId("spoken");
     this.rest = "";
@@ -66,6 +82,8 @@ export class Voice {
   utter(text) {
     if (!text.trim()) return;
     this.place.append(make("p", {}, text.trim()));
-    while (this.place.childElementCount > 40) this.place.firstElementChild.remove();
+    while (this.place.childElementCount > SPOKEN_KEPT) this.place.firstElementChild.remove();
   }
 }
+
+export const voice = new Voice();

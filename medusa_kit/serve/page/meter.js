@@ -21,6 +21,8 @@ export class Meter {
       this.show(await get("v1/batch", this.key()));
     } catch (error) {
       next = AFTER_FAILURE;
+      document.querySelectorAll("#batch dd").forEach((one) => { one.textContent = "–"; });
+      byId("rows").replaceChildren();
       byId("batch-note").textContent = `No figures now. ${error.message}`;
     }
     clearTimeout(this.timer); // it may have been asked for twice

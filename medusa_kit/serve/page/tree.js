@@ -3,6 +3,7 @@
 import { byId, depthClass, make, makeSvg, plural, visible } from "./elements.js";
 
 const WIDTH = 62, HEIGHT = 22, GAP_X = 18, GAP_Y = 7, MARGIN = 3, LETTERS = 8;
+const EVERY = 500; // milliseconds
 
 /** {nodes, rows, depth}: nodes with token, parent, depth, children, row (where it is drawn).
  * `texts`: of the tokens; without them their ids are shown. */
@@ -35,8 +36,9 @@ function laidOut({ parents, tokens, texts, accepted }) {
 const average = (values) => values.reduce((sum, one) => sum + one, 0) / values.length;
 const x = (one) => MARGIN + one.depth * (WIDTH + GAP_X);
 const y = (one) => MARGIN + one.row * (HEIGHT + GAP_Y);
+const asSeen = new Intl.Segmenter(); // a joined emoji is one letter
 const shortened = (text) => {
-  const letters = Array.from(text);
+  const letters = Array.from(asSeen.segment(text), ({ segment }) => segment);
   return letters.length > LETTERS ? `${letters.slice(0, LETTERS - 1).join("")}…` : text;
 };
 
@@ -82,11 +84,21 @@ function summary(nodes) {
 }
 
 let waiting = null;
+let timer = null;
 
-/** Draw it with the next frame: steps come faster than screens. */
+/** Draw it, or the newest one a little later: steps come faster than anybody reads, and drawing
+ * takes time from a server on the same machine. */
 export function showTree(tree) {
-  if (waiting === null) requestAnimationFrame(() => { draw(waiting); waiting = null; });
   waiting = tree;
+  if (timer === null) drawNext();
+}
+
+function drawNext() {
+  timer = null;
+  if (waiting === null) return;
+  draw(waiting);
+  waiting = null;
+  timer = setTimeout(drawNext, EVERY);
 }
 
 function draw(tree) {

@@ -1,13 +1,15 @@
 """The page and a stand-in for the server's API behind it, with canned answers.
 
-What the last message says decides: "busy", "key", "broken" and "cut" go wrong in their ways, "wait"
-never begins, "long" goes on until it is stopped; everything else is answered in four steps, "at
-length" in four times as many, "loop" by the same ones over and over, "code" by CODE. Plain answers
-to "differ" have other words.
+What the last message says decides: "busy", "key", "large", "broken" and "cut" go wrong in their
+ways, "once" is cut the first time and then waits to be `released`, "wait" never begins, "long" goes
+on until it is stopped; everything else is answered in four steps, "at length" in four times as
+many, "loop" by the same ones over and over, "code" by CODE. Plain answers to "differ" have other
+words. With `locked` everything needs the key.
 """
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -51,13 +53,20 @@ class StandIn:
         self.hung_up = 0
         self.batches = 0
         self.usual: float | None = 0.0  # the temperature of a request that gives none
+        self.locked = False
+        self.released = threading.Event()
         self.app = FastAPI()
         self.app.include_router(router)
         self.app.get("/v1/models")(self.models)
         self.app.get("/v1/batch")(self.batch)
         self.app.post("/v1/chat/completions")(self.chat)
 
-    async def models(self) -> dict[str, Any]:
+    def refuses(self, request: Request) -> bool:
+        return request.headers.get("authorization") != f"Bearer {KEY}"
+
+    async def models(self, request: Request) -> Any:
+        if self.locked and self.refuses(request):
+            return refusal(401, "no API key was given; send the header Authorization")
         return {"object": "list", "data": [
             {"id": "tiny", "medusa_kit": {"temperature": self.usual}}, {"id": "tiny:heads"},
         ]}  # fmt: skip
@@ -73,8 +82,10 @@ class StandIn:
         said = body["messages"][-1]["content"]
         if said == "busy":
             return refusal(429, "the queue is full", {"Retry-After": "7"})
-        if said == "key" and request.headers.get("authorization") != f"Bearer {KEY}":
-            return refusal(401, "no API key was sent")
+        if (self.locked or said == "key") and self.refuses(request):
+            return refusal(401, "no API key was given; send the header Authorization")
+        if said == "large":
+            return refusal(400, "the prompt is too long: 9 tokens.\nhint: shorten the prompt")
         return StreamingResponse(self.events(body, said), media_type="text/event-stream")
 
     async def events(self, body: dict[str, Any], said: str) -> AsyncIterator[str]:
@@ -96,13 +107,16 @@ class StandIn:
         try:
             if said == "wait":
                 await asyncio.Event().wait()
+            again = sum(one["messages"] == body["messages"] for one in self.requests) > 1
+            while said == "once" and again and not self.released.is_set():
+                await asyncio.sleep(0.01)
             for step in steps:
                 await asyncio.sleep(0.02 if plain else 0.01)
                 yield chunk({"content": "".join(text for text, _, _ in step)}, step)
                 if said == "broken":
                     yield 'data: {"error": {"message": "the device is out of memory"}}\n\n'
                     return
-                if said == "cut":
+                if said == "cut" or (said == "once" and not again):
                     return
             ended = True
         finally:
