@@ -57,6 +57,20 @@ def test_code_between_fences_is_shown_as_a_block(page: Any, again: bool) -> None
     assert blocks.first.locator(".token.d1").first.text_content() == "a = `b`"
 
 
+def test_marks_of_a_line_are_shown_as_what_they_mean(page: Any) -> None:
+    """And the tints stay. Nothing else of what a model writes is HTML."""
+    text = ended(send(page, "marks")).locator(".text")
+    assert text.locator(".heading").text_content() == "Heading"
+    assert [one.text_content() for one in text.locator("strong").all()] == ["item"]
+    assert [one.text_content() for one in text.locator("code").all()] == ["a**b"]
+    assert text.locator(".row").text_content() == "| a | **b** |"
+    lines = ["Heading", "• an item of a**b <b>x</b>", "| a | **b** |", "2 ** 3 ** `4"]
+    assert text.text_content() == "\n".join(lines)
+    assert text.locator("strong .token.d2").text_content() == "ite"
+    assert text.locator("code .token.d1").text_content() == "a*"
+    assert text.locator("b, .row strong").count() == 0
+
+
 def test_figures_are_live_while_the_answer_comes(page: Any) -> None:
     answer = send(page, "long")
     expect(answer).to_have_attribute("aria-busy", "true")

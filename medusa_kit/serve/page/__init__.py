@@ -7,7 +7,7 @@ from fastapi import APIRouter, Response
 
 MODULES = (
     "answers", "app", "comparing", "conversations", "drawn", "elements", "following", "kept",
-    "messages", "meter", "settings", "tree", "troubles", "work", "written",
+    "marks", "messages", "meter", "settings", "tree", "troubles", "work", "written",
 )  # fmt: skip
 # By the path that it is served at; index.html names the others relative to itself, so that the
 # page also works below a prefix of a proxy.

@@ -50,12 +50,11 @@ function sourcesText(drafter) {
   return told ? `Steps by source: ${told}.` : "";
 }
 
-function endText({ finish, figures, asked }) {
+function endText({ finish, figures }) {
   if (finish === "stopped") return "You stopped it.";
   if (finish === "error") return "It broke off.";
   if (finish !== "length") return "";
-  const limit = asked.max_tokens ? "the longest answer that Settings allow" : "as the server allows where Settings give no longest answer, or as the context has room for";
-  return `It was cut after ${plural(figures.tokens, "token")}, ${limit}.`;
+  return `It was cut at ${plural(figures.tokens, "token")}. “Longest answer” in the settings allows more.`;
 }
 
 /** What stands below an answer that has ended. */

@@ -1,6 +1,8 @@
-// An answer as it is written: code between fences (``` or ~~~) stands in a block of its own.
+// An answer as it is written: code between fences (``` or ~~~) stands in a block of its own; other
+// lines get their marks when they end.
 
 import { make } from "./elements.js";
+import { mark } from "./marks.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
 
@@ -26,6 +28,7 @@ export class Written {
   /** No more comes: a last line may be a fence too. */
   end() {
     if (this.fence && this.isFence()) this.closeBlock();
+    else if (!this.fence) mark(this.nodes);
   }
 
   put(text, depth, by) {
@@ -41,8 +44,10 @@ export class Written {
   }
 
   endLine(depth, by) {
-    if (!this.isFence()) this.put("\n", depth, by);
-    else if (this.fence) this.closeBlock();
+    if (!this.isFence()) {
+      if (!this.fence) mark(this.nodes);
+      this.put("\n", depth, by);
+    } else if (this.fence) this.closeBlock();
     else this.openBlock();
     this.startLine();
   }

@@ -3,8 +3,8 @@
 What the last message says decides: "busy", "key", "large", "broken" and "cut" go wrong in their
 ways, "once" is cut the first time and then waits to be `released`, "wait" never begins, "long" goes
 on until it is stopped; everything else is answered in four steps, "at length" in four times as
-many, "loop" by the same ones over and over, "code" by CODE. Plain answers to "differ" have other
-words. With `locked` everything needs the key.
+many, "loop" by the same ones over and over, "code" by CODE, "marks" by MARKS. Plain answers to
+"differ" have other words. With `locked` everything needs the key.
 """
 
 import asyncio
@@ -42,6 +42,14 @@ CODE = [
     [("```\n~~", 0, None)],
     [("~", 0, None)],
 ]  # fmt: skip
+MARKS = [  # a mark may lie in several tokens, and a token across the end of a mark
+    [("#", 0, None)],
+    [("# Head", 1, "medusa"), ("ing\n", 0, None)],
+    [("* an *", 1, "medusa"), ("*ite", 2, "medusa"), ("m** of `", 0, None)],
+    [("a*", 1, "medusa"), ("*b` <b>x</b>\n", 0, None)],
+    [("| a | **b** |\n", 0, None)],
+    [("2 ** 3 ** `4", 0, None)],
+]
 WORDS = "".join(text for step in STEPS for text, _, _ in step)
 
 
@@ -91,8 +99,7 @@ class StandIn:
     async def events(self, body: dict[str, Any], said: str) -> AsyncIterator[str]:
         plain = body["medusa_kit"].get("drafter") == "none"
         steps = [[(text, 0, None)] for step in STEPS for text, _, _ in step] if plain else STEPS
-        if said == "code":
-            steps = CODE
+        steps = {"code": CODE, "marks": MARKS}.get(said, steps)
         if plain and said == "differ":
             steps = [*steps[:-1], [("!", 0, None)]]
         if said == "long":
