@@ -6,6 +6,7 @@ that git ignores.
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -35,9 +36,9 @@ ABOUT = ("build_commit", "build_number", "cpu_info", "backends", "model_type", "
          "repack", "load_mode")  # fmt: skip
 
 
-def build() -> None:
+def build(targets: Sequence[str] = TARGETS) -> None:
     """The programs, for this processor. 15 minutes on two cores; nothing where they are there."""
-    missing = [target for target in TARGETS if not (PROGRAMS / target).exists()]
+    missing = [target for target in targets if not (PROGRAMS / target).exists()]
     if not missing:
         return
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -118,7 +119,7 @@ def serve(gguf: Path, threads: int, *options: str, name: str = NAME) -> Iterator
         port = free.getsockname()[1]
     command = [PROGRAMS / "llama-server", "--model", gguf, "--alias", name, "--port", port,
                "--threads", threads, "--ctx-size", CONTEXT, "--parallel", 1, *options]  # fmt: skip
-    path = FOLDER / f"server{''.join(options)}.log"
+    path = FOLDER / f"{re.sub('[^-.,A-Za-z0-9]+', '_', name)}.log"
     with path.open("wb") as log:
         server = subprocess.Popen([str(part) for part in command], stdout=log, stderr=log)
     try:

@@ -1,7 +1,8 @@
 """Several servers on this machine in one interleaved run, on the same prompts.
 
     python benchmarks/serving.py PROMPTS.jsonl [--servers benchmarks/servers.yaml] [--rounds 5]
-        [--concurrency 1,4,8,16] [-n 96] [--only NAME] [--rate 2 --seed 0] --output FOLDER
+        [--concurrency 1,4,8,16] [-n 96] [--only NAME] [--rate 2 --seed 0] [--model NAME]
+        --output FOLDER
 
 In each round every server is started, measured and stopped, one after another, in rotating order.
 Every load has prompts of its own: they are asked once, so that no server has seen them since its
@@ -9,7 +10,9 @@ start, then again (`seen`). Loads take turns with the prompts from round to roun
 
 Ratios are the first server's figure over another's within a round: above 1 in tokens/s and below 1
 in time the first is the better. The median is told with the least and the greatest of the rounds.
-A server that does not start is a row with the reason. Writes serving.json, serving.md and load.png.
+A server that does not start is a row with the reason. Linux also tells of each server the seconds
+until it answered and its peak of resident memory, mapped pages counted, with the processes that it
+started. Writes serving.json, serving.md and load.png.
 """
 
 import argparse
@@ -39,6 +42,7 @@ from medusa_kit.distill.openai_client import Endpoint
 from medusa_kit.distill.openai_stream import probe, stream_answer
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.files import write_json, write_text
+from medusa_kit.settings.engine import EMBEDDED_NAME
 
 START_SECONDS = 900
 STOP_SECONDS = 30
@@ -66,12 +70,14 @@ def put_in(text, values):
 
 @contextmanager
 def running(server, values, log):
-    """The URL up to /v1 once it answers. RuntimeError with the reason where it does not start."""
+    """(the URL up to /v1, the process, its seconds) once it answers. RuntimeError with the reason
+    where it does not start."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         values = {**values, "port": free.getsockname()[1]}
     command = shlex.split(put_in(server["command"], values))
     environment = {**os.environ, **(server.get("environment") or {})}
+    begun = time.monotonic()
     with log.open("w", encoding="utf-8") as stream:
         try:
             process = subprocess.Popen(
@@ -82,7 +88,7 @@ def running(server, values, log):
     url = f"http://127.0.0.1:{values['port']}"
     try:
         wait_for(url, process, log)
-        yield url + "/v1"
+        yield url + "/v1", process.pid, time.monotonic() - begun
     finally:
         stop(process)
 
@@ -99,11 +105,23 @@ def wait_for(url, process, log):
                 return
         except OSError:
             pass
-        time.sleep(0.2)
+        time.sleep(0.05)
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     ended = process.poll()
     why = "it is not ready" if ended is None else f"it ended with status {ended}"
     raise RuntimeError(f"{why}: {lines[-1][:200] if lines else 'it said nothing'}")
+
+
+def peak_bytes(pid):
+    """Of a process and those that it started; None where /proc does not tell."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+        tasks = Path(f"/proc/{pid}/task").glob("*/children")
+        children = [child for task in tasks for child in task.read_text().split()]
+    except OSError:
+        return None
+    own = next((line.split()[1] for line in status.splitlines() if "VmHWM" in line), "0")
+    return 1024 * int(own) + sum(peak_bytes(child) or 0 for child in children)
 
 
 def stop(process):
@@ -161,9 +179,10 @@ def shares_of(prompts, loads, number):
 def run_rounds(servers, prompts, loads, values, given, keep):
     """By server: the figures of each round, or why there are none (then it is not tried again).
 
-    `keep` gets both after every round, since a run takes hours.
+    `keep` gets both after every round, since a run takes hours, and what each start cost.
     """
     rounds, not_run = {server["name"]: [] for server in servers}, {}
+    costs = {server["name"]: [] for server in servers}
     for number in range(given.rounds):
         shares = shares_of(prompts, loads, number)
         for server in rotated(servers, number):
@@ -173,13 +192,14 @@ def run_rounds(servers, prompts, loads, values, given, keep):
             console.note(f"round {number + 1} of {given.rounds}: {name}")
             log = given.output / f"{name.replace(' ', '_').replace('/', '_')}.log"
             try:
-                with running(server, values, log) as url:
+                with running(server, values, log) as (url, pid, seconds):
                     rounds[name].append(measure(server, url, values, shares, given))
+                    costs[name].append({"start_seconds": seconds, "peak_bytes": peak_bytes(pid)})
             except (RuntimeError, MedusaKitError) as error:
                 not_run[name] = str(error)
                 console.warn(f"{name}: {error}")
-        keep(rounds, not_run)
-    return rounds, not_run
+        keep(rounds, not_run, costs)
+    return rounds, not_run, costs
 
 
 def ratios(rounds, first, name, place, kind, figure):
@@ -252,8 +272,24 @@ def between_tokens(point):
     return None if known is None else known["p50"]
 
 
-def write(rounds, not_run, servers, loads, given):
-    text = ""
+def cost_rows(costs):
+    """Medians over rounds."""
+    rows = []
+    for name, found in costs.items():
+        peaks = [one["peak_bytes"] for one in found if one["peak_bytes"]]
+        if found:
+            start = statistics.median(one["start_seconds"] for one in found)
+            peak = f"{statistics.median(peaks) / 1e6:.0f}" if peaks else "–"
+            rows.append([name, f"{start:.1f}", peak])
+    return rows
+
+
+COST_COLUMNS = ["server", "start, s", "peak memory, MB"]
+
+
+def write(rounds, not_run, costs, servers, loads, given):
+    console.out.print(console.table("start and memory", COST_COLUMNS, cost_rows(costs)))
+    text = f"start and memory\n\n{console.markdown(COST_COLUMNS, cost_rows(costs))}\n\n"
     for title, rows in tables(rounds, not_run, servers, loads):
         narrow = [[str(cell).replace(" (", "\n").rstrip(")") for cell in row] for row in rows]
         console.out.print(console.table(title, COLUMNS, narrow))
@@ -276,13 +312,15 @@ def loads_of(given):
 
 def values_of(loads, given):
     """What stands in braces in commands."""
-    from medusa_kit.base.gguf import dequantised_folder, embedded_gguf
+    from medusa_kit.base.files import gguf_source
+    from medusa_kit.base.gguf import dequantised_folder
 
-    gguf = embedded_gguf()
+    gguf = gguf_source(given.model)
+    folder = dequantised_folder(gguf) if given.model == EMBEDDED_NAME else "-"
     at_once = max([given.rows, *(load.concurrency for load in loads if isinstance(load, Closed))])
     python = Path(sys.executable)
     return {"python": python, "bin": python.parent, "threads": given.threads, "rows": at_once,
-            "gguf": gguf, "folder": dequantised_folder(gguf)}  # fmt: skip
+            "gguf": gguf, "folder": folder, "name": given.model}  # fmt: skip
 
 
 def parser():
@@ -291,6 +329,7 @@ def parser():
     )
     made.add_argument("prompts")
     made.add_argument("--servers", type=Path, default=SERVERS)
+    made.add_argument("--model", default=EMBEDDED_NAME, help="a GGUF file by name")
     made.add_argument("--only", action="append", default=[], help="a server's name; repeatable")
     made.add_argument("--rounds", type=int, default=5)
     made.add_argument("--concurrency", default="1,4,8,16")
@@ -322,17 +361,20 @@ def main():
     given.output.mkdir(parents=True, exist_ok=True)
     told = {
         "prompts": given.prompts,
+        "model": given.model,
         "max_new_tokens": given.max_new_tokens,
         "arrivals": loads[0].as_dict(),
         "threads": given.threads,
         "servers": servers,
     }
 
-    def keep(rounds, not_run):
-        write_json(given.output / "serving.json", {**told, "not_run": not_run, "rounds": rounds})
+    def keep(rounds, not_run, costs):
+        found = {"not_run": not_run, "costs": costs, "rounds": rounds}
+        write_json(given.output / "serving.json", {**told, **found})
 
-    rounds, not_run = run_rounds(servers, prompts, loads, values_of(loads, given), given, keep)
-    write(rounds, not_run, servers, loads, given)
+    found = run_rounds(servers, prompts, loads, values_of(loads, given), given, keep)
+    write(*found, servers, loads, given)
+    rounds = found[0]
     raise SystemExit(0 if any(rounds.values()) else 1)
 
 

@@ -3,6 +3,8 @@
 import contextlib
 import importlib
 import json
+import os
+import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
@@ -53,11 +55,11 @@ def stand_ins(script: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str
     begun: list[str] = []
 
     @contextlib.contextmanager
-    def running(server: dict[str, str], values: Any, log: Path) -> Iterator[str]:
+    def running(server: dict[str, str], values: Any, log: Path) -> Iterator[tuple[str, int, float]]:
         begun.append(server["name"])
         if server["name"] not in servers:
             raise RuntimeError("it ended with status 3: no memory")
-        yield servers[server["name"]].url
+        yield servers[server["name"]].url, os.getpid(), 1.25
 
     monkeypatch.setattr(script, "running", running)
     script.begun = begun
@@ -94,7 +96,22 @@ def test_every_server_has_the_same_prompts_in_every_round(
     assert "0/4" in table, "the texts differ"
     assert "4/4" in table, "but not from itself"
     assert "- broken: not run: it ended with status 3: no memory" in table
+    assert [one["start_seconds"] for one in record["costs"]["theirs"]] == [1.25, 1.25]
+    assert "| theirs | 1.2 |" in table
     assert (tmp_path / "load.png").is_file()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_the_memory_of_a_server_includes_its_processes(script: Any) -> None:
+    hold = "held = bytearray(100_000_000); print(flush=True); input()"
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hold!r}])"
+    shell = [sys.executable, "-c", start]
+    with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as outer:
+        assert outer.stdout is not None
+        outer.stdout.readline()
+        assert script.peak_bytes(outer.pid) > 100_000_000
+        outer.communicate(b"\n")
+    assert script.peak_bytes(outer.pid) is None, "it ended"
 
 
 def test_requests_that_arrive(run: Any, stand_ins: dict[str, StreamingServer]) -> None:
