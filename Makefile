@@ -18,7 +18,7 @@ STAMP := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install resolve check fmt fix test verified test-precisions test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check measure-gpu test-gpu model demo bench bench-llama-cpp bench-serving speed-gate recording clean
+.PHONY: help install resolve check fmt fix test verified test-precisions test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check measure-gpu test-gpu model demo docs bench bench-llama-cpp bench-serving speed-gate recording clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -66,14 +66,19 @@ build/oldest.txt build/newest.txt: pyproject.toml constraints.txt
 		-e '^huggingface_hub==' -e '^tokenizers==' constraints.txt > $@
 	$(if $(OLDEST),sed -n 's/^ *"\(torch\|transformers\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml >> $@)
 
+# Commands, recipes, drafters' options and Python's names are made from the code.
+docs: install ## The docs as a site, in build/site; a warning is an error
+	$(BIN)/python -m sphinx -q -W --keep-going -n docs build/site
+	@echo "build/site/index.html"
+
 check: install ## Formatting, lint, types
-	$(BIN)/ruff format --check medusa_kit tests benchmarks
-	$(BIN)/ruff check medusa_kit tests benchmarks
+	$(BIN)/ruff format --check medusa_kit tests benchmarks docs
+	$(BIN)/ruff check medusa_kit tests benchmarks docs
 	$(BIN)/mypy
 
 fix: install ## Format and fix what ruff can fix; write the tables of options in docs/ anew
-	$(BIN)/ruff format medusa_kit tests benchmarks
-	$(BIN)/ruff check --fix medusa_kit tests benchmarks
+	$(BIN)/ruff format medusa_kit tests benchmarks docs
+	$(BIN)/ruff check --fix medusa_kit tests benchmarks docs
 	PYTHONPATH=tests:. $(BIN)/python -m support.option_tables
 
 # VARIANT computes as another processor would, by limiting what torch, MKL and our kernels use. CI

@@ -29,12 +29,12 @@ ROOTED_WHY = (
 class BaseSection(Section):
     """Which base model, and how it is loaded."""
 
-    # Hub id or a name of the kit's own (settings/engine.py: OWN_MODELS); a folder or GGUF file,
-    # looked up as sources are
+    # Hub id or a name of the kit's own (smollm2-135m-instruct, ...); a folder or GGUF file, looked
+    # up as sources are
     model: PathText
-    revision: str | None = None
-    dtype: TrainingDType = "float32"
-    device: str = "auto"
+    revision: str | None = None  # branch, tag or commit on the Hub
+    dtype: TrainingDType = "float32"  # its weights are loaded in
+    device: str = "auto"  # auto, cpu, cuda or cuda:N
     # Of hidden states in C++ on a CPU, of quantised weights; half the time with int8
     activations: Activations = "float32"
 
@@ -59,13 +59,15 @@ class HeadsSection(Section):
         ),
         "kind": Removed(ROOTED_WHY, "use 'hydra' or 'recurrent'", values=("rooted",)),
     }
-    kind: Literal["medusa", "hydra", "recurrent"] = "medusa"  # see heads/kinds.py
+    kind: Literal["medusa", "hydra", "recurrent"] = "medusa"  # what a head reads: docs/training.md
     num_heads: int = Field(default=4, ge=1)  # that are trained
     # Of recurrent heads, so many more after these: another step of the same network, not trained.
     further_heads: int = Field(default=0, ge=0)
-    num_blocks: int = Field(default=1, ge=1)
+    num_blocks: int = Field(default=1, ge=1)  # residual blocks of a head
     mlp_size: int | None = Field(default=None, ge=1)  # of recurrent heads; the base's, unless given
-    projection: Literal["shared", "own", "reduced"] = "shared"
+    projection: Literal["shared", "own", "reduced"] = (
+        "shared"  # the base's output embedding, one for each head, or some of its tokens
+    )
     reduced_size: int | None = Field(default=None, ge=1)  # tokens a reduced projection keeps
     save_dtype: StoredDType | None = None  # the base's, unless given; int8: see docs/formats.md
 
@@ -127,7 +129,7 @@ class DataSection(Section):
     """Which text is trained on.
 
     Several sources are read one after the other; with a weight other than 1, a limit over all of
-    them or mix "stop_at_first", rows are drawn from them by weight, see data/mix.py.
+    them or mix "stop_at_first", rows are drawn from them by weight.
     """
 
     sources: list[Source] = Field(min_length=1)  # looked up beside the recipe, then as given
@@ -172,25 +174,25 @@ class TrainSection(Section):
     # Heads of an earlier run to go on from, a folder (looked up as sources are) or Hub id.
     # Recurrent ones may be fewer.
     heads_from: PathText | None = None
-    epochs: int = Field(default=1, ge=1)
-    micro_batch_positions: int = Field(default=4096, ge=1)
+    epochs: int = Field(default=1, ge=1)  # times that the text is read
+    micro_batch_positions: int = Field(default=4096, ge=1)  # tokens to learn from, in a forward
     accumulation: int = Field(default=1, ge=1)  # micro-batches an update
-    # muon: for the matrices of the heads' layers (train/optimizer.py); without deepspeed
+    # muon: for the matrices of the heads' layers; without deepspeed
     optimizer: Literal["adamw", "muon"] = "adamw"
-    learning_rate: float = Field(default=1e-3, gt=0)
-    warmup_ratio: float = Field(default=0.05, ge=0, lt=1)
+    learning_rate: float = Field(default=1e-3, gt=0)  # the highest; it falls to 0 at the end
+    warmup_ratio: float = Field(default=0.05, ge=0, lt=1)  # share of updates in which it rises
     weight_decay: float = Field(default=0.0, ge=0)
     head_decay: float = Field(default=0.8, gt=0, le=1)  # head k (from 1) weighs head_decay ** k
-    loss: Literal["cross_entropy", "soft", "lk"] = "soft"  # see train/loss/loss.py
+    loss: Literal["cross_entropy", "soft", "lk"] = "soft"  # docs/training.md compares them
     # Share of the base's distribution in the target; not with cross_entropy. 0.5 for soft, else 1.
     soft_share: float | None = Field(default=None, gt=0, le=1)
     # Likeliest tokens of the base kept for it (32; with Medusa-2 joint.distill_top), or all of the
     # heads' columns: computed from the hidden states in each epoch, so that nothing is kept beside.
     soft_top: Annotated[int, Field(ge=1)] | Literal["all"] | None = None
     # Also train on paths that end in another token that the base thinks likely there, for a second
-    # forward of the base (train/features/runners_up.py). With soft_top "all".
+    # forward of the base. With soft_top "all".
     runners_up: bool = False
-    grad_clip: float = Field(default=1.0, gt=0)
+    grad_clip: float = Field(default=1.0, gt=0)  # longest gradient
     # Moving average of the weights, judged and kept in their place: how much of it stays at an
     # update, for example 0.999. In the first updates less stays: (1 + update) / (10 + update).
     average: float | None = Field(default=None, gt=0, lt=1)
@@ -201,12 +203,12 @@ class TrainSection(Section):
     # Medusa-2 moves the base, so there they are always live.
     features: Literal["memory", "disk", "live"] | None = None
     cache_dir: PathText | None = None  # with features "disk"; shared by runs on the same base
-    cache_dtype: TrainingDType = "bfloat16"
+    cache_dtype: TrainingDType = "bfloat16"  # of hidden states that are kept
     feature_batch_tokens: int = Field(default=8192, ge=1)  # padded tokens a forward of the base
     packing: bool = False  # rows one after another in a forward, instead of side by side
-    log_every: int = Field(default=10, ge=1)
-    eval_every: int = Field(default=200, ge=1)
-    save_every: int = Field(default=200, ge=1)
+    log_every: int = Field(default=10, ge=1)  # updates
+    eval_every: int = Field(default=200, ge=1)  # updates between looks at held-out rows
+    save_every: int = Field(default=200, ge=1)  # updates between checkpoints
     keep: Literal["best", "last"] = "best"  # by simulated acceptance length on held-out rows
 
     @model_validator(mode="after")
@@ -233,6 +235,8 @@ class TrainSection(Section):
 
 
 class OffloadSection(Section):
+    """What is kept in the host's memory."""
+
     optimizer: bool = False
     parameters: bool = False  # with zero_stage 3
 
@@ -240,7 +244,7 @@ class OffloadSection(Section):
 class DeepspeedSection(Section):
     """How the optimiser is spread over processes (ZeRO, arXiv 1910.02054)."""
 
-    enabled: bool = True
+    enabled: bool = True  # else torch alone, in one process
     zero_stage: Literal[0, 1, 2, 3] = 0
     offload: OffloadSection = OffloadSection()  # to the host's memory
     persistence_threshold: int = Field(default=100_000, ge=0)  # stage 3: smaller ones stay whole
@@ -255,6 +259,8 @@ class DeepspeedSection(Section):
 
 
 class LoggingSection(Section):
+    """Where curves go, beside the run's own files."""
+
     wandb: bool = False
     offline: bool = False  # wandb writes to output_dir/wandb, to be synced later
     project: str = "medusa-kit"
@@ -263,9 +269,9 @@ class LoggingSection(Section):
 class TrainRecipe(Section):
     """Everything a training run depends on."""
 
-    stage: Literal["medusa1", "medusa2"] = "medusa1"
-    output_dir: PathText
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    stage: Literal["medusa1", "medusa2"] = "medusa1"  # heads alone, or the base as well
+    output_dir: PathText  # the run: heads, checkpoints, curves
+    seed: int = Field(default=0, ge=0, lt=2**63)  # of first weights and the order of rows
     base: BaseSection
     heads: HeadsSection = HeadsSection()
     data: DataSection
