@@ -66,9 +66,10 @@ build/oldest.txt build/newest.txt: pyproject.toml constraints.txt
 		-e '^huggingface_hub==' -e '^tokenizers==' constraints.txt > $@
 	$(if $(OLDEST),sed -n 's/^ *"\(torch\|transformers\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml >> $@)
 
-# Commands, recipes, drafters' options and Python's names are made from the code.
+# From a copy, beside whose pages the reference is written, which is made from the code.
 docs: install ## The docs as a site, in build/site; a warning is an error
-	$(BIN)/python -m sphinx -q -W --keep-going -n docs build/site
+	rm -rf build/docs && mkdir -p build && cp -R docs build/docs
+	$(BIN)/python -m sphinx -q -W --keep-going -n build/docs build/site
 	@echo "build/site/index.html"
 
 check: install ## Formatting, lint, types

@@ -1,13 +1,14 @@
-"""The docs as a site (`make docs`): Sphinx with MyST. Warnings are errors there.
+"""The docs as a site (`make docs`): Sphinx with MyST, in a copy of this folder.
 
-LOG.md and BENCHMARKS.md are dated archives and stay outside it, as does what lies above docs/.
+A warning is an error. LOG.md and BENCHMARKS.md are dated archives and stay outside, as does what
+lies above docs/.
 """
 
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / "site"), str(HERE.parent)]
+sys.path.insert(0, str(HERE / "site"))
 
 import outside  # noqa: E402
 import reference  # noqa: E402

@@ -28,3 +28,14 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     named = {name for one in sections for name in getattr(one, "model_fields", ())}
     assert named - {"offload"} <= set(keys)
     assert (tmp_path / "site/index.html").is_file()
+
+
+def test_variables_of_ours_have_a_row() -> None:
+    """Those that the package reads are on the page, and those on the page are read."""
+    sources = [ROOT / "setup.py", *(ROOT / "medusa_kit").rglob("*.py")]
+    text = "\n".join(path.read_text() for path in sources)
+    read = set(re.findall(r'"(MEDUSA_KIT_\w+)"', text)) - {
+        "MEDUSA_KIT_LAUNCHER"
+    }  # set by `--nproc`
+    page = (ROOT / "docs/environment.md").read_text()
+    assert set(re.findall(r"^\| `(MEDUSA_KIT_\w+)`", page, re.M)) == read
