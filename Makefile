@@ -73,13 +73,13 @@ docs: install ## The docs as a site, in build/site; a warning is an error
 	@echo "build/site/index.html"
 
 check: install ## Formatting, lint, types
-	$(BIN)/ruff format --check medusa_kit tests benchmarks docs
-	$(BIN)/ruff check medusa_kit tests benchmarks docs
+	$(BIN)/ruff format --check medusa_kit tests benchmarks docs examples
+	$(BIN)/ruff check medusa_kit tests benchmarks docs examples
 	$(BIN)/mypy
 
 fix: install ## Format and fix what ruff can fix; write the tables of options in docs/ anew
-	$(BIN)/ruff format medusa_kit tests benchmarks docs
-	$(BIN)/ruff check --fix medusa_kit tests benchmarks docs
+	$(BIN)/ruff format medusa_kit tests benchmarks docs examples
+	$(BIN)/ruff check --fix medusa_kit tests benchmarks docs examples
 	PYTHONPATH=tests:. $(BIN)/python -m support.option_tables
 
 # VARIANT computes as another processor would, by limiting what torch, MKL and our kernels use. CI
