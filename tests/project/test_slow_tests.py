@@ -79,6 +79,23 @@ def test_what_has_changed(project: Path) -> None:
     assert changed_files(project) == ["pyproject.toml", "new.py"]
 
 
+def test_a_file_that_moved_changes_both_folders(project: Path) -> None:
+    old, new = "tests/infer/decode/test_decode.py", "tests/serve/tést_moved.py"
+    git(project, "mv", old, new)
+    assert changed_files(project) == [old, new]
+    git(project, "checkout", "-q", "-b", "work")
+    git(project, "commit", "-q", "-a", "-m", "Moved")
+    assert changed_files(project) == [old, new]
+
+
+def test_without_a_common_commit_all_are_run(project: Path) -> None:
+    """As in a shallow clone."""
+    git(project, "checkout", "-q", "--orphan", "work")
+    git(project, "commit", "-q", "-m", "Other")
+    (project / "new.py").touch()
+    assert changed_files(project) == []
+
+
 def test_without_git_all_are_run(tmp_path: Path) -> None:
     assert changed_files(tmp_path) == []
     assert folders_of([], tmp_path) is None

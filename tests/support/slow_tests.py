@@ -19,12 +19,14 @@ FOLDERS = {"medusa_kit": "", "tests": "", "benchmarks": "bench"}
 
 
 def changed_files(root: Path) -> list[str]:
-    """Files that differ from the main branch, new ones too; none where there is no git."""
+    """Files that differ from the main branch, new ones and old names too; none where there is no
+    git, or not enough of the history."""
     try:
         known = (base for base in BASES if _git(root, "rev-parse", "-q", "--verify", base))
         base = next(known, "HEAD")
-        since = _git(root, "merge-base", base, "HEAD")
-        differ = _git(root, "diff", "--name-only", *since)
+        if not (since := _git(root, "merge-base", base, "HEAD")):
+            return []
+        differ = _git(root, "diff", "--name-only", "--no-renames", *since)
         return differ + _git(root, "ls-files", "--others", "--exclude-standard")
     except OSError:
         return []
@@ -33,7 +35,9 @@ def changed_files(root: Path) -> list[str]:
 def _git(root: Path, *command: str) -> list[str]:
     """The lines that git prints; none where it fails."""
     done = subprocess.run(
-        ["git", "--no-optional-locks", "-C", root, *command], capture_output=True, text=True
+        ["git", "--no-optional-locks", "-c", "core.quotePath=off", "-C", root, *command],
+        capture_output=True,
+        text=True,
     )
     return done.stdout.splitlines() if done.returncode == 0 else []
 
