@@ -1,9 +1,11 @@
 """All parts of a GGUF model: one file, or several named NAME-00001-of-00003.gguf and so on."""
 
 import re
+import shutil
 import struct
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +29,8 @@ MAX_PARTS = 1000
 TOKENS = "tokenizer.ggml.tokens"
 LISTS = (TOKENS, *(f"tokenizer.ggml.{name}" for name in ("scores", "token_type", "merges")))
 VERSION = 3
+JOINED = ".joined-"
+LEFT_OVER = 86_400.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -138,11 +142,20 @@ def as_one_file(model: GGUFModel, folder: Path, weights: bool = True) -> Iterato
         yield model.path
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".joined-", dir=folder) as temporary:
+    _remove_leftovers(folder)
+    with TemporaryDirectory(prefix=JOINED, dir=folder) as temporary:
         target = Path(temporary) / f"{stem(model.path)}.gguf"
         with target.open("wb") as stream:
             _join(model, stream, weights)
         yield target
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Those of killed processes. Nobody reads one for as long as LEFT_OVER."""
+    for leftover in folder.glob(f"{JOINED}*"):
+        with suppress(OSError):  # another process removes it too
+            if time.time() - leftover.stat().st_mtime > LEFT_OVER:
+                shutil.rmtree(leftover)
 
 
 def _join(model: GGUFModel, stream: Any, weights: bool) -> None:

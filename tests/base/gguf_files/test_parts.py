@@ -1,6 +1,8 @@
 """A model in several GGUF files: any part's name finds all, and a missing one is named."""
 
+import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,18 @@ def test_a_described_model_takes_no_room(parts: list[Path]) -> None:
     folder = described_folder(parts[0])
     assert {path.suffix for path in folder.iterdir()} == {".json"}
     assert not [path for path in folder.parent.iterdir() if path.name.startswith(".joined")]
+
+
+def test_what_killed_processes_left_goes(parts: list[Path], tmp_path: Path) -> None:
+    old, fresh = tmp_path / "cache/.joined-old", tmp_path / "cache/.joined-fresh"
+    for one in (old, fresh):
+        one.mkdir(parents=True)
+        (one / "model.gguf").write_bytes(b"GGUF")
+    two_days_ago = time.time() - 2 * 86_400
+    os.utime(old, (two_days_ago, two_days_ago))
+    with as_one_file(checked(parts[0]), tmp_path / "cache"):
+        assert not old.exists()
+        assert fresh.exists()  # somebody may read it
 
 
 @pytest.mark.parametrize("architecture", IN_CPP)
