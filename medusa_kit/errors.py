@@ -147,6 +147,21 @@ def nearest(value: str, known: Iterable[str], cutoff: float = 0.5) -> str | None
 DID_YOU_MEAN = "did you mean {}?"
 
 
+MAX_SHOWN = 100  # characters
+
+
+def shown(text: str) -> str:
+    """A text in quotes, for a message; of a long one its beginning."""
+    return repr(text) if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]!r}…"
+
+
+def near_beginning(value: str, known: Iterable[str]) -> str | None:
+    """The known word that begins nearly as `value` goes on to its end."""
+    words = {word[: len(value) + 1]: word for word in sorted(known, reverse=True)}
+    close = nearest(value, words, cutoff=0.8) if len(value) > 3 else None
+    return None if close is None else words[close]
+
+
 def did_you_mean(value: Any, known: Iterable[str], otherwise: str | None = None) -> str | None:
     """The hint for a word that is none of `known`; `otherwise`: the hint where nothing is close."""
     close = nearest(value, known) if isinstance(value, str) else None
@@ -192,6 +207,12 @@ def unreadable(error: Exception) -> type[CheckpointError]:
 def in_one_line(error: BaseException) -> str:
     """What an error of a library says, whose own text may have several lines."""
     return " ".join(str(error).split())
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """What is wrong with bytes that are no text, without the decoder's own words."""
+    what = "it is not a text file" if b"\0" in error.object else "it may be in another encoding"
+    return f"{what} (byte 0x{error.object[error.start]:02x} at {error.start})"
 
 
 def first_found(error: Exception) -> str:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from medusa_kit.errors import WriteError, in_one_line
+from medusa_kit.errors import DID_YOU_MEAN, WriteError, in_one_line, nearest
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 PIECE = 1 << 24  # bytes that are read at a time
@@ -42,6 +42,16 @@ def _with_long_integers_named(text: str) -> Any:
             raise json.JSONDecodeError(reason, text, text.index(digits)) from None
 
     return json.loads(text, parse_int=integer)  # slower, so only to tell which integer it is
+
+
+def near_file(path: Path, otherwise: str) -> str:
+    """The hint where nothing is at `path`: the nearest name that its folder has."""
+    try:
+        names = {other.name for other in path.parent.iterdir()} - {path.name}
+    except OSError:
+        return otherwise
+    close = nearest(path.name, names, cutoff=0.8)
+    return otherwise if close is None else DID_YOU_MEAN.format(path.parent / close)
 
 
 def write_text(path: Path, text: str) -> None:

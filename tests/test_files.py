@@ -19,7 +19,7 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.data.answer_settings import read_settings, settings_path
 from medusa_kit.data.readers import read_rows
 from medusa_kit.errors import MedusaKitError
-from medusa_kit.files import atomic_write, mode_of_copy, parse_json
+from medusa_kit.files import atomic_write, mode_of_copy, near_file, parse_json
 from medusa_kit.heads import checkpoint
 from medusa_kit.heads.formats import files as formats
 from medusa_kit.hub import measured
@@ -250,3 +250,11 @@ def test_half_a_generation_config_is_no_missing_one(tmp_path: Path) -> None:
     (tmp_path / "nested").write_text('{"eos_token_id": 25')
     with pytest.raises(MedusaKitError, match=r"generation_config.json cannot be read: Expecting"):
         of_a_base(tmp_path)
+
+
+def test_the_nearest_name_in_a_folder_is_offered(tmp_path: Path) -> None:
+    there = tmp_path / "mychat.gguf"
+    there.touch()
+    assert near_file(tmp_path / "mychatt.gguf", "look") == f"did you mean {there}?"
+    for other in (tmp_path / "x", tmp_path / "gone/mychat.gguf", there):
+        assert near_file(other, "look") == "look"

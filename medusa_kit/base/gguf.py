@@ -26,6 +26,7 @@ from medusa_kit.base.gguf_files.pre_tokenizers import in_place_of
 from medusa_kit.base.gguf_files.tokenizer import read_tokenizer, save_tokenizer
 from medusa_kit.base.gguf_files.vocabulary import PRE
 from medusa_kit.errors import CheckpointError
+from medusa_kit.files import near_file
 from medusa_kit.installing import extra
 from medusa_kit.locks import building_models
 from medusa_kit.settings.engine import EMBEDDED_NAME
@@ -143,7 +144,7 @@ def _weights_of(origin: Origin) -> Path:
 
 def _checked(gguf: Path) -> GGUFModel:
     if not gguf.is_file():
-        raise CheckpointError(f"no GGUF file at {gguf}", hint="check the path")
+        raise CheckpointError(f"no GGUF file at {gguf}", hint=near_file(gguf, "check the path"))
     return checked(gguf)
 
 

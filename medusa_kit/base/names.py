@@ -17,8 +17,10 @@ from medusa_kit.errors import (
     ConfigError,
     did_you_mean,
     half_pair,
+    near_beginning,
     nearest,
 )
+from medusa_kit.files import near_file
 from medusa_kit.paths import expanded
 from medusa_kit.settings.engine import DEBUG_NAME, OWN_MODELS
 
@@ -48,7 +50,7 @@ def check_name(name: str) -> None:
     if path.suffix == ".gguf":  # reading it says what is missing
         return
     if path.is_absolute() or not HUB_ID.fullmatch(name):
-        raise CheckpointError(f"no model at {path}", hint="check the path")
+        raise CheckpointError(f"no model at {path}", hint=near_file(path, "check the path"))
     if "/" not in name and nearest(name, OWN_MODELS, cutoff=0.8):
         raise CheckpointError(f"there is no model {name!r}", hint=did_you_mean(name, OWN_MODELS))
     if use_hub_if_reached() or name in _cached():
@@ -63,7 +65,8 @@ def check_name(name: str) -> None:
 def near_hint(name: str, otherwise: str) -> str:
     """Names the nearest of the kit's own models and of those in the Hub's cache."""
     known = {one.rpartition("/")[2]: one for one in (*_cached(), *OWN_MODELS)}
-    close = nearest(name.rpartition("/")[2], known, cutoff=NEAR)
+    last = name.rpartition("/")[2]
+    close = nearest(last, known, cutoff=NEAR) or near_beginning(last, known)
     return otherwise if close is None else DID_YOU_MEAN.format(known[close])
 
 

@@ -57,11 +57,15 @@ def _chat(
         if (steps := engine.scheduler.steps) is not None and engine.own_drafter != "none":
             _ = steps.cost  # timed now if need be, rather than before the first answer
     chosen, where = chat_sampling.choose(sampling, greedy, engine.base.generation_config)
+    settings = {"max_new_tokens": max_new_tokens, **chosen}
+    talk = Chat(engine, settings, system, notes.template_note(engine))
     console.note(_greeting(engine))
     console.note(f"{chat_sampling.describe(chosen, where)}. /help lists the commands.")
+    if talk.continues:
+        console.note(talk.continues)
     if sys.stdin.isatty():
         console.note("to begin with:\n  " + "\n  ".join(OPENINGS))
-    Chat(engine, {"max_new_tokens": max_new_tokens, **chosen}, system).run()
+    talk.run()
 
 
 def _greeting(engine: Any) -> str:

@@ -1,7 +1,9 @@
 """`medusa-kit generate`: answer one prompt, or a file of them."""
 
+import itertools
 import json
 import shlex
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +17,8 @@ from medusa_kit.data.text_files import FILE_KINDS, PIPE, PIPED
 from medusa_kit.errors import UsageError
 from medusa_kit.garbage import no_search
 from medusa_kit.settings.sampling import ANSWER_TOKENS
+
+SHOWN = 60  # characters of a prompt
 
 
 @options.with_sampling(temperature_of_model=True)
@@ -57,15 +61,20 @@ def generate(
     conversations = _prompts(prompt, prompts, system)
     check_bias(loading["model"], loading.get("revision"), SamplingParams.checked(sampling))
     engine = medusa_kit.load(**loading)
+    if note := notes.template_note(engine):
+        console.note(note)
     chosen, origin = chat_sampling.choose(sampling, False, engine.base.generation_config)
     if origin:
         console.note(chat_sampling.describe(chosen, origin))
+    number = itertools.count(1)
     for start in range(0, len(conversations), batch_size):
         batch = conversations[start : start + batch_size]
         results = engine.generate(
             batch, max_new_tokens=max_new_tokens, stop=stop, batch_size=batch_size, **chosen
         )
         for messages, result in zip(batch, results, strict=True):
+            if prompts is not None:
+                console.note(_label(next(number), messages))
             typer.echo(_as_json(messages, result) if as_json else result.text, color=True)
             stats = result.stats
             console.note(
@@ -75,6 +84,14 @@ def generate(
             )
             if reason := first_reason(stats.drafter_notes):
                 console.note(reason)
+
+
+def _label(number: int, messages: Any) -> str:
+    """The prompt's number and beginning, before its answer."""
+    from medusa_kit.data.rows import text_of
+
+    asked = " ".join(text_of(messages[-1]["content"]).split()) if messages else ""
+    return f"prompt {number}: {textwrap.shorten(asked, SHOWN, placeholder=' …')}"
 
 
 def _named(prompt: str) -> str | None:

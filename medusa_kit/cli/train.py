@@ -94,7 +94,7 @@ def train(
         from medusa_kit.cli.quick import run_quick
 
         refused = {
-            f"the recipe {str(recipe)!r}": recipe,
+            f"the {'setting' if '=' in str(recipe) else 'recipe'} {str(recipe)!r}": recipe,
             "--nproc": options.was_given(context, "nproc"),
         }
         run_quick([name for name, given in refused.items() if given], model, prompts, hours,
@@ -108,7 +108,7 @@ def train(
 def _check(context: typer.Context, recipe: Path | None) -> None:
     if given := [flag for name, flag in QUICK.items() if options.was_given(context, name)]:
         raise UsageError(
-            f"{', '.join(given)} can be used with --quick alone",
+            f"only --quick takes {', '.join(given)}",
             hint="a recipe has settings for these; or add --quick",
         )
     if recipe is None:

@@ -124,7 +124,7 @@ def encode_prompt(tokenizer: Any, prompt: Sequence[Message] | str) -> list[int]:
             return list(tokenizer(text_of(prompt[0].get("content"))).input_ids)
         raise DataError(
             f"{len(prompt)} messages, but this tokenizer has no chat template",
-            hint="give plain text, or a model with a chat template",
+            hint="such a model continues one plain text: give one message and no system message",
         )
     return render(tokenizer, prompt, add_generation_prompt=True)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from medusa_kit.data.tables import is_folder, read_data_set, read_table
 from medusa_kit.data.text_files import FILE_KINDS, PIPE, READ, TABLES, Item, read_file, read_pipe
 from medusa_kit.errors import DataError
+from medusa_kit.files import near_file
 from medusa_kit.paths import expanded
 
 
@@ -23,5 +24,7 @@ def read_items(source: str, limit: int | None = None, streaming: bool = False) -
     if path.is_file():
         return read_table(path) if path.suffix in TABLES else read_file(path)
     if looks_like_path and not is_folder(source):
-        raise DataError(f"no data file at {source}", hint=f"check the path; {READ}")
+        raise DataError(
+            f"no data file at {source}", hint=near_file(path, f"check the path; {READ}")
+        )
     return read_data_set(source, limit, streaming)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from medusa_kit.data.rows import EXAMPLES, kind_of
-from medusa_kit.errors import DataError, in_one_line
+from medusa_kit.errors import DataError, in_one_line, not_utf8
 from medusa_kit.files import parse_json
 from medusa_kit.installing import extra
 
@@ -55,7 +55,7 @@ def read_file(path: Path) -> Iterator[Item]:
                 yield from _read_json(path, lines)
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path} is not UTF-8 text: {error}",
+            f"{path} is not UTF-8 text: {not_utf8(error)}",
             hint=f"convert it to UTF-8; {READ}",
         ) from error
     except (EOFError, csv.Error, lzma.LZMAError, OSError) as error:
@@ -78,7 +78,7 @@ def read_pipe() -> Iterator[Item]:
     try:
         text = _piped()
     except UnicodeDecodeError as error:
-        raise DataError(f"{PIPED} is not UTF-8 text: {error}", hint=READ) from error
+        raise DataError(f"{PIPED} is not UTF-8 text: {not_utf8(error)}", hint=READ) from error
     lines = io.StringIO(text)
     if text.lstrip().startswith("{") or _is_json(text):
         yield from _read_json(Path(PIPED), lines)

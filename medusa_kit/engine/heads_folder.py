@@ -5,7 +5,6 @@ link that leads out of the folder.
 """
 
 import os
-import reprlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from medusa_kit.errors import (
     ConfigError,
     UnknownModelError,
     did_you_mean,
+    shown,
     unreadable,
 )
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
@@ -116,7 +116,7 @@ class HeadsFolder:
     def _unknown(self, name: str) -> UnknownModelError:
         known = self.names()
         return UnknownModelError(
-            f"there are no heads {reprlib.repr(name)} here",
+            f"there are no heads {shown(name)} here",
             hint=did_you_mean(name, known, "GET /v1/models lists those there are"),
         )
 

@@ -27,7 +27,7 @@ from medusa_kit.errors import (
     unknown_value,
     unreadable,
 )
-from medusa_kit.files import atomic_write, parse_json, write_json
+from medusa_kit.files import atomic_write, near_file, parse_json, write_json
 from medusa_kit.heads import foreign
 from medusa_kit.heads.blocks import RecurrentNetwork
 from medusa_kit.heads.config import (
@@ -128,8 +128,11 @@ def read_config(folder: Path) -> HeadsConfig:
         runs = [Path(folder) / inner for inner in ("heads", "run/heads")]  # of a recipe, of --quick
         within = next((str(one) for one in runs if (one / CONFIG_NAME).is_file()), None)
         otherwise = "train some with `medusa-kit train`, or name the folder that holds them"
+        missing = f"{CONFIG_NAME} is missing"
+        if not Path(folder).exists():
+            missing, otherwise = "there is no such folder", near_file(Path(folder), otherwise)
         raise CheckpointError(
-            f"no heads at {folder}: {CONFIG_NAME} is missing",
+            f"no heads at {folder}: {missing}",
             hint=OF_OWN_MODEL.format(folder)
             if str(folder) in OWN_MODELS
             else DID_YOU_MEAN.format(within)

@@ -1,7 +1,6 @@
 """What went wrong, as OpenAI's clients expect it: a status, and {"error": {…}} as the body."""
 
 import re
-import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,12 +23,14 @@ from medusa_kit.errors import (
     UnknownModelError,
     UsageError,
     did_you_mean,
+    shown,
 )
 from medusa_kit.serve.hints import message_for_client
 from medusa_kit.serve.schema import ChatRequest, CompletionRequest
 
 RETRY_SECONDS = 1
 MAX_OF_A_MESSAGE, MAX_OF_A_NAME = 2000, 500  # characters
+NO_MODEL = "'model' is missing"
 NESTED = "the body is nested too deeply: objects and lists in one another, hundreds of them"
 FIELDS = frozenset([*ChatRequest.model_fields, *CompletionRequest.model_fields])
 BLAMED = re.compile(r"(?:field of )?(([a-z_]+)(?:[.[][^ :]*)?)")  # how messages about values begin
@@ -202,7 +203,7 @@ def _wrong_kind(content_type: str) -> tuple[int, str, None]:
     """(status, message, field) for a body that was not read, since it is not sent as JSON."""
     if not content_type:
         return 400, "the header Content-Type is missing; expected application/json", None
-    message = f"the header Content-Type is {reprlib.repr(content_type)}; expected application/json"
+    message = f"the header Content-Type is {shown(content_type)}; expected application/json"
     return 415, message, None
 
 
@@ -213,6 +214,15 @@ def _unread(cause: BaseException | None) -> str | None:
     return "the body is no JSON: it is not UTF-8" if isinstance(cause, UnicodeError) else None
 
 
+async def _served(request: Request) -> str:
+    """What to name, behind the message that no model is named."""
+    service = getattr(request.app.state, "service", None)
+    if service is None:
+        return ""
+    entries = await service.read(service.names.entries)
+    return f"; expected {entries[0]['id']!r}, which is served here"
+
+
 def install(app: FastAPI) -> None:
     """Every error leaves the server in OpenAI's form."""
 
@@ -221,6 +231,8 @@ def install(app: FastAPI) -> None:
         unread = isinstance(error.body, bytes) and error.body
         refused = _wrong_kind(request.headers.get("content-type", "")) if unread else None
         status, message, param = refused or (400, *explain_invalid(error))
+        if message == NO_MODEL:
+            message += await _served(request)
         return response(status, body(message, "invalid_request_error", param, None))
 
     @app.exception_handler(HTTPException)

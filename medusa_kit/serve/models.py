@@ -4,7 +4,6 @@ LoRAX's `adapter_id` names heads, too (it serves Medusa heads as adapters).
 """
 
 import asyncio
-import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from medusa_kit.background import in_background
 from medusa_kit.base.model import BaseModelInfo
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_store import HeadsStatus, HeadsStore
-from medusa_kit.errors import ConfigError, UnknownModelError, did_you_mean, unknown_value
+from medusa_kit.errors import ConfigError, UnknownModelError, did_you_mean, shown, unknown_value
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.infer.decode.accept.default_sampling import with_defaults
 from medusa_kit.paths import expanded
@@ -38,6 +37,11 @@ def heads_name(source: str) -> str:
     if folder.parent.name == "snapshots" and cached.startswith("models--"):
         return cached.removeprefix("models--").replace("--", "/")
     return _last_part(folder.parent if folder.name == PAIRED_FOLDER else folder) or "heads"
+
+
+def own_heads(engine: Engine) -> str | None:
+    """The name of the heads that the server was started with, if they lie in a folder."""
+    return None if engine.heads_source is None else heads_name(engine.heads_source)
 
 
 def _last_part(path: Path) -> str:
@@ -112,9 +116,11 @@ class ServedModels:
             heads = adapter_id
         if heads is None:
             return RequestedModel(base)
+        if self._is_own(heads):
+            return RequestedModel(f"{base}:{heads}")
         if self._store is None:
             raise UnknownModelError(
-                f"there are no heads {reprlib.repr(heads)} here: requests may name none",
+                f"there are no heads {shown(heads)} here: requests may name none",
                 hint="GET /v1/models lists all",
             )
         return RequestedModel(f"{base}:{heads}", heads)
@@ -154,7 +160,7 @@ class ServedModels:
         heads, base = self._engine.heads, self.names[0]
         details = {
             "state": "loaded",
-            "heads": None if (source := self._engine.heads_source) is None else heads_name(source),
+            "heads": own_heads(self._engine),
             "kind": None if heads is None else heads.config.kind,
             "num_heads": None if heads is None else heads.num_heads,
             "bytes": 0 if heads is None else heads.num_bytes,
@@ -168,11 +174,18 @@ class ServedModels:
     def entry(self, model: str) -> dict[str, Any]:
         """The model of GET /v1/models/MODEL. Raises UnknownModelError."""
         _, heads = self._split(model)
-        name = self.names[0] if heads is None else f"{self.names[0]}:{heads}"
+        own = heads is None or self._is_own(heads)
+        name = self.names[0] if own else f"{self.names[0]}:{heads}"
         for entry in self.entries():
             if entry["id"] == name:
                 return entry
         raise self._unknown(model)
+
+    def _is_own(self, heads: str) -> bool:
+        """Whether it names the heads of every request that names none, and no others."""
+        if heads != own_heads(self._engine):
+            return False
+        return self._store is None or heads not in self._store.folder.names()
 
     def _split(self, model: str) -> tuple[str, str | None]:
         """(base, heads). Of several names that fit, the longest counts: names may hold colons."""
@@ -193,14 +206,14 @@ class ServedModels:
         on_hub = self._store is not None and adapter_id in self._store.folder.hub_ids
         if on_hub != (source == "hub"):
             raise UnknownModelError(
-                f"there are no heads {reprlib.repr(adapter_id)} from {source} here",
+                f"there are no heads {shown(adapter_id)} from {source} here",
                 hint="leave adapter_source out",
             )
 
     def _unknown(self, model: str) -> UnknownModelError:
+        named = "" if self._store is None else f", or {self.names[0]}:HEADS"
         return UnknownModelError(
-            f"model {reprlib.repr(model)} is not served here; expected {self.names[0]}, or "
-            f"{self.names[0]}:HEADS",
+            f"model {shown(model)} is not served here; expected {self.names[0]}{named}",
             hint=did_you_mean(model, self.names, "GET /v1/models lists all"),
         )
 

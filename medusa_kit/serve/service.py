@@ -43,7 +43,7 @@ from medusa_kit.serve.deadline import Deadline, Threads
 from medusa_kit.serve.drafting import check_drafting
 from medusa_kit.serve.errors import NoSuchModelError, RequestError, ServerClosingError, field_of
 from medusa_kit.serve.hints import hint_for_client
-from medusa_kit.serve.models import ModelNames, RequestedModel, ServedModels, base_name
+from medusa_kit.serve.models import ModelNames, RequestedModel, ServedModels, base_name, own_heads
 from medusa_kit.serve.operations.acceptance import ServedAcceptance
 from medusa_kit.serve.operations.metrics import AnswerClock, Metrics
 from medusa_kit.serve.operations.open_files import import_all
@@ -83,6 +83,7 @@ class Answers:
         named. `grammar_field`: which asks for a grammar."""
         self._service, self._stream = service, stream
         self.heads, self._grammar_field, self.owner = heads, grammar_field, owner
+        self.drafting_heads = own_heads(service.engine) if heads is None else heads
         self.chat: ChatPrompt | None = None  # unless it is no chat
         self._changed = asyncio.Event()
         self.answers: list[Answer] = []

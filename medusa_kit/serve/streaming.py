@@ -186,7 +186,7 @@ def usage(
     results: Sequence[GenerationResult], answers_each: int, heads: str | None
 ) -> dict[str, Any]:
     """The `usage` of all answers to a request; each prompt counts once, however many answers it
-    got. `heads`: that it named."""
+    got. `heads`: those that it named, or the server's own."""
     stats = [result.stats for result in results]
     prompts = stats[::answers_each]
     prompt = sum(answer.prompt_tokens for answer in prompts)
@@ -270,7 +270,7 @@ async def _events(reply: Reply, answers: Answers) -> AsyncIterator[bytes]:
             answers.keep(index, texts[index].text)  # before the client can go on from it
             yield reply.event([reply.delta(index, last, reason)])
         if reply.request.wants_usage:
-            yield reply.event([], usage(answers.results(), reply.request.n, answers.heads))
+            yield reply.event([], usage(answers.results(), reply.request.n, answers.drafting_heads))
         yield b"data: [DONE]\n\n"
     except Exception as error:  # the status has been sent, so the error is an event
         yield sse_event(described(error)[1])
@@ -295,7 +295,7 @@ async def _whole(reply: Reply, answers: Answers) -> dict[str, Any]:
     choices = [
         reply.choice(index, piece, result.finish_reason) for index, (piece, result) in finished
     ]
-    return reply.whole(choices, usage(results, reply.request.n, answers.heads))
+    return reply.whole(choices, usage(results, reply.request.n, answers.drafting_heads))
 
 
 async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T | None:

@@ -184,5 +184,5 @@ def check_drafting(
     if "draft-model" in (name, fallback) and not has_draft_model:
         raise ConfigError(
             "drafter draft-model needs a smaller model, and none is named",
-            hint="name it: --draft-model MODEL, or draft_model",
+            hint="name it with --draft-model MODEL; in Python and engine files it is draft_model",
         )

@@ -14,6 +14,7 @@ from medusa_kit.base import names
 from medusa_kit.base.files import gguf_source, resolve
 from medusa_kit.base.hub_client import heads_folder
 from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.names import check_name, near_hint
 from medusa_kit.errors import CheckpointError, ConfigError, HubError
 
 
@@ -164,3 +165,20 @@ def test_a_folder_with_several_models_names_them(tmp_path: Path) -> None:
     assert caught.value.hint == f"name one of them: {tmp_path / 'q4.gguf'}"
     (tmp_path / "config.json").touch()
     assert names.model_path(tmp_path) == tmp_path, "the folder of a model with other formats beside"
+
+
+def test_what_lies_beside_a_wrong_path_is_offered(tmp_path: Path) -> None:
+    there = tmp_path / "chat"
+    there.mkdir()
+    with pytest.raises(CheckpointError) as caught:
+        check_name(str(tmp_path / "chatt"))
+    assert caught.value.hint == f"did you mean {there}?"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("smollm-135", "smollm2-135m-instruct"), ("qwen2.5-coder-1.5", "qwen2.5-coder-1.5b-instruct"),
+     ("nothing", None), ("s", None)],
+)  # fmt: skip
+def test_the_beginning_of_a_name_is_enough(name: str, meant: str | None) -> None:
+    assert near_hint(name, "look") == (f"did you mean {meant}?" if meant else "look")

@@ -21,7 +21,7 @@ def test_without_a_gpu_it_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     code, out, err = run("doctor", "--gpu")
     assert (code, out) == (1, "")
     assert "there is no GPU to check" in err
-    assert "hint: --dry-run does the same" in err
+    assert "hint: `medusa-kit doctor --gpu --dry-run` walks through it" in err
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,10 @@ def test_a_dry_run_shows_setup_and_steps(run: Run) -> None:
     code, out, err = run(*DRY)
     assert code == 0, err
     assert out.startswith("dry run on a tiny shape on the CPU: no figure in here is a measurement")
-    for said in (torch.__version__, "self-check", "torch, fixed shapes (sdpa)", "no measurement"):
+    for said in (torch.__version__, "self-check", "torch, fixed shapes (sdpa)", "no measurement",
+                 "random weights of a tiny Llama", "not on a CPU"):  # fmt: skip
         assert said in out, said
+    assert "Llama-3.1" not in out + err
 
 
 def test_json_says_what_ran(run: Run) -> None:

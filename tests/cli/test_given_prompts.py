@@ -113,3 +113,24 @@ def test_verify_says_how_long_it_takes(
     assert "2 prompts of at most 4 new tokens, greedy, then sampled" in err
     assert "the model is loaded twice" in err
     assert err.count("this takes about 0.") == 2
+
+
+def test_each_answer_stands_below_its_prompt(run: Run, tmp_path: Path) -> None:
+    """On stderr, so that stdout has the answers alone."""
+    (tmp_path / "prompts.txt").write_text(f"Name a tree.\n{'word ' * 40}\n")
+    asked = ["generate", *MODEL, "--heads", "none", "-n", "2", "--batch-size", "2"]
+    code, out, err = run(*asked, "--prompts", tmp_path / "prompts.txt")
+    assert code == 0
+    lines = err.splitlines()
+    first, second = lines.index("prompt 1: Name a tree."), lines.index(f"prompt 2: {'word ' * 11}…")
+    assert "tokens/s" in "".join(lines[first:second])
+    assert "prompt 1" not in out
+    _, _, err = run(*asked, "Name a tree.")
+    assert "prompt 1" not in err
+
+
+def test_a_limit_is_a_matter_of_the_pipe(run: Run) -> None:
+    for name in ("--limit", "--num-prompts"):
+        code, _, err = run("generate", "--prompts", "p.txt", name, "4")
+        assert code == 2
+        assert "hint: for the first prompts of a file: head -n 4 FILE |" in err

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.debug_model import PLAIN
+from support.debug_model import MODEL, PLAIN
 
 Run = Callable[..., tuple[int, str, str]]
 SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 22]}}, "required": ["n"],
@@ -66,3 +66,14 @@ def test_what_is_wrong_is_said_before_a_model_loads(
     code, out, err = run("generate", "hi", *PLAIN, *words)
     assert (code, out) == (2, "")
     assert said in err
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [("[a-z", "'[a-z': unclosed character class at character 1"),
+     ("a(b", "'a(b': unclosed group at character 2")],
+)  # fmt: skip
+def test_a_wrong_pattern_is_one_line(run: Run, pattern: str, said: str) -> None:
+    code, _, err = run("generate", "a", *MODEL, "--regex", pattern)
+    assert code == 2
+    assert f"error: the regular expression cannot be used: {said}\n" in err

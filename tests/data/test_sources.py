@@ -15,6 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from medusa_kit.data.readers import Conversation, read_rows
+from medusa_kit.data.sources import read_items
 from medusa_kit.errors import DataError
 
 ROWS = [{"prompt": f"question {n}", "completion": f"answer {n}", "note": None} for n in range(3)]
@@ -175,3 +176,22 @@ def test_a_row_of_another_form_is_told_the_forms(tmp_path: Path) -> None:
         turns(path)
     for form in ("messages", "prompt", "instruction", "question", "text"):
         assert form in (caught.value.hint or "")
+
+
+def test_a_file_of_that_name_nearly_is_offered(tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("a")
+    with pytest.raises(DataError) as caught:
+        list(read_items(str(tmp_path / "promts.txt")))
+    assert caught.value.hint == f"did you mean {tmp_path / 'prompts.txt'}?"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"\x89PNG\0", "it is not a text file (byte 0x89 at 0)"),
+     (b"caf\xe9", "it may be in another encoding (byte 0xe9 at 3)")],
+)  # fmt: skip
+def test_bytes_that_are_no_text(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "a.txt").write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        list(read_items(str(tmp_path / "a.txt")))
+    assert caught.value.message.endswith(said)

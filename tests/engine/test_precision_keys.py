@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.debug_model import ROOT
 from support.kernels.rounded_engine import (
     FLOAT32,
     ROUNDED,
@@ -17,6 +18,7 @@ from support.small_engines import BUSHY, random_heads, random_prompt, reusing
 from medusa_kit.base.model import BaseModel
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.tree_precision import note_if_precision_differs
 from medusa_kit.heads import save_heads
 from medusa_kit.infer.decode.measured import MeasuredSteps
 from medusa_kit.tree.candidate_tree import CandidateTree, save_tree
@@ -119,3 +121,17 @@ def test_older_trees_were_found_in_float32(
             rounded_engine(base, name, **options)
             said = "was found with float32" in " ".join(capsys.readouterr().err.split())
             assert said == (told and name != FLOAT32)
+
+
+def test_nothing_is_said_of_a_tree_of_the_package(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shipped, *_) = (ROOT / "medusa_kit/assets/heads").glob("*/tree.json")
+    own = tmp_path / "tree.json"
+    own.write_bytes(shipped.read_bytes())
+    for tree, told in ((shipped, False), (own, True)):
+        for activations in ALL:
+            note_if_precision_differs(tree, activations)
+        said = " ".join(capsys.readouterr().err.split())
+        assert ("another tree may be faster" in said) == told
+        assert ("a file that you write with the lines `model: …`, `heads: …`" in said) == told

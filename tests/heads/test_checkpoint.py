@@ -376,3 +376,10 @@ def test_loading_draws_no_random_numbers(kind: str, llama: BaseModel, tmp_path: 
     before = torch.get_rng_state()
     load_heads(tmp_path / "heads", llama)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_folder_that_is_not_there_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "my-heads").mkdir()
+    with pytest.raises(CheckpointError, match="there is no such folder") as caught:
+        read_config(tmp_path / "my-head")
+    assert caught.value.hint == f"did you mean {tmp_path / 'my-heads'}?"

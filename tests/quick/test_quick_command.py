@@ -91,13 +91,15 @@ def test_a_difference_that_is_no_rounding_fails(
     (["--quick"], "--quick needs prompts to answer"),
     (["--quick", "recipe.yaml", "--prompts", "p.txt"],
      "--quick does not go with the recipe 'recipe.yaml'"),
+    (["--quick", "--prompts", "p.txt", "train.epochs=3"],
+     "--quick does not go with the setting 'train.epochs=3'"),
     (["--quick", "--prompts", "p.txt", "--nproc", "1"], "--quick does not go with --nproc"),
     (["--quick", "--prompts", "p.txt", "--hours", "0"], "--hours 0 is out of range"),
     (["--quick", "--prompts", "p.txt", "--hours", "nan"], "--hours nan is out of range"),
     (["--quick", "--prompts", "p.txt", "--device", "tpu"], "device 'tpu' is unknown"),
-    (["recipe.yaml", "-m", "debug-tiny"], "--model can be used with --quick alone"),
+    (["recipe.yaml", "-m", "debug-tiny"], "only --quick takes --model"),
     (["recipe.yaml", "--prompts", "p", "--hours", "1"],
-     "--prompts, --hours can be used with --quick alone"),
+     "only --quick takes --prompts, --hours"),
     ([], "no recipe was given"),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else "")  # fmt: skip
 def test_what_does_not_go_together(run: Run, arguments: list[str], message: str) -> None:

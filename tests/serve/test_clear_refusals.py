@@ -82,6 +82,8 @@ def test_no_path_of_the_server_is_told(tmp_path: Path) -> None:
         asked = {"model": "parrot", "prompt": "a", "max_tokens": 2}
         answer = http.post(TEXT, json=asked)
         assert answer.json()["model"] == "parrot"
+        assert answer.json()["usage"]["medusa_kit"]["heads"] == "my-heads"
+        assert http.post(TEXT, json={**asked, "model": "parrot:my-heads"}).status_code == 200
         told = [
             listed, answer, http.get("/v1/models/parrot"),
             http.post(TEXT, json={**asked, "model": "parrott"}),
@@ -187,3 +189,14 @@ def test_streams_are_not_held_back(live: LiveServer) -> None:
     assert answer.headers["Content-Type"].startswith("text/event-stream")
     assert answer.headers["X-Accel-Buffering"] == "no"
     assert answer.headers["Cache-Control"] == "no-cache"
+
+
+def test_a_first_request_is_told_what_to_write(few: LiveServer) -> None:
+    form = "application/x-www-form-urlencoded"
+    with few.http() as http:
+        for path in (CHAT, TEXT):
+            unnamed = http.post(path, json={"prompt": "a", "messages": []}).json()["error"]
+            assert unnamed["message"].startswith(f"'model' is missing; expected '{few.model}'")
+            assert unnamed["param"] == "model"
+            refused = http.post(path, content=b"{}", headers={"Content-Type": form})
+            assert f"Content-Type is '{form}'; expected" in refused.json()["error"]["message"]

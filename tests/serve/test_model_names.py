@@ -109,3 +109,32 @@ def test_the_list_tells_what_is_loaded(tmp_path: Path) -> None:
         for unknown in ("base:other", "other"):
             with pytest.raises(UnknownModelError):
                 models.entry(unknown)
+
+
+def test_the_heads_of_the_server_may_be_named(tmp_path: Path) -> None:
+    """As /v1/models and `usage` call them."""
+    save_heads(random_heads(BASE), tmp_path / "own")
+    engine = build_engine(BASE, heads=tmp_path / "own")
+    alone = ServedModels(engine, ["base"], None, 17)
+    (entry,) = alone.entries()
+    assert entry["medusa_kit"]["heads"] == "own"
+    assert alone.requested("base:own") == RequestedModel("base:own")
+    assert alone.requested("base", "own") == RequestedModel("base:own")
+    assert alone.options("base:own") == {}
+    assert alone.entry("base:own") == entry
+    with pytest.raises(UnknownModelError) as caught:
+        alone.requested("other")
+    assert ":HEADS" not in str(caught.value)
+    with pytest.raises(UnknownModelError):
+        alone.requested("base:other")
+    with store_in(tmp_path) as store:  # whose own come first
+        beside = ServedModels(engine, ["base"], store, 17)
+        assert beside.requested("base:own").heads == "own"
+        with pytest.raises(UnknownModelError, match="or base:HEADS"):
+            beside.requested("other")
+
+
+def test_a_name_is_shown_to_its_hundredth_character() -> None:
+    for name, said in (("y" * 100, f"'{'y' * 100}' is"), ("y" * 101, f"'{'y' * 100}'… is")):
+        with pytest.raises(UnknownModelError, match=said):
+            served(None).requested(name)

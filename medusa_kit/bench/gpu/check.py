@@ -62,7 +62,7 @@ class WideDrafter(Drafter):
 def examine_gpu(device: torch.device, dry_run: bool) -> dict[str, Any]:
     """Raises MedusaKitError where no engine can be built."""
     shape = tiny(LLAMA_8B) if dry_run else largest_that_fits(device)
-    console.note(f"random weights in the shape of {shape.name}")
+    console.note(_weights(shape.name, dry_run))
     start = time.perf_counter()
     base = random_base(shape, device, torch.bfloat16)
     options = EngineOptions(heads=None)
@@ -104,6 +104,10 @@ def largest_that_fits(device: torch.device) -> Shape:
         f"{needed / 1e9:.1f}",
         hint="end what else runs on it",
     )
+
+
+def _weights(name: str, dry_run: bool) -> str:
+    return f"random weights {'of a tiny Llama' if dry_run else f'in the shape of {name}'}"
 
 
 def _steps(engine: Engine, shape: Shape, nodes: int, dry_run: bool) -> dict[str, Any]:
@@ -157,11 +161,12 @@ def _tables(findings: dict[str, Any]) -> Iterator[Table]:
     torchs = setup["sdpa"]
     on = [name for name in torchs["order"] if torchs["on"].get(name.removesuffix("_attention"))]
     rows += [("SDPA, in order", ", ".join(on)), ("cuDNN", str(torchs["cudnn"] or NONE))]
-    rows += [("model", f"random weights in the shape of {findings['model']}")]
+    rows += [("model", _weights(findings["model"], findings["dry_run"]))]
     rows += [("self-check", f"passed, error {check['relative_error']:.1e}")]
     rows += [("attention", findings["attention"]["used"])]
     rows += [("not used", line) for line in findings["attention"]["fallbacks"]]
-    rows += [("captured", "yes" if findings["captured"] else "no")]
+    captured = "yes" if findings["captured"] else "no"
+    rows += [("captured", "not on a CPU" if findings["dry_run"] else captured)]
     rows += [("steps", findings["steps_run_by"])]
     yield console.table(title, ("what", "found"), rows)
     steps = [
@@ -169,7 +174,7 @@ def _tables(findings: dict[str, Any]) -> Iterator[Table]:
             str(step["nodes"]),
             f"{step['ms']:.3f}",
             f"{step['least_ms']:.3f}",
-            "yes" if step["captured"] else "no",
+            NONE if findings["dry_run"] else "yes" if step["captured"] else "no",
             NONE if step["host_syncs"] is None else f"{step['host_syncs']:.1f}",
         )
         for step in findings["steps"]

@@ -14,7 +14,7 @@ from medusa_kit import console, ctrl_c
 from medusa_kit.cli.chat import interrupt, notes, view
 from medusa_kit.cli.chat.drawing import drawing
 from medusa_kit.cli.chat.keys import keys_unseen
-from medusa_kit.errors import ContextLengthError, MedusaKitError
+from medusa_kit.errors import ContextLengthError, MedusaKitError, UsageError
 from medusa_kit.loops import loop_start
 
 if TYPE_CHECKING:
@@ -109,12 +109,18 @@ class Answered:
 
 
 class Chat:
-    """The conversation so far and what the person types."""
+    """The conversation so far and what the person types. `continues`: why each message stands by
+    itself; empty where they are turns of a conversation."""
 
-    def __init__(self, engine: Any, settings: dict[str, Any], system: str | None) -> None:
+    def __init__(
+        self, engine: Any, settings: dict[str, Any], system: str | None, continues: str = ""
+    ) -> None:
         self.engine, self.settings, self.tinted = engine, settings, view.can_tint()
         self.noted_reason = ""  # of the drafter, after the last answer
         self.noted_rewriting = False
+        self.continues = continues
+        if self.continues and system:
+            raise UsageError(self.continues, hint="leave --system out")
         self.reset(system)
 
     def reset(self, system: str | None) -> None:
@@ -132,6 +138,7 @@ class Chat:
             except KeyboardInterrupt:  # at the prompt it clears the line
                 ctrl_c.taken()
                 typer.echo(err=True)
+                console.note("/exit or Ctrl-D leaves")
                 continue
             except EOFError:
                 if sys.stdin.isatty():
@@ -141,6 +148,7 @@ class Chat:
                 line = f"/{line.lower()}"
             if line.startswith("/"):
                 name, *argument = line.split(maxsplit=1)
+                name = name.lower()
                 if name in ("/exit", "/quit"):
                     return
                 self.command(name, "".join(argument))
@@ -157,6 +165,8 @@ class Chat:
             console.warn(str(error))
 
     def _answer(self, line: str) -> None:
+        if self.continues:
+            self.reset(None)
         with view.AnswerView(self.tinted) as shown, keys_unseen():
             shown.status("prefilling the prompt")
             streaming, pace = self.talk.stream(line, **self.settings), Pace()
@@ -210,8 +220,10 @@ class Chat:
             typer.echo(view.two_columns(COMMANDS, console.err.width), err=True)
         elif name == "/reset":
             self.reset(self.system)
+            kept = "; the system message stays" if self.system else ""
+            console.note(f"the conversation is forgotten{kept}")
         elif name == "/system":
-            self.reset(argument or None)
+            self.set_system(argument or None)
         elif name == "/tree":
             self.draw_tree()
         elif name == "/accepted":
@@ -220,6 +232,13 @@ class Chat:
             self.compare()
         else:
             console.warn(f"{name} is no command; /help lists them")
+
+    def set_system(self, text: str | None) -> None:
+        if self.continues:
+            console.warn(f"{self.continues}, and takes no system message")
+            return
+        self.reset(text)
+        console.note(f"a new conversation {'with this' if text else 'without a'} system message")
 
     def draw_tree(self) -> None:
         from medusa_kit.tree.render import describe_tree

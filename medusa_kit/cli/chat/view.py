@@ -168,7 +168,10 @@ def closing(result: Any, max_new_tokens: int, verbose: bool = False) -> str:
         if stats.drafter != "none" and stats.num_steps:
             parts.append(f"{stats.acceptance_length:.1f} tokens per step")
     if (start := loop_start(result.token_ids)) is not None:
-        parts.append(f"from token {start + 1} on it is a loop, one span over and over")
+        parts.append(
+            f"from token {start + 1} on it is a loop, one span over and over: "
+            "--repetition-penalty 1.1 may help"
+        )
     if verbose and stats.new_tokens:
         cached = f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens cached"
         parts.append(f"the first after {stats.first_token_seconds:.2f} s, {cached}")

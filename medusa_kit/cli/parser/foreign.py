@@ -99,9 +99,19 @@ HINTS: Mapping[str, str] = {
     **_each("--enable-auto-tool-choice --reasoning-parser",
             "tool calls and reasoning are recognised by the chat template; leave it out"),
     "--log-level": "serve --log-format takes plain, json or none",
-    "--learning-rate": "a recipe holds it; change it behind the recipe: medusa-kit train RECIPE "
-    "train.learning_rate=1e-3",
+    **_each("--learning-rate --lr", "a recipe holds it; change it behind the recipe: medusa-kit "
+            "train RECIPE train.learning_rate=1e-3"),
+    **_each("--epochs --num-epochs --num-train-epochs", "a recipe holds them; change them behind "
+            "the recipe: medusa-kit train RECIPE train.epochs=3; --quick chooses them by --hours"),
 }  # fmt: skip
+
+# What does in one command what an option does in others.
+INSTEAD: Mapping[tuple[str, str], str] = {
+    (
+        "generate",
+        "--limit",
+    ): "for the first prompts of a file: head -n 4 FILE | medusa-kit generate --prompts -",
+}
 
 COMMANDS: Mapping[str, str] = {
     "run": "chat", "cli": "chat", "interactive": "chat", "server": "serve", "launch": "serve",

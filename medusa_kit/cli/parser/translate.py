@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from medusa_kit.cli.parser.foreign import HINTS, PROMPT, SAME
+from medusa_kit.cli.parser.foreign import HINTS, INSTEAD, PROMPT, SAME
 from medusa_kit.errors import UsageError
 
 
@@ -72,7 +72,7 @@ def _check_not_elsewhere(name: str, names: Names, root: Any) -> None:
     if name.startswith("--") and (others := commands_with(name, root)):
         raise UsageError(
             f"{names.command} has no option {name}",
-            hint=f"it is an option of {', '.join(others)}",
+            hint=INSTEAD.get((names.command, name)) or f"it is an option of {', '.join(others)}",
         )
 
 
@@ -109,7 +109,8 @@ def _translated_option(name: str, value: str, names: Names, root: Any) -> list[s
     if known and not value:
         return [kit_name, fixed]
     raise UsageError(
-        f"{names.command} has no option {name}", hint=_hint(name, kit_name, known, root)
+        f"{names.command} has no option {name}",
+        hint=INSTEAD.get((names.command, kit_name)) or _hint(name, kit_name, known, root),
     )
 
 

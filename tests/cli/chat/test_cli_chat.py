@@ -284,3 +284,45 @@ def test_a_conversation_that_fills_the_context_can_be_reset(chat: Talk) -> None:
     assert "the model's context holds 1024" in err
     assert "/reset forgets the conversation" in err
     assert plain_text("Name a tree.") in out
+
+
+@pytest.fixture
+def without_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = medusa_kit.load
+
+    def load(**options: Any) -> Engine:
+        engine = original(**options)
+        engine.base.tokenizer.chat_template = None
+        return engine
+
+    monkeypatch.setattr(medusa_kit, "load", load)
+
+
+@pytest.mark.usefixtures("without_template")
+def test_a_model_without_a_chat_template_continues_each_message(
+    chat: Talk, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = ids_of(monkeypatch)
+    code, _, err = chat(["Name a tree.", "/system Be kind.", "Name a tree."], "--heads", "none")
+    assert code == 0
+    assert err.count("no chat template: it continues each message as plain text") == 2
+    assert "and takes no system message" in err
+    assert [result.result.token_ids for _, result in calls][1:] == [calls[0][1].result.token_ids]
+    code, _, err = chat(["a"], "--heads", "none", "--system", "Be kind.")
+    assert code == 2
+    assert "no chat template" in err
+    assert "hint: leave --system out" in err
+    _, _, err = run("generate", "a", *MODEL, "--heads", "none", "-n", "2")
+    assert "no chat template" in err
+
+
+def test_commands_say_what_they_did(chat: Talk) -> None:
+    lines = ["/reset", "/SYSTEM Be kind.", "/Reset", "/system", KeyboardInterrupt, "/HELP", "/Exit"]
+    code, _, err = chat([*lines, "never reached"], "--heads", "none")
+    assert code == 0
+    told = ["the conversation is forgotten\n", "a new conversation with this system message\n",
+            "forgotten; the system message stays\n", "conversation without a system message\n",
+            "/exit or Ctrl-D leaves\n", "/system TEXT"]  # fmt: skip
+    places = [err.index(words) for words in told]
+    assert places == sorted(places)
+    assert "is no command" not in err

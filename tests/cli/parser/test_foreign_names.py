@@ -156,6 +156,8 @@ def test_the_same_answer_in_the_names_of_others(run: Run, prompts: Path) -> None
         ("--model-path=m chat", "medusa-kit chat --model ..."),
         ("--max-model-len 3 serve", "the context is the model's own"),
         ("data --limit 3 generate p.txt", "medusa-kit data generate --limit ..."),
+        ("train r.yaml --epochs 3", "medusa-kit train RECIPE train.epochs=3"),
+        ("train --quick --lr=1e-3", "train.learning_rate=1e-3"),
         ("tain", "'train'"),
         ("help tain", "'train'"),
         ("data genrate", "'generate'"),

@@ -1,6 +1,7 @@
 """Grammars as llguidance takes them, and what is wrong with one. torch is not imported here, since
 the server's children look at grammars too (serve/bounded/)."""
 
+import re
 from collections.abc import Callable
 from functools import cache, lru_cache
 from types import ModuleType
@@ -11,6 +12,7 @@ from medusa_kit.infer.decode.grammars.tokens import GrammarTokens, lark_rules
 from medusa_kit.installing import extra
 from medusa_kit.settings.grammar import Grammar
 
+WRONG_REGEX = re.compile(r"regex parse error:\n {4}(.*)\n {4}( *)\^.*\nerror: (.+)")
 LOOKED_AT = 3  # bytes of a grammar that is tried
 NOTHING_FITS = "nothing fits it"
 HINT = "what llguidance can do: https://github.com/guidance-ai/llguidance/tree/main/docs"
@@ -80,7 +82,11 @@ def error_of(matcher: Any) -> str:
 
 
 def _plain(message: str) -> str:
-    """A message without llguidance's name for the schema itself."""
+    """A message without llguidance's name for the schema itself, and of one on a regular expression
+    the reason and place alone."""
+    if (wrong := WRONG_REGEX.search(message)) is not None:
+        pattern, before, reason = wrong.groups()
+        return f"{pattern!r}: {reason} at character {len(before) + 1}"
     return message.replace("json-schema:///", "").strip()
 
 
