@@ -212,7 +212,7 @@ def in_one_line(error: BaseException) -> str:
 def not_utf8(error: UnicodeDecodeError) -> str:
     """What is wrong with bytes that are no text, without the decoder's own words."""
     what = "it is not a text file" if b"\0" in error.object else "it may be in another encoding"
-    return f"{what} (byte 0x{error.object[error.start]:02x} at {error.start})"
+    return f"{what} (a byte 0x{error.object[error.start]:02x})"
 
 
 def first_found(error: Exception) -> str:

@@ -64,7 +64,7 @@ def gpu_of(device: str, dry_run: bool) -> Any:
     if not torch.cuda.is_available():
         raise MedusaKitError(
             "there is no GPU to check: torch sees no CUDA device",
-            hint="`medusa-kit doctor --gpu --dry-run` walks through it on the CPU, with a tiny model",
+            hint="`medusa-kit doctor --gpu --dry-run` walks through it on a CPU",
         )
     picked = pick_device(device)
     if picked.type != "cuda" or (picked.index or 0) >= torch.cuda.device_count():

@@ -187,8 +187,8 @@ def test_a_file_of_that_name_nearly_is_offered(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"\x89PNG\0", "it is not a text file (byte 0x89 at 0)"),
-     (b"caf\xe9", "it may be in another encoding (byte 0xe9 at 3)")],
+    [(b"\x89PNG\0", "it is not a text file (a byte 0x89)"),
+     (b"caf\xe9", "it may be in another encoding (a byte 0xe9)")],
 )  # fmt: skip
 def test_bytes_that_are_no_text(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "a.txt").write_bytes(content)

@@ -102,7 +102,7 @@ HINTS: Mapping[str, str] = {
     **_each("--learning-rate --lr", "a recipe holds it; change it behind the recipe: medusa-kit "
             "train RECIPE train.learning_rate=1e-3"),
     **_each("--epochs --num-epochs --num-train-epochs", "a recipe holds them; change them behind "
-            "the recipe: medusa-kit train RECIPE train.epochs=3; --quick chooses them by --hours"),
+            "the recipe: medusa-kit train RECIPE train.epochs=3"),
 }  # fmt: skip
 
 # What does in one command what an option does in others.

@@ -356,7 +356,8 @@ def test_a_closing_line_names_a_loop() -> None:
     result = SimpleNamespace(
         token_ids=[*range(10), *[40, 41, 42] * 20], stats=stats, finish_reason="length"
     )
-    assert "from token 14 on it is a loop, one span over and over" in view.closing(result, 70)
+    said = view.closing(result, 70)
+    assert "from token 14 on it is a loop, one span over and over: --repetition-penalty" in said
     result.token_ids[-1] = 0
     assert "loop" not in view.closing(result, 70)
 
