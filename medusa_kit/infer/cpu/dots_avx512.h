@@ -55,9 +55,11 @@ template <int KIND, int DIGITS> inline Part joined(const Whole* dots, int apart,
     // bits times that start is exact.
     if constexpr (DIGITS == 1)
         return _mm512_fmadd_ps(_mm512_castsi512_ps(dots[0]), part_of(starts[1]), part_of(starts[0]));
-    auto sum = [&](int k) { return _mm512_sub_ps(_mm512_castsi512_ps(dots[k * apart]), part_of(starts[k])); };
-    if constexpr (DIGITS == 2) return _mm512_add_ps(sum(0), sum(1));
-    return _mm512_add_ps(sum(0), _mm512_add_ps(sum(1), sum(2)));
+    auto sum = [&](int k) { return _mm512_castsi512_ps(dots[k * apart]); };
+    // Both starts of the two lowest digits leave with the higher one: an exact difference.
+    auto lowest = _mm512_add_ps(_mm512_sub_ps(sum(DIGITS - 2), part_of(starts[DIGITS - 2])), sum(DIGITS - 1));
+    if constexpr (DIGITS == 2) return lowest;
+    return _mm512_add_ps(_mm512_sub_ps(sum(0), part_of(starts[0])), lowest);
 }
 
 // Writes `count` numbers of a group, and zeros after them, as integers.
@@ -100,7 +102,7 @@ template <int KIND, int DIGITS> inline void lay_out_group(const float* x, int64_
         const float from = start_of(DIGITS == 1 ? 1.0f : scale.step * (float)(1 << 8 * (DIGITS - 1 - k)));
         int32_t start;
         std::memcpy(&start, &from, sizeof start);
-        to[k] = from;
+        to[k] = k == DIGITS - 2 ? from + start_of(scale.step) : from;
         header[4 + k] = start - added_to(KIND) * sum[k];
     }
     if (DIGITS == 1) {
