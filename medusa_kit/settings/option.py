@@ -89,7 +89,7 @@ class Option:
             usual = " or ".join(KINDS[member] for member in kinds if member in KINDS)
             self.check_kind(value, kinds, self.allowed.expected if self.allowed else usual)
         for text in value if isinstance(value, list) else (value,):
-            if isinstance(value, list):
+            if isinstance(value, list) and not self.open:
                 self.check_kind(text, (str,), KINDS[list])
             if isinstance(text, str) and not text.strip():
                 raise ConfigError(f"{self.name} {text!r} is empty", hint=self.hint)
