@@ -44,9 +44,9 @@ def method_rows(report: BenchReport) -> list[list[str]]:
         plain, total = _plain_of(one, report), one.total
         cells.append([
             one.name, f"{total.tokens_per_second:.1f}",
-            f"{total.ratio(report.results[0].total):.2f}",
+            console.number(total.ratio(report.results[0].total), ".2f"),
             console.number(total.decoding_tokens_per_second, ".1f"),
-            f"{total.ratio(plain.total):.2f}",
+            console.number(total.ratio(plain.total), ".2f"),
             console.number(total.decoding_ratio(plain.total), ".2f"),
             console.number(total.acceptance_length, ".3f"),
             "–" if total.identical is None else f"{total.identical}/{total.answers}",

@@ -126,6 +126,16 @@ def number(value: float | None, form: str) -> str:
     return "–" if value is None or math.isnan(value) else format(value, form)
 
 
+def times(ratio: float | None) -> str:
+    """A ratio of speeds; a dash where nothing was measured."""
+    return "–" if ratio is None else f"{ratio:.2f} ×"
+
+
+def counted(count: int, one: str) -> str:
+    """A number of things: 1 prompt, 2 prompts."""
+    return f"{count:,} {one}" if count == 1 else f"{count:,} {one}s"
+
+
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     """A table ready for `out.print`: first column left, the others right; cells by str()."""
     result = Table(title=title, title_justify="left", title_style="bold")

@@ -4,6 +4,7 @@ nothing. Speeds are not measured on it.
 
 from collections.abc import Sequence
 
+MANY = 0.25  # of the answers
 LEAST = 24  # tokens that repeat others, so that a row of dots or a table's line is no loop
 
 
@@ -17,6 +18,17 @@ def loop_start(token_ids: Sequence[int]) -> int | None:
         if repeated[period] >= max(2 * period, LEAST):
             return len(tail) - repeated[period]
     return None
+
+
+def too_many(loops: int, answers: int) -> str | None:
+    """What to say of answers to train on, `loops` of which end in one, where those are many."""
+    if loops <= MANY * answers:
+        return None
+    return (
+        f"{loops:,} of {answers:,} answers to train on end in a loop, one span over and over, from "
+        "which heads learn little; a model without a chat template goes on with a prompt instead "
+        "of answering it"
+    )
 
 
 def _common_starts(items: Sequence[int]) -> list[int]:

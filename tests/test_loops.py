@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from medusa_kit.loops import LEAST, loop_start
+from medusa_kit.loops import LEAST, loop_start, too_many
 
 
 def by_hand(ids: list[int]) -> int | None:
@@ -44,3 +44,10 @@ def test_against_counting_by_hand() -> None:
         assert loop_start(ids) == by_hand(ids)
         found += by_hand(ids) is not None
     assert 100 < found < 390
+
+
+def test_many_looping_answers_are_told() -> None:
+    assert too_many(2, 8) is None
+    assert too_many(0, 0) is None
+    assert (said := too_many(3, 8)) is not None
+    assert said.startswith("3 of 8 answers to train on end in a loop")

@@ -74,8 +74,7 @@ def bench(
                     results[which].categories.setdefault(category, Tally()).add(answer, same, timed)
             if agreement is not None and agreeing is not None:
                 agreement.compare(answers[agreeing].token_ids, answers[0].token_ids)
-            best = max(results[which].total.ratio(results[0].total) for which in answers)
-            bar.advance(len(batch), note=f"best {best:.2f} ×")
+            bar.advance(len(batch), note=_best(results))
             measured += len(batch)
             if enough is not None and enough():
                 break
@@ -85,6 +84,13 @@ def bench(
         results, measured, max_new_tokens, batch_size,
         results[_first_kit_method(methods) or 0].identical_to, agreement, loops.prompts,
     )  # fmt: skip
+
+
+def _best(results: Sequence[MethodResult]) -> str:
+    """The best of the methods so far, for the line of progress."""
+    ratios = [result.total.ratio(results[0].total) for result in results]
+    known = [ratio for ratio in ratios if ratio is not None]
+    return f"best {max(known):.2f} ×" if known else "only loops so far"
 
 
 class Loops:

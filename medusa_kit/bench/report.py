@@ -14,6 +14,7 @@ from pydantic import Field, TypeAdapter
 from medusa_kit import console
 from medusa_kit.bench.about import About
 from medusa_kit.bench.agreement import Agreement
+from medusa_kit.bench.doubts import doubt
 from medusa_kit.files import write_json
 from medusa_kit.heads.derived import BENCH_NAME, BENCH_PLOT_NAME, DERIVED
 from medusa_kit.outputs import check_folder, check_replaced
@@ -151,19 +152,21 @@ class Tally:
                 self.depth_steps.append(0.0)
             self.depth_steps[index] += share * stats.num_steps
 
-    def ratio(self, other: "Tally") -> float:
-        """The ratio of tokens a second; 0 where one has no answers, such as in a category."""
-        return self.tokens_per_second / other.tokens_per_second if other.seconds else 0.0
+    def ratio(self, other: "Tally") -> float | None:
+        """The ratio of tokens a second; None where one has no answer that was timed, such as in a
+        category."""
+        both = self.seconds and other.seconds and other.tokens
+        return self.tokens_per_second / other.tokens_per_second if both else None
 
     def ratios(self, other: "Tally") -> list[float]:
         """The ratio of each batch that both answered."""
         pairs = zip(self.rates, other.rates, strict=True)
         return [own / others for own, others in pairs if own is not None and others]
 
-    def median_ratio(self, other: "Tally") -> float:
-        """The median over batches that both answered; 0 without any."""
+    def median_ratio(self, other: "Tally") -> float | None:
+        """The median over batches that both answered; None without any."""
         ratios = self.ratios(other)
-        return statistics.median(ratios) if ratios else 0.0
+        return statistics.median(ratios) if ratios else None
 
     def decoding_ratio(self, other: "Tally") -> float | None:
         """The ratio of speeds without the time for reading prompts; None where a method does not
@@ -249,6 +252,11 @@ class BenchReport:
     @property
     def categories(self) -> list[str]:
         return list(self.results[0].categories)
+
+    @property
+    def doubt(self) -> str | None:
+        """Why its gains say little, if they do."""
+        return doubt(self.num_prompts, self.loops)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from medusa_kit import console
+from medusa_kit.bench.doubts import says_nothing
 from medusa_kit.cli.chat import notes
 from medusa_kit.settings.engine import FLOAT32
 
@@ -19,7 +20,8 @@ def show(
     from medusa_kit.bench.methods import not_paying
 
     title = (
-        f"{what}: {report.num_prompts} prompts, {report.max_new_tokens} new tokens, "
+        f"{what}: {console.counted(report.num_prompts, 'prompt')}, "
+        f"{report.max_new_tokens} new tokens, "
         f"{report.about.sampled}, batch {report.batch_size}\n{where}"
     )
     console.out.print(_methods_table(report, title))
@@ -29,7 +31,7 @@ def show(
         "decoding only: tokens/s after the first, prefill excluded; gain: of drafting, by these, "
         "over our own plain decoding" + _meaning_of_same(report),
         *_agreement(report),
-        *_loops(report),
+        *_doubts(report),
         *(f"{result.name}: {note}" for result in report.ran for note in result.drafter_notes),
         *not_paying(report),
     ]
@@ -73,13 +75,15 @@ def _agreement(report: Any) -> list[str]:
     return [f"{report.identical_to}: {report.agreement.describe(report.results[0].name)}"]
 
 
-def _loops(report: Any) -> list[str]:
-    if not report.loops:
-        return []
-    found = f"{report.loops} of {report.num_prompts} answers end in a loop, one span over and over"
-    if report.loops == report.num_prompts:
-        return [f"{found}: speeds are of loops, which drafting copies for nothing"]
-    return [f"{found}: they are left out of all figures but those of same answers"]
+def _doubts(report: Any) -> list[str]:
+    lines = [] if report.doubt is None else [report.doubt]
+    if report.loops and not says_nothing(report.num_prompts, report.loops):
+        lines.insert(
+            0,
+            f"{report.loops} of {report.num_prompts} answers end in a loop, one span "
+            "over and over: they are left out of all figures but those of same answers",
+        )
+    return lines
 
 
 def _methods_table(report: Any, title: str) -> Any:
@@ -98,8 +102,8 @@ def _methods_table(report: Any, title: str) -> Any:
             (
                 name,
                 f"{total.tokens_per_second:.1f}",
-                f"{total.ratio(first):.2f} ×",
-                f"{total.median_ratio(first):.2f} ×",
+                console.times(total.ratio(first)),
+                console.times(total.median_ratio(first)),
                 console.number(total.decoding_tokens_per_second, ".1f"),
                 _gain(report, result),
                 console.number(total.acceptance_length, ".3f"),
@@ -115,10 +119,10 @@ def _methods_table(report: Any, title: str) -> Any:
 def _gain(report: Any, result: Any) -> str:
     """Drafting's gain: the speed of decoding against the kit's own plain decoding."""
     plain = report.plain
-    if plain is None or result.plain or not result.drafts:
+    doubtful = says_nothing(report.num_prompts, report.loops)
+    if plain is None or result.plain or not result.drafts or doubtful:
         return "–"
-    ratio = result.total.decoding_ratio(plain.total)
-    return "–" if ratio is None else f"{ratio:.2f} ×"
+    return console.times(result.total.decoding_ratio(plain.total))
 
 
 def _category_table(report: Any) -> Any:
@@ -128,7 +132,7 @@ def _category_table(report: Any) -> Any:
         cells, base = [], first.categories[category]
         for result in others:
             tally = result.categories[category]
-            cells.append(_with_length(f"{tally.ratio(base):.2f} ×", tally))
+            cells.append(_with_length(console.times(tally.ratio(base)), tally))
         speed = _with_length(f"{base.tokens_per_second:.1f}", base)
         rows.append((category, base.answers, speed, *cells))
     names = [result.name.removeprefix("transformers ").removeprefix("medusa-kit, ")

@@ -156,10 +156,14 @@ def _rows_in(path: Path) -> int:
 
 
 def _summary(report: Any, output: Path) -> None:
+    from medusa_kit.loops import too_many
+
     console.note(
         f"{report.written} answers written to {output}, {report.already_there} were there already; "
         f"{report.tokens:,} tokens, {report.stopped} ended by themselves"
     )
+    if (many := too_many(report.loops, report.written)) is not None:
+        console.warn(many)
     if report.unused:
         keys = ", ".join(map(repr, sorted(report.unused)))
         console.note(f"the keys {keys} of rows are not used")

@@ -61,7 +61,7 @@ def verify(
         check_file(output, "--output", has_keys("greedy"))
     conversations = read_prompts(prompts, limit)
     console.note(
-        f"{len(conversations)} prompts of at most {max_new_tokens} new tokens, "
+        f"{console.counted(len(conversations), 'prompt')} of at most {max_new_tokens} new tokens, "
         f"{'greedy' if params.greedy else 'greedy, then sampled'}; the model is loaded twice, "
         "for medusa-kit and for transformers"
     )

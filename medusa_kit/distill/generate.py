@@ -33,6 +33,7 @@ from medusa_kit.infer.decode.request import Request, make_request
 from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.infer.mkl_linear import pack_for_rows
 from medusa_kit.infer.runners.backends import Backends, prepare_backends
+from medusa_kit.loops import loop_start
 from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -53,6 +54,7 @@ class GenerateReport:
     changed: int = 0  # rows whose id already has an answer, to another prompt
     tokens: int = 0
     stopped: int = 0  # answers that ended by themselves
+    loops: int = 0  # answers that end in one
     skipped: list[tuple[int, str]] = field(default_factory=list)
     unused: set[str] = field(default_factory=set)  # keys of rows that were left out
 
@@ -396,3 +398,4 @@ def _count(report: GenerateReport, records: Sequence[dict[str, Any]]) -> None:
     report.written += len(records)
     report.tokens += sum(len(record["response_ids"]) for record in records)
     report.stopped += sum(record["finish_reason"] == "stop" for record in records)
+    report.loops += sum(loop_start(record["response_ids"]) is not None for record in records)

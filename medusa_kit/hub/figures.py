@@ -95,6 +95,8 @@ def speed(measured: Measured, pictures: Sequence[str]) -> Iterator[str]:
             ("method", "tokens/s", "ratio", "acceptance length", "same answers"),
             [_speed_row(redact_paths(result.name), result.total, report) for result in report.ran],
         )
+        if report.doubt is not None:
+            yield f"**{report.doubt[0].upper()}{report.doubt[1:]}.**"
         for result in report.results:
             if result.not_run is not None:
                 name, why = redact_paths([result.name, result.not_run])
@@ -106,7 +108,7 @@ def _speed_row(name: str, total: Tally, report: BenchReport) -> tuple[str, ...]:
     return (
         name,
         f"{total.tokens_per_second:.1f}",
-        f"{total.ratio(report.results[0].total):.2f} ×",
+        console.times(total.ratio(report.results[0].total)),
         console.number(total.acceptance_length, ".3f"),
         "–" if total.identical is None else f"{total.identical} of {total.answers}",
     )
@@ -114,7 +116,7 @@ def _speed_row(name: str, total: Tally, report: BenchReport) -> tuple[str, ...]:
 
 def _prompt_set(report: BenchReport) -> str:
     name = redact_paths(report.about.prompts) or "prompts without a recorded name"
-    return f"{name} ({report.num_prompts} prompts)"
+    return f"{name} ({console.counted(report.num_prompts, 'prompt')})"
 
 
 def _machine(about: About, batch_size: int = 1) -> str:

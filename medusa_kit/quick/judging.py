@@ -95,7 +95,7 @@ def run_verify(session: Session, judge: Judge) -> dict[str, Any]:
     step = judge.step(prompts[0])
     token_seconds = KIT_STEPS * step + (judge.oracle_step(prompts[0]) or step)
     tokens, count = sized(seconds / token_seconds, len(prompts), MAX_VERIFIED, min_prompts=1)
-    console.note(f"verifying {count} prompts, {tokens} tokens each")
+    console.note(f"verifying {console.counted(count, 'prompt')}, {tokens} tokens each")
     reports, began = {}, session.clock()
     for name, sampling in (("greedy", None), ("sampled", SAMPLED)):
         if name == "greedy" or session.clock() - began < seconds:
@@ -133,7 +133,7 @@ def run_bench(session: Session, judge: Judge) -> dict[str, Any]:
         len(prompts),
         min_prompts=2,
     )
-    console.note(f"benchmarking {count} prompts, {tokens} tokens each")
+    console.note(f"benchmarking {console.counted(count, 'prompt')}, {tokens} tokens each")
     engines = {"medusa-kit": judge.engine}
     methods = standard_methods(
         engines, oracle if isinstance(oracle, Oracle) else None, tokens, peers=(),
@@ -142,7 +142,7 @@ def run_bench(session: Session, judge: Judge) -> dict[str, Any]:
     report = bench(methods, prompts[:count], tokens)
     report.about = bench_about(engines, session.prompts.source, SamplingParams(), prompts[:count])
     report.write(session.base.info.name, session.heads)
-    return {"prompts": count, "max_new_tokens": tokens, **_speeds(report)}
+    return {"prompts": count, "max_new_tokens": tokens, "loops": report.loops, **_speeds(report)}
 
 
 def sized(tokens: float, prompts: int, max_prompts: int, min_prompts: int) -> tuple[int, int]:
@@ -158,7 +158,7 @@ def _speeds(report: BenchReport) -> dict[str, Any]:
     methods = {
         result.name: {
             "tokens_per_second": round(result.total.tokens_per_second, 2),
-            "decoding_tokens_per_second": round(result.total.decoding_tokens_per_second or 0.0, 2),
+            "decoding_tokens_per_second": _rounded(result.total.decoding_tokens_per_second),
             "against_plain": result.total.decoding_ratio(report.plain.total),
             "acceptance_length": result.total.acceptance_length,
             "identical": result.total.identical,
@@ -167,3 +167,7 @@ def _speeds(report: BenchReport) -> dict[str, Any]:
         for result in report.ran
     }
     return {"methods": methods, "reference": report.results[0].name}
+
+
+def _rounded(speed: float | None) -> float | None:
+    return None if speed is None else round(speed, 2)

@@ -6,6 +6,7 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.base.origin import HEADS
+from medusa_kit.bench.doubts import doubt, says_nothing
 from medusa_kit.bench.report import NO_DRAFTER, known_by
 from medusa_kit.data.answer_settings import activations_in
 from medusa_kit.files import write_json, write_text
@@ -96,7 +97,7 @@ def rows_of(record: dict[str, Any]) -> list[Row]:
     times = ", ".join(f"{NAMES[name]} {minutes(phases[name]['seconds'])}" for name in PHASES)
     static = _by_nodes(search["static"])
     return [
-        ("text", f"{text['answers']:,} answers{_rounded(text)}, "
+        ("text", f"{text['answers']:,} answers{_rounded(text)}{_looping(text)}, "
                  f"{training['positions']:,} training tokens, {training['epochs']:g} epochs"),
         ("held out", f"{phases['held_out']['answers']:,} answers for the tree, "
                      f"{search['calibration_positions']:,} tokens used"),
@@ -106,7 +107,8 @@ def rows_of(record: dict[str, Any]) -> list[Row]:
         *lengths_before(search),
         *_chained(record["for"], search),
         ("chosen tree", tree),
-        ("predicted speed-up", f"{search['predicted_speed_up']:.2f} × plain decoding"),
+        ("predicted speed-up", f"{search['predicted_speed_up']:.2f} × plain decoding, by the heads "
+                               "alone on held-out answers; auto copies text too"),
         *_measured(phases["bench"]),
         ("verify", _verified(phases["verify"])),
         ("disk", f"heads {_mb(record['disk']['heads'])}, hidden states "
@@ -133,6 +135,11 @@ def _rounded(text: dict[str, Any]) -> str:
     return "" if activations == FLOAT32 else f" with {activations} activations"
 
 
+def _looping(text: dict[str, Any]) -> str:
+    loops = text.get("loops", 0)
+    return f" ({loops:,} end in a loop)" if loops else ""
+
+
 def _chained(engine: MadeFor, search: dict[str, Any]) -> list[Row]:
     """A row on the heads in another engine, which verifies a chain, not a tree."""
     if engine == "kit":
@@ -145,16 +152,28 @@ def _chained(engine: MadeFor, search: dict[str, Any]) -> list[Row]:
 
 
 def _measured(bench: dict[str, Any]) -> list[Row]:
+    """Speeds by method, and what they were measured on; no gain where only loops were timed."""
+    loops = bench.get("loops", 0)  # earlier versions did not count them
+    nothing = says_nothing(bench["prompts"], loops)
     methods, rows = bench["methods"], list[Row]()
     for name, figures in methods.items():
         drafter = known_by(name)["drafter"]
-        speed = f"{figures['decoding_tokens_per_second']:.1f} tokens/s"
-        if drafter not in (None, NO_DRAFTER) and figures["against_plain"]:
+        speed = f"{console.number(figures['decoding_tokens_per_second'], '.1f')} tokens/s"
+        if drafter not in (None, NO_DRAFTER) and figures["against_plain"] and not nothing:
             length = figures["acceptance_length"]
             speed += f", {figures['against_plain']:.2f} × plain decoding"
             speed += "" if length is None else f", acceptance length {length:.2f}"
         rows.append((f"measured: {MEASURED.get(drafter, name)}", speed))
-    return rows
+    return [*rows, ("measured on", _measured_on(bench["prompts"], bench["max_new_tokens"], loops))]
+
+
+def _measured_on(prompts: int, max_new_tokens: int, loops: int) -> str:
+    if (why := doubt(prompts, loops)) is not None and says_nothing(prompts, loops):
+        return why
+    said = f"{console.counted(prompts, 'prompt')}, at most {max_new_tokens} new tokens each"
+    if loops:
+        said += f"; {loops} with answers that end in a loop are left out"
+    return said if why is None else f"{said}; {why}"
 
 
 def _verified(figures: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from medusa_kit import console
 from medusa_kit.data.answer_settings import ACTIVATIONS
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import DataError, MedusaKitError
+from medusa_kit.loops import loop_start, too_many
 from medusa_kit.quick import plan, settings, trial
 from medusa_kit.quick.answered import take
 from medusa_kit.quick.answers import Written, activations_for, answer, read_answers
@@ -159,7 +160,7 @@ def run_answers(session: Session) -> dict[str, Any]:
     if written.num_prompts >= prompts:
         console.note(f"all {prompts:,} prompts are answered")
     return {"answers": written.answers, "tokens": written.tokens, "prompts": prompts,
-            ACTIVATIONS: activations}  # fmt: skip
+            ACTIVATIONS: activations, "loops": _count_loops(session)}  # fmt: skip
 
 
 def _take_answers(session: Session) -> dict[str, Any]:
@@ -171,7 +172,17 @@ def _take_answers(session: Session) -> dict[str, Any]:
             f"the disk has room for the hidden states of {room:,.0f} training tokens; "
             f"{len(rows) - written.answers:,} answers are left out"
         )
-    return {"answers": written.answers, "tokens": written.tokens, "prompts": len(rows)}
+    return {"answers": written.answers, "tokens": written.tokens, "prompts": len(rows),
+            "loops": _count_loops(session)}  # fmt: skip
+
+
+def _count_loops(session: Session) -> int:
+    """How many answers to train on end in a loop; a warning where many do."""
+    rows = read_answers(session.answers)
+    loops = sum(loop_start(row.response_ids) is not None for row in rows)
+    if (many := too_many(loops, len(rows))) is not None:
+        console.warn(many)
+    return loops
 
 
 class _Enough:

@@ -95,7 +95,47 @@ def test_loops_are_compared_and_not_timed(capsys: pytest.CaptureFixture[str]) ->
     alone = bench([Method("a", looping)], [[2], [2]], 70)
     assert (alone.loops, alone.results[0].total.tokens) == (2, 140)
     show(alone, {}, "m", "here")
-    assert "speeds are of loops" in said(capsys)
+    assert "2 prompts, and all answers end in loops, which any drafter" in said(capsys)
+
+
+def counted_tokens(batch: Batch) -> Answers:
+    return Answers([[1]], 1.0, decoding=Decoding(1, 0.5))
+
+
+def kit_methods(run: Any) -> list[Method]:
+    return [Method("plain", run, kind="ours", drafter="none"),
+            Method("heads", run, kind="ours", drafter="medusa")]  # fmt: skip
+
+
+def test_no_gain_is_told_of_loops_alone_and_doubt_of_few_prompts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def loop(batch: Batch) -> Answers:
+        return replace(looping([[2]]), decoding=Decoding(70, 0.1))
+
+    report = bench(kit_methods(loop), [[1]], 70)
+    assert str(report.doubt).startswith("1 prompt, and its answer is a loop")
+    assert _gain(report, report.results[1]) == "–"
+    show(report, {}, "m", "here")
+    assert "m: 1 prompt, 70 new" in said(capsys)
+
+    few = bench(kit_methods(counted_tokens), [[1], [2]], 70)
+    assert few.doubt == "a gain of 2 prompts is chance: give 6 or more"
+    assert _gain(few, few.results[1]) == "1.00 ×"
+    enough = bench(kit_methods(counted_tokens), [[n] for n in range(6)], 70)
+    assert enough.doubt is None
+
+
+def test_a_ratio_of_nothing_is_a_dash(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Tally().ratio(Tally()) is Tally().median_ratio(Tally()) is None
+    assert (console.times(None), console.times(2.0)) == ("–", "2.00 ×")
+    monkeypatch.setattr(console, "LOG_SECONDS", 0.0)
+    bench([Method("a", looping)], [[2], [1]], 70)
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.endswith("only loops so far")
+    assert last.endswith("best 1.00 ×")
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from support.debug_model import small_tokenizer
 from support.tiny_models import model_of, tiny_model
 
-from medusa_kit import files
+from medusa_kit import console, files
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError
 from medusa_kit.hub.measured import read_measured
@@ -129,6 +129,33 @@ def test_what_a_run_leaves(whole: Whole) -> None:
     assert dict(report.rows_of(record))["chosen tree"] == "none gains on this machine"
     assert len(record["phases"]["search"].pop("chain")["acceptance_by_depth"]) == 2
     assert dict(report.rows_of(record)).keys() == table.keys()  # records of earlier versions
+
+
+def test_a_report_says_what_its_gain_was_measured_on(whole: Whole) -> None:
+    record = report.record_of(whole.session)
+    speeds = record["phases"]["bench"]
+    table = dict(report.rows_of(record))
+    assert table["measured on"].startswith(f"{console.counted(speeds['prompts'], 'prompt')}, at ")
+    assert "is chance" in table["measured on"]
+    speeds |= {"prompts": 9, "loops": 2}
+    assert "9 prompts, at most" in (said := dict(report.rows_of(record))["measured on"])
+    assert said.endswith("2 with answers that end in a loop are left out")
+    speeds |= {"prompts": 1, "loops": 1}
+    table = dict(report.rows_of(record))
+    assert table["measured on"].startswith("1 prompt, and its answer is a loop")
+    assert "×" not in table["measured: auto, the default"]
+    record["phases"]["answers"]["loops"] = 3
+    assert "26 answers (3 end in a loop), " in dict(report.rows_of(record))["text"]
+
+
+def test_looping_answers_to_train_on_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = SimpleNamespace(answers=tmp_path / "answers.jsonl")
+    row = {"id": "1", "prompt_ids": [1], "response_ids": [5] * 40, "finish_reason": "length"}
+    session.answers.write_text(f"{json.dumps(row)}\n")
+    assert text._count_loops(session) == 1  # type: ignore[arg-type]
+    assert "warning: 1 of 1 answers to train on" in capsys.readouterr().err
 
 
 def test_without_room_for_a_second_model_the_rest_is_measured(
