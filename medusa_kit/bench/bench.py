@@ -4,12 +4,14 @@ Timings jitter, so every batch of prompts goes through every method in turn, in 
 ratios within one run are what counts.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from medusa_kit import console
 from medusa_kit.bench.agreement import Agreement
 from medusa_kit.bench.report import Answers, BenchReport, MethodResult, Named, Tally
+from medusa_kit.bench.time_needed import say_how_long
 from medusa_kit.errors import DataError, MedusaKitError
 from medusa_kit.loops import loop_start
 from medusa_kit.settings.engine import FLOAT32
@@ -56,10 +58,9 @@ def bench(
     ]  # fmt: skip
     agreeing = _agreeing(methods, sampled)
     agreement = None if agreeing is None else Agreement()
-    for batch in _one_of_each_size([batch for _, batch in batches]):
-        for method, result in zip(methods, results, strict=True):
-            if not method.warm:
-                _attempt(method, result, batch, method is methods[0])
+    seconds = _warm_up(methods, results, [batch for _, batch in batches])
+    if enough is None:
+        say_how_long(seconds * len(batches), "as long as the first round each")
     measured, loops = 0, Loops(results)
     with console.progress("benchmarking", len(prompts), "prompts") as bar:
         for index, (category, batch) in enumerate(batches):
@@ -84,6 +85,22 @@ def bench(
         results, measured, max_new_tokens, batch_size,
         results[_first_kit_method(methods) or 0].identical_to, agreement, loops.prompts,
     )  # fmt: skip
+
+
+def _warm_up(
+    methods: Sequence[Method], results: Sequence[MethodResult], batches: Sequence[Batch]
+) -> float:
+    """Run a batch of each size through every method that needs it; returns the longest seconds."""
+    cold, longest = [method.name for method in methods if not method.warm], 0.0
+    if cold:
+        console.note(f"a first round, which is not measured: {', '.join(cold)}")
+    for batch in _one_of_each_size(batches):
+        began = time.monotonic()
+        for method, result in zip(methods, results, strict=True):
+            if not method.warm:
+                _attempt(method, result, batch, method is methods[0])
+        longest = max(longest, time.monotonic() - began)
+    return longest
 
 
 def _best(results: Sequence[MethodResult]) -> str:

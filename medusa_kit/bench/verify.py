@@ -25,6 +25,7 @@ from medusa_kit.bench.independent_encoding import compare_encodings
 from medusa_kit.bench.layerwise_oracle import AnsweredPrompt, Choice, LayerwiseOracle
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.report import TRANSFORMERS
+from medusa_kit.bench.time_needed import say_how_long
 from medusa_kit.bench.verify_report import LAYER_BY_LAYER, Difference, VerifyReport
 from medusa_kit.engine.engine import Engine, Prompt
 from medusa_kit.errors import ConfigError
@@ -34,7 +35,7 @@ from medusa_kit.infer.decode.scheduler import Scheduler
 from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.settings.sampling import SamplingParams
 
-WAIT = 30.0  # seconds that are not worth a word
+BY_FIRST = "as long as the first prompt each"
 
 
 class Scores(Protocol):
@@ -73,8 +74,9 @@ def verify(
     engine = replace(engine, scheduler=Scheduler(engine.verifier))
     judge = _Judge(engine, oracle, sampling, max_new_tokens)
     began = time.monotonic()
+    doing = "verifying" if sampling.greedy else "verifying sampled answers"
     num_steps, encoded = 0, [engine.encode(prompt) for prompt in prompts]
-    with console.progress("verifying", len(prompts), "prompts") as bar:
+    with console.progress(doing, len(prompts), "prompts") as bar:
         for ids in encoded:
             result = engine.generate(
                 ids, max_new_tokens=max_new_tokens, drafter=drafter, **asdict(sampling)
@@ -82,7 +84,7 @@ def verify(
             num_steps += result.stats.num_steps
             judge.compare(ids, result.token_ids)
             if len(judge.answered) == 1:
-                _say_how_long((time.monotonic() - began) * len(prompts))
+                say_how_long((time.monotonic() - began) * len(prompts), BY_FIRST)
             bar.advance(note=f"{len(judge.differences)} differ" if judge.at_once else "")
     judge.compare_layerwise()
     num_tokens = sum(len(answered.answer) for answered in judge.answered)
@@ -100,12 +102,6 @@ def verify(
         *compare_encodings(engine.base, prompts, encoded),
         judge.agreement,
     )
-
-
-def _say_how_long(seconds: float) -> None:
-    """By the first prompt."""
-    if seconds > WAIT:
-        console.note(f"this takes about {seconds / 60:.1f} min, as long as the first prompt each")
 
 
 class _Judge:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from medusa_kit import console
 from medusa_kit.cli import bench_endpoint, bench_report, engine_options, options
 from medusa_kit.cli.chat import notes
 from medusa_kit.cli.prompts import OWN_PROMPTS, load_both, read_prompt_set
@@ -96,6 +97,11 @@ def bench(
         _check_place(output, served is not None and bool(served.loads))
     if served is not None and served.apart:
         return served.measure_apart(prompt_set, source, output, loading)
+    console.note(
+        f"{console.counted(len(prompt_set), 'prompt')} of at most {max_new_tokens} new tokens, "
+        "answered by each method in turn; the model is loaded twice, for medusa-kit and for "
+        "transformers"
+    )
     named = _named(heads) if heads else {"medusa-kit": loading.get("heads", "auto") or "none"}
     first = options.heads_argument(next(iter(named.values())))
     _check_others(list(named.values())[1:], loading)

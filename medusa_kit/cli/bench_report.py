@@ -36,7 +36,8 @@ def show(
         *not_paying(report),
     ]
     console.out.print("\n".join(lines), markup=False, highlight=False)
-    if report.categories:
+    # A category of one prompt says nothing; the file has them all.
+    if any(report.ran[0].categories[name].answers > 1 for name in report.categories):
         console.out.print(_category_table(report))
     if breakdowns:
         console.out.print(breakdown_table(breakdowns, "a step, ms (medians)"))
@@ -92,10 +93,9 @@ def _methods_table(report: Any, title: str) -> Any:
         name = textwrap.fill(result.name, NAME_WIDTH)
         if result.not_run is not None:
             why = textwrap.fill(f"not run: {result.not_run}", NAME_WIDTH)
-            rows.append((f"{name}\n{why}", *["–"] * 8))
+            rows.append((f"{name}\n{why}", *["–"] * 6))
             continue
         total = result.total
-        depths = " ".join(f"{share:.2f}" for share in total.acceptance_by_depth)
         same = "–" if total.identical is None else f"{total.identical}/{total.answers}"
         same = LOSSY if result.lossy else same
         rows.append(
@@ -103,16 +103,13 @@ def _methods_table(report: Any, title: str) -> Any:
                 name,
                 f"{total.tokens_per_second:.1f}",
                 console.times(total.ratio(first)),
-                console.times(total.median_ratio(first)),
                 console.number(total.decoding_tokens_per_second, ".1f"),
                 _gain(report, result),
                 console.number(total.acceptance_length, ".3f"),
-                depths or "–",
                 same,
             )
         )
-    columns = ("method", "tokens/s", "ratio", "median ratio", "decoding only", "gain",
-               "accept. length", "by depth", "same")  # fmt: skip
+    columns = ("method", "tokens/s", "ratio", "decoding\nonly", "gain", "accept.\nlength", "same")
     return console.table(title, columns, rows)
 
 

@@ -98,7 +98,8 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
     ]
     lossy = engine.base.info.lossy
     same = "as the rounded" if lossy else "identical"
-    columns = ("decoding", "prompts", "tokens", same, "rounding", "bugs", "accept. length")
+    columns = ("decoding", "prompts", "tokens", same, "differ by\nrounding", "differ by\nmore",
+               "acceptance\nlength")  # fmt: skip
     if lossy:
         console.note(
             f"weights rounded to {engine.weights} are LOSSY: answers are held against those of the "
@@ -106,14 +107,10 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
         )
     if (note := notes.quantised_note(engine)) is not None:
         console.note(note)
-    attention = engine.attention.name
+    # How it was computed is in the file of --output alone.
     title = (
-        f"{engine.base.info.name}{notes.weights_note(engine)}, "
-        f"drafter {engine.own_drafter}, attention {attention}, "
-        f"steps by {engine.steps_run_by}, "
-        f"rounding tolerance {engine.rounding_tolerance:.1e}, "
-        f"held to {' and '.join(dict.fromkeys(r.reference for r in reports.values()))}, "
-        f"prompts to {reports['greedy'].encoded_by or 'no other encoding'}"
+        f"{engine.base.info.name}{notes.weights_note(engine)}, drafter {engine.own_drafter}, "
+        f"held to {_references(reports)}"
     )
     console.out.print(console.table(title, columns, rows))
     for mismatch in reports["greedy"].encodings:
@@ -136,3 +133,24 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
                 f"{'rounding' if d.is_rounding else 'BUG'}",
                 highlight=False,
             )
+    if (said := _verdict(engine, reports)) is not None:
+        console.out.print(said, highlight=False, markup=False)
+
+
+def _references(reports: dict[str, Any]) -> str:
+    return " and ".join(dict.fromkeys(report.reference for report in reports.values()))
+
+
+def _verdict(engine: Any, reports: dict[str, Any]) -> str | None:
+    """What the table comes to, in a sentence; None where an error says it."""
+    if any(report.failed for report in reports.values()):
+        return None
+    answers = sum(report.num_prompts for report in reports.values())
+    identical = sum(report.identical for report in reports.values())
+    heads = "" if engine.heads_source is not None else "; heads can be trained for this model"
+    if identical < answers:
+        return (f"passed: {answers - identical} of {answers} answers differ, by rounding "
+                f"alone{heads}")  # fmt: skip
+    if engine.base.info.lossy:
+        return f"passed: all {answers} answers are those of the same rounded model{heads}"
+    return f"passed: all {answers} answers are identical to those of {_references(reports)}{heads}"

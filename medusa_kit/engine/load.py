@@ -291,6 +291,8 @@ def shipped_heads(fingerprint: str) -> Path | None:
 def _tree_for(heads: MedusaHeads, tree: Any, folder: Path | None) -> Tree | TreePlan:
     if (given_tree := read_tree(tree, folder)) is not None:
         return given_tree
+    if folder is None:  # heads that are made up, or in memory: a tree cannot lie beside them
+        return CandidateTree.chain(heads.num_heads)
     console.note(
         "no tree.json next to the heads: drafting each head's likeliest token in a chain "
         "(`medusa-kit tree-search` finds the tree that suits this machine)"

@@ -132,7 +132,7 @@ def test_a_ratio_of_nothing_is_a_dash(
     assert Tally().ratio(Tally()) is Tally().median_ratio(Tally()) is None
     assert (console.times(None), console.times(2.0)) == ("–", "2.00 ×")
     monkeypatch.setattr(console, "LOG_SECONDS", 0.0)
-    bench([Method("a", looping)], [[2], [1]], 70)
+    bench([Method("a", looping, warm=True)], [[2], [1]], 70)
     first, last = capsys.readouterr().err.splitlines()
     assert first.endswith("only loops so far")
     assert last.endswith("best 1.00 ×")
@@ -331,3 +331,25 @@ def test_the_table_has_draftings_gain_over_own_plain_decoding(
     shown = capsys.readouterr().out
     assert "gain" in shown
     assert "1.25 ×" in shown
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_table_is_readable_in_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setattr(console.out, "_width", width)
+    report, _ = made_up_report()
+    report.results[1].name = "medusa-kit, prompt lookup and heads"
+    show(report, {}, "m", "here")
+    out = capsys.readouterr().out
+    assert "…" not in out
+    for word in ("method", "tokens/s", "ratio", "decoding", "gain", "accept.", "same"):
+        assert word in out
+    assert max(map(len, out.split("decoding only:")[0].splitlines())) <= width
+
+
+def test_categories_of_one_prompt_each_are_no_table(capsys: pytest.CaptureFixture[str]) -> None:
+    for categories, shown in ((["x", "y", "z"], False), (["x", "y", "x"], True)):
+        report = bench([Method("a", echo)], [[1], [2], [3]], 5, categories=categories)
+        show(report, {}, "m", "here")
+        assert ("by category" in said(capsys)) == shown

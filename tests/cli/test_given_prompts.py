@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.debug_model import MODEL, PLAIN
 
-from medusa_kit.bench import verify
+from medusa_kit.bench import time_needed
 from medusa_kit.data import text_files
 
 Run = Callable[..., tuple[int, str, str]]
@@ -105,14 +105,36 @@ def test_prompts_of_a_pipe_are_shown_by_its_name(run: Run, pipe: Callable[[str],
 def test_verify_says_how_long_it_takes(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify, "WAIT", 0.0)
+    monkeypatch.setattr(time_needed, "WAIT", 0.0)
     path = tmp_path / "prompts.txt"
     path.write_text("One\nTwo\n")
-    code, _, err = run("verify", *PLAIN, "--prompts", path, "-n", "4")
+    code, out, err = run("verify", *PLAIN, "--prompts", path, "-n", "4")
     assert code == 0, err
     assert "2 prompts of at most 4 new tokens, greedy, then sampled" in err
     assert "the model is loaded twice" in err
     assert err.count("this takes about 0.") == 2
+    assert "verifying sampled answers: 2 of 2" in err
+    assert "no tree.json" not in err
+    said = " ".join(out.split())
+    assert "passed: all 4 answers are identical to those of transformers generate" in said
+    assert said.endswith("; heads can be trained for this model")
+    assert "steps by" not in said
+
+
+def test_bench_says_what_it_does_before_it_is_done(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_needed, "WAIT", 0.0)
+    path = tmp_path / "prompts.txt"
+    path.write_text("One\nTwo\n")
+    code, out, err = run("bench", *PLAIN, "--prompts", path, "-n", "4", "--peers", "transformers")
+    assert code == 0, err
+    said = ["2 prompts of at most 4 new tokens, answered by each method in turn",
+            "a first round, which is not measured: transformers generate, ",
+            "this takes about 0.", "benchmarking: 2 of 2"]  # fmt: skip
+    places = [err.index(line) for line in said]
+    assert places == sorted(places)
+    assert "median" not in out
 
 
 def test_each_answer_stands_below_its_prompt(run: Run, tmp_path: Path) -> None:
