@@ -160,24 +160,48 @@ def _rate(per_second: float, unit: str) -> str:
     return f"{1 / per_second:,.1f} s each" if per_second else f"– {unit}/s"
 
 
+class _Pace:
+    """The rate of the latest work. What is done at once at the end took all the time before it."""
+
+    def __init__(self, done: float) -> None:
+        # (when, how much was done): what was there before, and what is set up first, is no rate.
+        self._latest = deque([(time.monotonic(), float(done))])
+
+    @property
+    def done(self) -> float:
+        return self._latest[-1][1]
+
+    def advance(self, amount: float) -> None:
+        now = time.monotonic()
+        self._latest.append((now, self.done + amount))
+        while now - self._latest[1][0] > RATE_SECONDS:  # the first is when the rest began
+            self._latest.popleft()
+
+    @property
+    def per_second(self) -> float:
+        (began, before), (now, done) = self._latest[0], self._latest[-1]
+        return (done - before) / max(now - began, 1e-9)
+
+
 class _RateColumn(ProgressColumn):
-    """Units a second; `unit` comes with the task."""
+    """Units a second, as the bar says."""
 
     def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        unit = task.fields.get("unit", "it")
-        return Text(_rate(speed or 0.0, unit), style="progress.data.speed")
+        return Text(task.fields["rate"], style="progress.data.speed")
 
 
 class ProgressBar:
     """One line of progress. `advance(amount, note)`; the note stands after the rate."""
 
-    def __init__(self, progress: Progress, task_id: TaskID) -> None:
+    def __init__(self, progress: Progress, task_id: TaskID, unit: str, done: int) -> None:
         self._progress = progress
         self._task_id = task_id
+        self._unit, self._pace = unit, _Pace(done)
 
     def advance(self, amount: float = 1, note: str | None = None) -> None:
+        self._pace.advance(amount)
         fields = {} if note is None else {"note": note}
+        fields["rate"] = _rate(self._pace.per_second, self._unit)
         self._progress.update(self._task_id, advance=amount, **fields)  # type: ignore[arg-type]
 
     def expect(self, total: float) -> None:
@@ -206,20 +230,15 @@ class LogBar(ProgressBar):
     ) -> None:
         self._brief = brief  # nothing is said of work that ends before the first line
         self._head, self._unit, self._total = description, unit, total
-        self._done = float(done)
+        self._pace = _Pace(done)
         self._said = time.monotonic()
-        # (when, how much was done): what was there before, and what is set up first, is no rate.
-        self._latest = deque([(self._said, self._done)])
         self._note = ""
 
     def advance(self, amount: float = 1, note: str | None = None) -> None:
-        self._done += amount
+        self._pace.advance(amount)
         self._note = self._note if note is None else note
         now = time.monotonic()
-        self._latest.append((now, self._done))
-        while len(self._latest) > 2 and now - self._latest[0][0] > RATE_SECONDS:
-            self._latest.popleft()
-        ended = self._done == self._total and not self._brief
+        ended = self._pace.done == self._total and not self._brief
         if now - self._said >= LOG_SECONDS or ended:
             self._said, self._brief = now, False
             self._say()
@@ -228,12 +247,11 @@ class LogBar(ProgressBar):
         self._total = total
 
     def _say(self) -> None:
-        (began, before), (now, done) = self._latest[0], self._latest[-1]
-        rate = (done - before) / max(now - began, 1e-9)
-        line = f"{self._head}: {self._done:,.0f}"
+        rate, done = self._pace.per_second, self._pace.done
+        line = f"{self._head}: {done:,.0f}"
         if self._total is not None:
             line += f" of {self._total:,.0f}"
-            line += f", {(self._total - self._done) / rate:,.0f} s left" if rate else ""
+            line += f", {(self._total - done) / rate:,.0f} s left" if rate else ""
         note(f"{line}, {_rate(rate, self._unit)} {self._note}".rstrip())
 
 
@@ -261,8 +279,8 @@ def progress(
         transient=brief,
     )
     with _without_spinner(), bar:
-        task_id = bar.add_task(description, total=total, completed=done, unit=unit, note="")
-        yield ProgressBar(bar, task_id)
+        task_id = bar.add_task(description, total=total, completed=done, rate="", note="")
+        yield ProgressBar(bar, task_id, unit, done)
 
 
 class _Stages:

@@ -19,6 +19,7 @@ from medusa_kit.train.run.own_files import write_recipe
 from medusa_kit.train.trainer import train
 
 OFF = 0.05  # share by which the number of updates may be wrong before it is changed
+TOLD = 0.2  # the same, before it is said again
 SETTLED = 5  # updates after which their time counts
 CHECKS = 20  # of the number of updates in a run
 EVALUATIONS = 4
@@ -135,6 +136,7 @@ class Pace:
         self.session, self.recipe = session, recipe
         self.rates = session.rates
         self.first: tuple[int, float] | None = None  # update and time where this process began
+        self.said = 0  # updates, when they were last said
         self.max_updates = 0  # prompts may have run out before the time did
 
     def __call__(self, step: int, planned: int) -> int:
@@ -151,11 +153,18 @@ class Pace:
             return planned  # the learning rate has fallen already
         if abs(updates - planned) <= max(1.0, OFF * planned):
             return planned
-        console.note(
-            f"updates take {(now - self.first[1]) / done:.2f} s each: {updates:,} of them, not "
-            f"{planned:,}"
-        )
+        self._say(updates, planned, (now - self.first[1]) / done)
         return updates
+
+    def _say(self, updates: int, planned: int, seconds: float) -> None:
+        """A line where the number is another than was last said; small changes are not worth it."""
+        known = self.said or planned
+        if abs(updates - known) > TOLD * known:
+            self.said = updates
+            console.note(
+                f"an update takes {seconds:.2f} s: the time is enough for {updates:,} updates, "
+                f"not {known:,}"
+            )
 
     def _expected(self) -> float:
         return plan.OVERHEAD * self.recipe.train.micro_batch_positions / self.rates.updates

@@ -137,8 +137,8 @@ def search_tree(
         raise ConfigError(f"batch size {min(batch_sizes)} is out of range; expected 1 or more")
     if statistics.num_positions < FEW_POSITIONS:
         console.warn(
-            f"only {statistics.num_positions:,} calibration tokens; a reliable tree needs "
-            f"{FEW_POSITIONS:,} or more"
+            f"only {statistics.num_positions:,} calibration tokens: the tree can be used, but "
+            f"another may be faster; more prompts help, up to {FEW_POSITIONS:,} tokens of answers"
         )
     all_sizes = sorted({1, *sizes, *([fixed_size] if fixed_size else [])})
     fit, held_out = statistics.split(HELD_OUT, seed=0)

@@ -140,3 +140,12 @@ def test_notes_break_between_words_on_a_terminal(
     lines = "".join(written).splitlines()
     assert lines[0].endswith("wrote it to")
     assert f"/{'x' * 30}/heads" in lines[1]
+
+
+def test_work_that_ends_at_once_took_the_time_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, *[480.0] * 48])
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    pace = console._Pace(0)
+    for _ in range(48):
+        pace.advance(1)
+    assert (pace.done, pace.per_second) == (48.0, 0.1)

@@ -113,7 +113,7 @@ def test_where_nodes_are_expensive_steps_are_plain(kind: str, tree: str) -> None
     assert all(one.stats.nodes_per_step < 1.1 for one in found)
     assert "none" in found[0].stats.drafter
     (why,) = [note for note in found[0].stats.drafter_notes if note.startswith("nodes")]
-    assert "worth its cost from a chance of" in why or "no draft token is worth" in why
+    assert "draft token is worth its cost" in why
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -92,7 +92,7 @@ def test_training_ends_in_time_whatever_updates_take(
     assert training.planned == int(wanted / 0.5)
     assert training.now == pytest.approx(wanted, rel=0.12)
     said = capsys.readouterr().err
-    assert (f"updates take {each:.2f} s each: " in said) == (each != 0.5)
+    assert said.count(f"an update takes {each:.2f} s: ") == (each != 0.5), "once, not at each step"
     assert done == round(training.now / each)
 
 

@@ -23,6 +23,7 @@ from medusa_kit.train.processes import distributed
 
 # The share of free GPU memory that stored features may take; heads and logits need the rest.
 DEVICE_SHARE = 0.6
+WORTH_A_WORD = 1e6  # bytes
 
 
 @dataclass(frozen=True)
@@ -212,8 +213,9 @@ def _storage(base: BaseModel, num_positions: int, options: FeatureOptions) -> di
         if num_bytes > DEVICE_SHARE * free_bytes:
             storage = {"device": "cpu", "pin_memory": True}
     where = "host" if torch.device(storage["device"]).type == "cpu" else "GPU"
-    console.note(
-        f"{num_positions:,} training tokens: {num_bytes / 1e9:.3f} GB of hidden states in {where} "
-        "memory"
-    )
+    if num_bytes >= WORTH_A_WORD:
+        size = f"{num_bytes / 1e6:,.1f} MB" if num_bytes < 1e9 else f"{num_bytes / 1e9:,.1f} GB"
+        console.note(
+            f"{num_positions:,} training tokens: {size} of hidden states in {where} memory"
+        )
     return storage

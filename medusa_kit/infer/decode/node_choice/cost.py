@@ -108,6 +108,7 @@ class StepCost:
         chance = self.least_chance(requests)
         pays = (
             "no draft token is worth its cost" if chance >= 1
+            else "any draft token is worth its cost" if chance < 0.005
             else f"a draft token is worth its cost from a chance of {chance:.2f} on"
         )  # fmt: skip
         nodes = "1 node takes" if requests == 1 else f"{requests} nodes take"

@@ -342,3 +342,10 @@ def test_a_draft_token_beside_another_has_the_price_of_the_next_node() -> None:
     assert cost.least_chance(1) == 0.0
     assert cost.least_chance(1, 1) == pytest.approx(0.5)
     assert cost.least_chance(2, 2) == pytest.approx(1.0)
+
+
+def test_it_says_in_words_what_a_draft_token_is_worth() -> None:
+    said = {more: StepCost(measured={1: 1.0, 2: 1.0 + more}).describe(1) for more in (0, 0.3, 1)}
+    assert said[0].endswith(": any draft token is worth its cost")
+    assert said[0.3].endswith(": a draft token is worth its cost from a chance of 0.30 on")
+    assert said[1].endswith(": no draft token is worth its cost")
