@@ -57,8 +57,10 @@ def run_quick(
     session = prepared(request, fresh)
     resolve(model, weights=False)  # is it there?
     if dry_run:
-        from medusa_kit.quick.forecast import forecast
+        from medusa_kit.quick.forecast import already_there, forecast
 
+        if not fresh and (found := already_there(session)) is not None:
+            console.note(found)
         console.out.print(forecast(session), markup=False, highlight=False, soft_wrap=True)
         return
     try:

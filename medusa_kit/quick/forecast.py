@@ -31,6 +31,7 @@ MEASURED = ((100_707, 1.602), (305_403, 1.696), (981_782, 1.773), (2_118_274, 1.
 # Of heads that go on from shipped ones, on text that those draft token poorly: (training tokens,
 # acceptance length before, after).
 GOING_ON = (20_441, 1.25, 1.39)
+ANYWAY = "; a run works all the same, with less gain"
 OF = "measured with SmolLM2-135M-Instruct, recurrent heads and a tree of 4 nodes"
 
 
@@ -52,6 +53,19 @@ def forecast(session: Session) -> str:
         memory = peak_bytes(tried.base.device)
         row_bytes = 2.0 * tried.base.info.hidden_size * rates.row_tokens
     return "\n".join(lines_of(session, fitted(session, rates), memory, row_bytes))
+
+
+def already_there(session: Session) -> str | None:
+    """What a run would go on with, where the folder has some of it."""
+    state, folder = session.state, session.request.output
+    if not state.path.is_file():
+        return None
+    if state.finished:
+        return (
+            f"{folder} has a finished run of this: without --dry-run its report is shown again; "
+            "--fresh starts over"
+        )
+    return f"{folder} has a part of this run, which goes on from there without --dry-run"
 
 
 def _without_weights(session: Session) -> str:
@@ -188,10 +202,13 @@ def verdict(session: Session, fit: Fit) -> str:
         needed = fewest / fit.rates.trained
         seconds = needed / fit.rates.answers + fit.rates.training(needed, settings.EPOCHS)
         hours = plan.hours_for(seconds, plan.share("held_out", session.total))
-        return f"too little time: {fewest:,} training tokens take --hours {plan.rounded_up(hours)}"
+        return (
+            f"too little time: {fewest:,} training tokens take --hours "
+            f"{plan.rounded_up(hours)}{ANYWAY}"
+        )
     kept = prompts / (prompts + len(session.prompts.calibration) + len(session.prompts.test))
     needed = math.ceil(fewest / a_prompt / kept / 10) * 10
-    return f"too little text: about {needed:,} prompts give {fewest:,} training tokens"
+    return f"too little text: about {needed:,} prompts give {fewest:,} training tokens{ANYWAY}"
 
 
 def _more(session: Session, fit: Fit) -> str:

@@ -1,5 +1,6 @@
 """`train --quick --dry-run` decides whether prompts and hours are enough."""
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from medusa_kit.errors import MedusaKitError
 from medusa_kit.quick import forecast, plan
 from medusa_kit.quick import run as quick_run
 from medusa_kit.quick.plan import Rates
+from medusa_kit.quick.run import prepared
 from medusa_kit.quick.session import Session
 from medusa_kit.settings.engine import FLOAT32, INT8
 
@@ -67,11 +69,14 @@ def test_it_decides_in_ten_lines_and_writes_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+LESS = "; a run works all the same, with less gain"
+
+
 @pytest.mark.parametrize(
     ("num_prompts", "hours", "verdict"),
     [
-        (270, 2.0, "too little text: about 500 prompts give 100,707 training tokens"),
-        (9000, 0.1, r"too little time: 100,707 training tokens take --hours 0\.\d+"),
+        (270, 2.0, "too little text: about 500 prompts give 100,707 training tokens" + LESS),
+        (9000, 0.1, r"too little time: 100,707 training tokens take --hours 0\.\d+" + LESS),
         (9000, 2.0, r"enough; more --hours would use the other [\d,]+ prompts"),
         (900, 2.0, "enough; more prompts would use the time that is left"),
     ],
@@ -104,6 +109,19 @@ def test_the_curve_is_that_of_the_page() -> None:
     assert "about 1.65 tokens" in forecast.expected_acceptance(175_000)
     assert "below 1.60" in forecast.expected_acceptance(40_000)
     assert "above 1.82" in forecast.expected_acceptance(4e6)
+
+
+def test_a_run_that_is_there_is_named(whole: Any, tmp_path: Path) -> None:
+    assert "has a finished run" in str(forecast.already_there(whole.session))
+    whole.copied(tmp_path / "heads")
+    path = tmp_path / "heads/quick.json"
+    record = json.loads(path.read_text())
+    del record["phases"]["bench"]
+    path.write_text(json.dumps(record))
+    request = replace(whole.session.request, output=tmp_path / "heads")
+    assert "has a part of this run" in str(forecast.already_there(prepared(request)))
+    request = replace(request, output=tmp_path / "other")
+    assert forecast.already_there(prepared(request)) is None
 
 
 def test_answers_that_are_there_are_not_made(whole: Any, tmp_path: Path) -> None:
