@@ -26,8 +26,8 @@ def too_many(loops: int, answers: int) -> str | None:
         return None
     return (
         f"{loops:,} of {answers:,} answers to train on end in a loop, one span over and over, from "
-        "which heads learn little; a model without a chat template goes on with a prompt instead "
-        "of answering it"
+        "which heads learn little; a model without a chat template continues a prompt instead of "
+        "answering it"
     )
 
 

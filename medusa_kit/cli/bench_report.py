@@ -10,7 +10,8 @@ from medusa_kit.cli.chat import notes
 from medusa_kit.settings.engine import FLOAT32
 
 LOSSY = "lossy"  # in the column that says how many answers are the same
-NAME_WIDTH = 26  # characters of a method's name, and of the reason why it was not run
+# Characters of a method's name, and of the reason why it was not run; of the other columns.
+NAME_WIDTH, MIN_NAME_WIDTH, OTHERS_WIDTH = 26, 16, 64
 
 
 def show(
@@ -89,10 +90,11 @@ def _doubts(report: Any) -> list[str]:
 
 def _methods_table(report: Any, title: str) -> Any:
     rows, first = list[tuple[str, ...]](), report.results[0].total
+    width = max(MIN_NAME_WIDTH, min(NAME_WIDTH, console.out.width - OTHERS_WIDTH))
     for result in report.results:
-        name = textwrap.fill(result.name, NAME_WIDTH)
+        name = textwrap.fill(result.name, width)
         if result.not_run is not None:
-            why = textwrap.fill(f"not run: {result.not_run}", NAME_WIDTH)
+            why = textwrap.fill(f"not run: {result.not_run}", width)
             rows.append((f"{name}\n{why}", *["–"] * 6))
             continue
         total = result.total

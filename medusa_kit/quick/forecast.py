@@ -65,7 +65,7 @@ def already_there(session: Session) -> str | None:
             f"{folder} has a finished run of this: without --dry-run its report is shown again; "
             "--fresh starts over"
         )
-    return f"{folder} has a part of this run, which goes on from there without --dry-run"
+    return f"{folder} has a part of this run: without --dry-run it is resumed"
 
 
 def _without_weights(session: Session) -> str:

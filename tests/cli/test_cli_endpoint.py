@@ -114,6 +114,8 @@ def test_requests_at_once_are_of_all_categories(
     assert "failed" not in out
     assert server.most_running == 4
     server.hold = lambda question: None
+    twice = [json.dumps({**row, "question_id": n}) for n, row in enumerate(2 * rows)]
+    (tmp_path / "set.jsonl").write_text("\n".join(twice))
     code, out, _ = run(*asked, tmp_path / "set.jsonl")
     assert code == 0
     assert "c3" in out

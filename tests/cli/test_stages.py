@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,7 +145,7 @@ def test_notes_break_between_words_on_a_terminal(
 
 def test_work_that_ends_at_once_took_the_time_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, *[480.0] * 48])
-    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     pace = console._Pace(0)
     for _ in range(48):
         pace.advance(1)
