@@ -65,7 +65,7 @@ class _Lossy:
 
 
 err = _Stderr(stderr=True)
-RATE_SECONDS = 120.0  # of the latest work, by which the rest is judged
+RATE_SECONDS = 60.0  # of the latest work, by which the rest is judged
 LOG_SECONDS = 20.0  # between lines of progress where stderr is no terminal
 
 

@@ -13,6 +13,7 @@ from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.data.chat import EncodedExample
 from medusa_kit.heads import load_heads
 from medusa_kit.settings.recipe import TrainRecipe
+from medusa_kit.train.features import features
 from medusa_kit.train.trainer import train_heads
 
 CASES: list[dict[str, Any]] = [
@@ -65,8 +66,12 @@ def test_the_device_teaches_what_the_cpu_teaches(
 
 
 def test_hidden_states_lie_on_the_host_where_the_device_is_full(
-    runs: Runs, cuda_stand_in: Device, capsys: pytest.CaptureFixture[str]
+    runs: Runs,
+    cuda_stand_in: Device,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(features, "WORTH_A_WORD", 0)  # else nothing is said of so few
     sections: dict[str, Any] = {"heads": {"num_heads": 2}, "train": {"epochs": 1}}
     there = runs.on("cuda", **sections)
     assert "in GPU memory" in capsys.readouterr().err
