@@ -65,9 +65,8 @@ class HeadsSection(Section):
     further_heads: int = Field(default=0, ge=0)
     num_blocks: int = Field(default=1, ge=1)  # residual blocks of a head
     mlp_size: int | None = Field(default=None, ge=1)  # of recurrent heads; the base's, unless given
-    projection: Literal["shared", "own", "reduced"] = (
-        "shared"  # the base's output embedding, one for each head, or some of its tokens
-    )
+    # The base's output embedding, one for each head, or some of its tokens
+    projection: Literal["shared", "own", "reduced"] = "shared"
     reduced_size: int | None = Field(default=None, ge=1)  # tokens a reduced projection keeps
     save_dtype: StoredDType | None = None  # the base's, unless given; int8: see docs/formats.md
 
@@ -192,7 +191,7 @@ class TrainSection(Section):
     # Also train on paths that end in another token that the base thinks likely there, for a second
     # forward of the base. With soft_top "all".
     runners_up: bool = False
-    grad_clip: float = Field(default=1.0, gt=0)  # longest gradient
+    grad_clip: float = Field(default=1.0, gt=0)  # largest norm of the gradients
     # Moving average of the weights, judged and kept in their place: how much of it stays at an
     # update, for example 0.999. In the first updates less stays: (1 + update) / (10 + update).
     average: float | None = Field(default=None, gt=0, lt=1)
