@@ -28,6 +28,8 @@ from collections.abc import Iterable
 from numbers import Integral
 from typing import Any, Self, TypeVar
 
+from medusa_kit.shown import shown
+
 
 class MedusaKitError(Exception):
     """Base of the tree. `str(error)` is the message, then the hint on a line of its own."""
@@ -147,14 +149,6 @@ def nearest(value: str, known: Iterable[str], cutoff: float = 0.5) -> str | None
 DID_YOU_MEAN = "did you mean {}?"
 
 
-MAX_SHOWN = 100  # characters
-
-
-def shown(text: str) -> str:
-    """A text in quotes, for a message; of a long one its beginning."""
-    return repr(text) if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]!r}…"
-
-
 def near_beginning(value: str, known: Iterable[str]) -> str | None:
     """The known word that begins nearly as `value` goes on to its end."""
     words = {word[: len(value) + 1]: word for word in sorted(known, reverse=True)}
@@ -179,7 +173,7 @@ def unknown_value(
     words = list(known)
     expected = " or ".join(words) if len(words) < 3 else f"one of {', '.join(words)}"
     return kind(
-        f"{what} {value!r} is unknown; expected {expected}",
+        f"{what} {shown(value)} is unknown; expected {expected}",
         hint=did_you_mean(value, words, otherwise),
     )
 
@@ -242,4 +236,4 @@ def is_finite(value: Any) -> bool:
 def check_count(name: str, value: Any) -> None:
     """Raises ConfigError for anything but an integer from 1."""
     if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
-        raise ConfigError(f"{name} {value!r} is out of range; expected an integer, 1 or more")
+        raise ConfigError(f"{name} {shown(value)} is out of range; expected an integer, 1 or more")

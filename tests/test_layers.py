@@ -32,6 +32,7 @@ TIERS = [
         "outputs",
         "paths",
         "process_lock",
+        "shown",
         "stdout",
         "store",
         "together",
@@ -54,6 +55,7 @@ TIERS = [
 ]
 SIBLINGS_ALLOWED = {("process_lock", "console"), ("process_lock", "errors"),
                     ("process_lock", "files"), ("console", "errors"), ("files", "errors"),
+                    ("errors", "shown"),
                     ("outputs", "errors"), ("outputs", "files"), ("paths", "errors"),
                     ("together", "files"),
                     ("store", "paths"),

@@ -11,7 +11,6 @@ no shorter.
 import http.client
 import json
 import os
-import reprlib
 import time
 import urllib.error
 import urllib.parse
@@ -32,6 +31,7 @@ from medusa_kit.data.template import (
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError, UsageError
 from medusa_kit.files import parse_json
 from medusa_kit.settings.sampling import NARROWING, SCORES, SamplingParams
+from medusa_kit.shown import shown
 
 RETRIES = 5
 FIRST_WAIT_SECONDS = 1.0  # doubled at every retry
@@ -109,7 +109,7 @@ class Endpoint:
                 hint="vLLM and recent SGLang do; leave out --return-token-ids",
             )
         if not isinstance(ids, list) or any(type(token) is not int or token < 0 for token in ids):
-            raise DataError(f"{self.url} sends token_ids {reprlib.repr(ids)}; expected token ids")
+            raise DataError(f"{self.url} sends token_ids {shown(ids)}; expected token ids")
         return ids
 
     def completion(self, raw: bytes) -> tuple[dict[str, Any], str, dict[str, Any]]:
@@ -163,7 +163,7 @@ class Endpoint:
         text = reply.decode(errors="replace")
         if key := self._key():
             text = text.replace(key, "***")
-        return text[:QUOTED]
+        return text if len(text) <= QUOTED else f"{text[:QUOTED]}…"
 
     def ask(self, body: dict[str, Any], read: Callable[[Any, float], T]) -> T:
         """What `read` returns for the response and the time.perf_counter when the attempt began.

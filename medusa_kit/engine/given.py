@@ -1,6 +1,5 @@
 """Prompts and stop strings as a caller gives them: what each type means, and what is none."""
 
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral
@@ -11,6 +10,7 @@ from medusa_kit.infer.cpu.verifier import refuse_large_trees
 from medusa_kit.infer.decode.drafter import Drafter
 from medusa_kit.infer.details import NOTHING, OutputOptions
 from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.shown import shown
 
 Prompt = str | list[dict[str, str]] | list[int]
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -75,7 +75,7 @@ def output_options(logprobs: Any) -> OutputOptions:
     is_number = isinstance(logprobs, Integral) and not isinstance(logprobs, bool)
     if not is_number or int(logprobs) < 0:
         raise ConfigError(
-            f"logprobs {logprobs!r} is out of range; expected an integer, 0 or more",
+            f"logprobs {shown(logprobs)} is out of range; expected an integer, 0 or more",
             hint="0 gives those of the answer's own tokens alone",
         )
     return OutputOptions(int(logprobs))
@@ -86,7 +86,7 @@ def given_drafter(drafter: Drafter, options: Any, activations: str) -> Drafter:
     large for the activations."""
     if options is not None:
         raise ConfigError(
-            f"drafter_options {options!r} has no meaning with a drafter that is an object",
+            f"drafter_options {shown(options)} has no meaning with a drafter that is an object",
             hint="give them to the drafter when it is made",
         )
     refuse_large_trees(activations, drafter.num_nodes)
@@ -101,7 +101,7 @@ def stop_strings(stop: Any) -> tuple[str, ...]:
         if not isinstance(text, str):
             expected = "a string or a list of strings"
             raise _wrong("stop", text, expected, "stop strings are text: stop=['sky']")
-        if wrong := half_pair(text, f" of stop {text!r}"):
+        if wrong := half_pair(text, f" of stop {shown(text)}"):
             raise ConfigError(f"{wrong}; expected text", hint="no answer has it: leave it out")
     if "" in stops:
         raise ConfigError("a stop string is empty", hint="leave it out")
@@ -110,6 +110,6 @@ def stop_strings(stop: Any) -> tuple[str, ...]:
 
 def _wrong(what: str, value: Any, expected: str, hint: str) -> ConfigError:
     return ConfigError(
-        f"{what} {reprlib.repr(value)} is of type {type(value).__name__}; expected {expected}",
+        f"{what} {shown(value)} is of type {type(value).__name__}; expected {expected}",
         hint=hint,
     )

@@ -16,13 +16,13 @@ from medusa_kit.errors import (
     ConfigError,
     UnknownModelError,
     did_you_mean,
-    shown,
     unreadable,
 )
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.heads.derived import TREE_NAME
 from medusa_kit.heads.formats.files import CONFIG_NAME, local_heads_folder
 from medusa_kit.paths import whole
+from medusa_kit.shown import shown
 from medusa_kit.store.beside import found_beside
 
 MAX_JSON = 16 << 20  # bytes of a file that is read whole as text

@@ -23,10 +23,10 @@ from medusa_kit.errors import (
     UnknownModelError,
     UsageError,
     did_you_mean,
-    shown,
 )
 from medusa_kit.serve.hints import message_for_client
 from medusa_kit.serve.schema import ChatRequest, CompletionRequest
+from medusa_kit.shown import shown
 
 RETRY_SECONDS = 1
 MAX_OF_A_MESSAGE, MAX_OF_A_NAME = 2000, 500  # characters

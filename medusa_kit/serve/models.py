@@ -13,10 +13,11 @@ from medusa_kit.background import in_background
 from medusa_kit.base.model import BaseModelInfo
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_store import HeadsStatus, HeadsStore
-from medusa_kit.errors import ConfigError, UnknownModelError, did_you_mean, shown, unknown_value
+from medusa_kit.errors import ConfigError, UnknownModelError, did_you_mean, unknown_value
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.infer.decode.accept.default_sampling import with_defaults
 from medusa_kit.paths import expanded
+from medusa_kit.shown import shown
 
 ADAPTER_SOURCES = ("local", "hub")  # LoRAX has more
 OWNER = "medusa-kit"

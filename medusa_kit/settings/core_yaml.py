@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from medusa_kit.shown import shown
+
 TAG = "tag:yaml.org,2002:"
 WORDS = {"null": None, "true": True, "false": False}
 CONSTANT = "|".join((*(f"{w}|{w.title()}|{w.upper()}" for w in WORDS), "~", ""))
@@ -77,7 +79,7 @@ def _number(loader: _CoreLoader, node: Any) -> Any:
 
 
 def _no_value(text: str, expected: str, node: Any) -> yaml.YAMLError:
-    reason = f"{text[:40]!r} is not {expected}"
+    reason = f"{shown(text)} is not {expected}"
     return yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
 
 

@@ -108,7 +108,7 @@ def read_engine_file(path: str | Path) -> EngineFile:
     path = expanded(path)
     raw = read_yaml(path, "engine file")
     if raw.get("heads", "") is None:
-        raise ConfigError(f"{path}: heads = None: expected text", hint="write none")
+        raise ConfigError(f"{path}: heads = null: expected text", hint="write none")
     try:
         keys = _Keys.model_validate(raw)
     except ValidationError as error:

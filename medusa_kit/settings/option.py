@@ -12,13 +12,13 @@ import contextlib
 import dataclasses
 import functools
 import math
-import reprlib
 import types
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from medusa_kit.errors import ConfigError, unknown_value
+from medusa_kit.shown import shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Allowed:
                 number = kind(value)
         finite = number is not None and (kind is int or math.isfinite(number))
         if not (finite and self.fits(number)):
-            message = f"{name} {value!r} is out of range; expected {self.expected}"
+            message = f"{name} {shown(value)} is out of range; expected {self.expected}"
             raise ConfigError(message, hint=self.hint or hint)
         return number
 
@@ -99,7 +99,7 @@ class Option:
         """Raises ConfigError for a value that is none of these."""
         if not isinstance(value, kinds):
             raise ConfigError(
-                f"{self.name} {reprlib.repr(value)} is of type {type(value).__name__}; expected "
+                f"{self.name} {shown(value)} is of type {type(value).__name__}; expected "
                 f"{expected}",
                 hint=self.hint,
             )

@@ -11,14 +11,21 @@ from typing import Any, ClassVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel as PydanticModel
-from pydantic import ConfigDict, ValidationError, model_validator
+from pydantic import (
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from medusa_kit.errors import ConfigError, did_you_mean, in_one_line, nearest
 from medusa_kit.paths import expanded
 from medusa_kit.settings import core_yaml
 from medusa_kit.settings.drafter_names import REMOVED
+from medusa_kit.shown import shown, shown_json
 
-MAX_SHOWN = 200  # characters of a wrong value
+SWITCHES = {"yes": True, "on": True, "no": False, "off": False}  # as earlier recipes may have them
 
 
 @dataclass(frozen=True)
@@ -38,8 +45,12 @@ class Removed:
 
 class _RemovedError(ValueError):
     def __init__(self, name: str, value: Any, removed: Removed) -> None:
-        super().__init__(f"{name} = {value!r} is no longer there: {removed.why}")
+        super().__init__(f"{name} = {shown(value)} is no longer there: {removed.why}")
         self.hint = removed.hint
+
+
+class _ExpectedError(ValueError):
+    """A value of another kind; the text says what was expected."""
 
 
 class Section(PydanticModel):
@@ -59,20 +70,23 @@ class Section(PydanticModel):
                 del remaining[name]
         return remaining
 
-    @model_validator(mode="before")
+    @field_validator("*", mode="before")
     @classmethod
-    def _numbers(cls, raw: Any) -> Any:
-        """A number as YAML writes it, where a number is expected; a switch is none, though Python
-        takes it for 0 or 1."""
-        if not isinstance(raw, dict):
-            return raw
-        found = dict(raw)
-        for name, field in cls.model_fields.items():
-            if not _takes_numbers(field.annotation) or name not in raw:
-                continue
-            is_word = isinstance(raw[name], bool) and bool not in _members(field.annotation)
-            found[name] = str(raw[name]).lower() if is_word else core_yaml.number_of(raw[name])
-        return found
+    def _as_written(cls, value: Any, info: ValidationInfo) -> Any:
+        """A number as YAML writes it, where a number is expected. A switch is none, and neither 1
+        nor the text "true" is a switch, whatever Python and pydantic take them for."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        members = _members(kind)
+        if _takes_numbers(kind):
+            if isinstance(value, bool) and bool not in members:
+                raise _ExpectedError("expected a number")
+            return core_yaml.number_of(value)
+        if bool not in members or str in members:
+            return value
+        value = SWITCHES.get(value.lower(), value) if isinstance(value, str) else value
+        if not isinstance(value, bool) and not (value is None and type(None) in members):
+            raise _ExpectedError("expected true or false")
+        return value
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
@@ -146,14 +160,14 @@ def explain(
             hint = hint or _suggest(name, kind)
         elif item["type"] == "missing":
             problems.append(f"{name!r} is missing")
-        elif item["type"] == "value_error":
+        elif item["type"] == "value_error" and not _names_kind(item):
             hint = hint or getattr(item["ctx"]["error"], "hint", None)
             problems.append(
                 f"{name}: {item['ctx']['error']}" if name else str(item["ctx"]["error"])
             )
         else:
             # Instances are of our own classes, which files cannot hold.
-            message = re.sub(r" or instance of \w+$", "", item["msg"])
+            message = re.sub(r"^Value error, | or instance of \w+$", "", item["msg"])
             expected = message.replace("Input should be", "expected")
             fields = (str(part) for part in item["loc"] if not _names_a_type(part))
             wrong.setdefault(".".join(fields), (item["input"], []))[1].append(expected)
@@ -165,16 +179,12 @@ def explain(
                 hint = hint or removed or did_you_mean(item["input"], words)
     for name, (value, allowed) in wrong.items():
         others = (f" or {each.removeprefix('expected ')}" for each in allowed[1:])
-        problems.append(f"{name} = {_shown(value)}: {allowed[0]}{''.join(others)}")
+        problems.append(f"{name} = {shown_json(value)}: {allowed[0]}{''.join(others)}")
     return ConfigError(f"{where}: {'; '.join(problems)}", hint=hint)
 
 
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # Python does not write integers of so many digits
-        return "an integer of too many digits"
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}… ({len(text):,} characters)"
+def _names_kind(item: Any) -> bool:
+    return isinstance(item["ctx"]["error"], _ExpectedError)
 
 
 def _names_a_type(part: str | int) -> bool:
