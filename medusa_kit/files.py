@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit.errors import DID_YOU_MEAN, WriteError, in_one_line, nearest
+from medusa_kit.shown import shown
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 PIECE = 1 << 24  # bytes that are read at a time
@@ -42,6 +43,27 @@ def _with_long_integers_named(text: str) -> Any:
             raise json.JSONDecodeError(reason, text, text.index(digits)) from None
 
     return json.loads(text, parse_int=integer)  # slower, so only to tell which integer it is
+
+
+class GivenTwiceError(ValueError):
+    """Of JSON that a person wrote."""
+
+
+def parse_written_json(text: str) -> Any:
+    """As `parse_json`, of what a person wrote. Raises GivenTwiceError for an object that has a key
+    twice, of which JSON's parsers keep the last without a word."""
+
+    def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise GivenTwiceError(f"the key {shown(key)} is given twice")
+            found[key] = value
+        return found
+
+    parsed = parse_json(text)
+    json.loads(text, object_pairs_hook=each_once)
+    return parsed
 
 
 def near_file(path: Path, otherwise: str) -> str:

@@ -58,7 +58,7 @@ class _Json(_Shown):
     def repr_bool(self, x: bool, level: int) -> str:
         return "true" if x else "false"
 
-    def repr_NoneType(self, x: None, level: int) -> str:  # noqa: N802
+    def repr_NoneType(self, x: None, level: int) -> str:
         return "null"
 
 

@@ -55,7 +55,7 @@ TIERS = [
 ]
 SIBLINGS_ALLOWED = {("process_lock", "console"), ("process_lock", "errors"),
                     ("process_lock", "files"), ("console", "errors"), ("files", "errors"),
-                    ("errors", "shown"),
+                    ("errors", "shown"), ("files", "shown"),
                     ("outputs", "errors"), ("outputs", "files"), ("paths", "errors"),
                     ("together", "files"),
                     ("store", "paths"),

@@ -1,7 +1,6 @@
 """What went wrong, as OpenAI's clients expect it: a status, and {"error": {…}} as the body."""
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -22,17 +21,15 @@ from medusa_kit.errors import (
     QueueFullError,
     UnknownModelError,
     UsageError,
-    did_you_mean,
 )
 from medusa_kit.serve.hints import message_for_client
-from medusa_kit.serve.schema import ChatRequest, CompletionRequest
+from medusa_kit.serve.invalid import FIELDS, explain_invalid
 from medusa_kit.shown import shown
 
 RETRY_SECONDS = 1
 MAX_OF_A_MESSAGE, MAX_OF_A_NAME = 2000, 500  # characters
 NO_MODEL = "'model' is missing"
 NESTED = "the body is nested too deeply: objects and lists in one another, hundreds of them"
-FIELDS = frozenset([*ChatRequest.model_fields, *CompletionRequest.model_fields])
 BLAMED = re.compile(r"(?:field of )?(([a-z_]+)(?:[.[][^ :]*)?)")  # how messages about values begin
 
 
@@ -161,44 +158,6 @@ def field_of(error: Exception) -> str | None:
     return whole if first in FIELDS else None
 
 
-def explain_invalid(error: RequestValidationError) -> tuple[str, str | None]:
-    """(message, field) of the first thing that is wrong with a request's body."""
-    item = _most_specific(error.errors())
-    path = _path(item)
-    name = ".".join(str(part) for part in path)
-    if item["type"] == "json_invalid":
-        return f"the body is no JSON: {item['ctx']['error']}", None
-    if item["type"] == "extra_forbidden":
-        hint = did_you_mean(path[-1], FIELDS) if len(path) == 1 else None
-        return f"the field {name!r} is unknown" + (f"; {hint}" if hint else ""), name
-    if item["type"] == "missing":
-        return (f"{name!r} is missing" if name else "the body is missing"), name or None
-    if item["type"] == "value_error":
-        cause = item["ctx"]["error"]
-        blamed = getattr(cause, "param", None)
-        return str(cause), ".".join(filter(None, (name, blamed))) or None
-    problem = item["msg"].replace("Input should be", "expected")
-    return f"{name or 'body'}: {problem}", name or None
-
-
-def _most_specific(items: Sequence[Any]) -> Any:
-    """The fault to report: the first; where a value may have one of several kinds, that of the kind
-    that fits best, which fails deepest inside."""
-    location = items[0]["loc"][:-1]
-    alike = [item for item in items if item["loc"][: len(location)] == location]
-    several = any(_is_kind(part) for part in items[0]["loc"])
-    return max(alike, key=lambda item: len(item["loc"])) if several else items[0]
-
-
-def _path(item: Any) -> list[Any]:
-    """The path of the value in the body, without the kinds that pydantic has tried."""
-    return [part for part in item["loc"] if part != "body" and not _is_kind(part)]
-
-
-def _is_kind(part: Any) -> bool:
-    return isinstance(part, str) and (part == "str" or "[" in part)
-
-
 def _wrong_kind(content_type: str) -> tuple[int, str, None]:
     """(status, message, field) for a body that was not read, since it is not sent as JSON."""
     if not content_type:
@@ -230,7 +189,7 @@ def install(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         unread = isinstance(error.body, bytes) and error.body
         refused = _wrong_kind(request.headers.get("content-type", "")) if unread else None
-        status, message, param = refused or (400, *explain_invalid(error))
+        status, message, param = refused or (400, *explain_invalid(error.errors()))
         if message == NO_MODEL:
             message += await _served(request)
         return response(status, body(message, "invalid_request_error", param, None))

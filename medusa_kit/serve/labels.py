@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from medusa_kit.shown import shown_json
+
 MAX_FIELDS = 100  # of an object
 MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512  # OpenAI's, of metadata
 
@@ -39,8 +41,8 @@ def _pairs(value: Any) -> Any:
         for key, text in value.items()
     ):
         raise ValueError(
-            f"metadata: expected up to {MAX_PAIRS} pairs of text, with keys of up to {MAX_KEY} "
-            f"characters and values of up to {MAX_VALUE}"
+            f"metadata {shown_json(value)}: expected up to {MAX_PAIRS} pairs of text, with keys of "
+            f"up to {MAX_KEY} characters and values of up to {MAX_VALUE}"
         )
     return value
 

@@ -31,6 +31,7 @@ from medusa_kit.serve.labels import Fields, Labels
 from medusa_kit.serve.parts import Parts, UnsupportedFieldError
 from medusa_kit.settings.option import options_of
 from medusa_kit.settings.sampling import DRAWING, SCORES, SamplingParams
+from medusa_kit.shown import shown_json
 
 # Fields of OpenAI's API that are not supported -> the value that asks for nothing, besides null.
 UNSUPPORTED: Mapping[str, Any] = {
@@ -159,8 +160,9 @@ def _token_ids(value: Any) -> Any:
     if len(value) > MAX_BIASES:
         raise ValueError(f"logit_bias: {len(value)} tokens; expected at most {MAX_BIASES}")
     # Not all that `int` reads: "5" and "05" would be two biases of one token.
-    if not all(TOKEN_ID.fullmatch(key) for key in value):
-        raise ValueError("logit_bias: expected token ids as keys, such as '42'")
+    wrong = next((key for key in value if not TOKEN_ID.fullmatch(key)), None)
+    if wrong is not None:
+        raise ValueError(f"logit_bias has the key {shown_json(wrong)}; expected token ids, as '42'")
     return {int(key): bias for key, bias in value.items()}
 
 
@@ -345,7 +347,10 @@ def _check_results(messages: Sequence[Message]) -> None:
 
 def _one_kind(value: Any) -> Any:
     if isinstance(value, list) and {type(item) for item in value} not in ({str}, {int}, {list}):
-        raise ValueError("prompt: expected text, token ids, or a list of either that is not empty")
+        raise ValueError(
+            f"prompt {shown_json(value)}: expected text, token ids, or a list of either that is "
+            "not empty"
+        )
     return value
 
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from medusa_kit.errors import ConfigError, half_pair
-from medusa_kit.files import parse_json
+from medusa_kit.files import GivenTwiceError, parse_written_json
 
 JSON_OBJECT = {"type": "object"}
+KEEP_ONE = "keep one of them"
 
 
 class Free(NamedTuple):
@@ -45,7 +46,9 @@ class Grammar(NamedTuple):
         """JSON that fits a schema: a mapping, or its text."""
         if isinstance(schema, str):
             try:
-                schema = parse_json(schema)
+                schema = parse_written_json(schema)
+            except GivenTwiceError as error:
+                raise ConfigError(f"the JSON schema: {error}", hint=KEEP_ONE) from None
             except ValueError as error:
                 raise ConfigError(f"the JSON schema is not JSON: {error}") from None
         if not isinstance(schema, Mapping):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from medusa_kit.errors import StorageError, TreeError, unreadable
-from medusa_kit.files import parse_json, write_text
+from medusa_kit.files import GivenTwiceError, parse_written_json, write_text
 from medusa_kit.paths import expanded
 
 Path = tuple[int, ...]
@@ -165,11 +165,13 @@ def load_tree(path: str | pathlib.Path) -> tuple[CandidateTree, dict[str, Any]]:
 
 def _read_json(path: pathlib.Path) -> Any:
     try:
-        return parse_json(path.read_text(encoding="utf-8"))
+        return parse_written_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         if unreadable(error) is StorageError:
             raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
         raise TreeError(f"cannot be read: {error.strerror}") from error
+    except GivenTwiceError as error:
+        raise TreeError(str(error), hint="keep one of them") from error
     except (ValueError, RecursionError) as error:
         raise TreeError(f"not a JSON file: {error}") from error
 

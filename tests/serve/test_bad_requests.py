@@ -145,10 +145,70 @@ def test_texts(
     check(post(http, TEXT, {"model": live.model, **fields}), param, said)
 
 
-def post(http: httpx.Client, path: str, asked: dict[str, Any]) -> httpx.Response:
+WRONG: list[tuple[str, Any, str]] = [  # field, value, what is said of it
+    ("n", "5", "n '5' is a string; expected an integer\nhint: write it without quotes: 5"),
+    ("n", True, "n true is a boolean; expected an integer\nhint: leave it out"),
+    ("n", 0, "n 0 is out of range; expected 1 or more\nhint: leave it out"),
+    ("stream", "True", "stream 'True' is a string; expected true or false\n"
+     "hint: write it without quotes: true"),
+    ("stream", 1, "stream 1 is a number; expected true or false\nhint: leave it out"),
+    ("temperature", "0.5", "temperature '0.5' is a string; expected a number\n"
+     "hint: write it without quotes: 0.5"),
+    ("temperature", "hot", "temperature 'hot' is a string; expected a number\nhint: leave it out"),
+    ("seed", [1, None], "seed [1, null] is a list; expected an integer\nhint: leave it out"),
+    ("user", 5, 'user 5 is a number; expected a string\nhint: write it in quotes: "5"'),
+    ("user", "x" * 600, f"user '{'x' * 100}'… has 600 characters; expected 512 at most\n"
+     "hint: leave it out"),
+    ("model", {}, "model {} is an object; expected a string\nhint: GET /v1/models lists all"),
+    ("service_tier", "Fast", "service_tier 'Fast' is unknown; expected 'auto', 'default', 'flex', "
+     "'scale', 'priority' or 'fast'\nhint: did you mean fast?"),
+    ("logit_bias", {"a": 1}, "logit_bias has the key 'a'; expected token ids, as '42'\n"
+     'hint: for instance {"42": -100}'),
+    ("metadata", 5, "metadata 5: expected up to 16 pairs of text, with keys of up to 64 characters "
+     'and values of up to 512\nhint: for instance {"chat": "5"}'),
+    ("stop", [None], 'stop.0 is null; expected a string\nhint: for instance ["\\n"]'),
+    ("str", 1, "the field 'str' is unknown; did you mean store?"),
+    ("a[0]", 1, "the field 'a[0]' is unknown"),
+]  # fmt: skip
+WRONG_CHATS: list[tuple[str, Any, str]] = [
+    ("messages", "hi", "messages 'hi' is a string; expected a list\n"
+     'hint: messages are [{"role": "user", "content": "…"}]'),
+    ("messages", [], "messages [] has 0 items; expected at least 1\n"
+     'hint: messages are [{"role": "user", "content": "…"}]'),
+    ("messages", ["hi"], "messages.0 'hi' is a string; expected an object\n"
+     'hint: a message is {"role": "user", "content": "…"}'),
+    ("messages", [{"role": "user", "content": 5}], "messages.0.content 5 is a number; expected a "
+     'string or a list\nhint: write it in quotes: "5"'),
+    ("messages", [{"role": "User", "content": ""}], "messages.0.role 'User' is unknown; expected "
+     "'system', 'developer', 'user', 'assistant' or 'tool'\nhint: did you mean user?"),
+    ("tool_choice", "x" * 600, f"tool_choice '{'x' * 100}'… has 600 characters; expected 512 at "
+     "most\nhint: leave it out"),
+    ("tool_choice", 5, "tool_choice 5 is a number; expected a string or an object\n"
+     'hint: write it in quotes: "5"'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"), WRONG + WRONG_CHATS, ids=lambda value: str(value)[:40]
+)
+def test_a_wrong_value_is_shown_with_what_was_expected_and_a_hint(
+    live: LiveServer, http: httpx.Client, field: str, value: Any, said: str
+) -> None:
+    chats = (field, value, said) in WRONG_CHATS
+    for path, asked in ((CHAT, {"messages": [USER]}), (TEXT, {"prompt": "hi"})):
+        if path == CHAT or not chats:
+            whole = {"model": live.model, **asked, field: value}
+            error = post(http, path, whole).json()["error"]
+            assert error["message"] == said
+            assert post(http, path, whole, padding=5000).json()["error"] == error
+            assert error["param"].split(".")[0] == field.split(".")[0]
+            assert "constrained" not in error["param"]
+
+
+def post(http: httpx.Client, path: str, asked: dict[str, Any], padding: int = 0) -> httpx.Response:
     """With ASCII alone, since httpx cannot write half of a character."""
     headers = {"Content-Type": "application/json"}
-    return http.post(path, content=json.dumps(asked).encode(), headers=headers)
+    return http.post(path, content=(json.dumps(asked) + " " * padding).encode(), headers=headers)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +216,7 @@ def post(http: httpx.Client, path: str, asked: dict[str, Any]) -> httpx.Response
     [
         (b'{"model"', "no JSON"),
         (b"", "missing"),
-        (b"[1]", "valid dictionary"),
+        (b"[1]", "the body [1] is a list; expected an object\nhint: for instance {"),
         (b'{"model": "x", "prompt": "a", "temperature": NaN}', "finite"),
         (b'{"model": "x", "prompt": "a", "temperature": 1e999}', "finite"),
         (b'{"model": "x", "prompt": ' + b"[" * 100_000, "nested"),

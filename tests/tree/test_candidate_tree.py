@@ -172,6 +172,7 @@ HEAD = '{"format": "medusa-kit-tree", "version": 1, '
         (HEAD + '"num_nodes": 2, "choices": [[0], [1]]}', "num_nodes is 2, .* 3 nodes"),
         (HEAD + '"num_nodes": 2, "choices": [[0, 0]]}', r"\[0\] is missing"),
         ("[[0], [2, 0]]", r"\[2\] is missing"),
+        (HEAD + '"num_nodes": 2, "choices": [[0]], "choices": [[1]]}', "'choices' is given twice"),
     ],
 )
 def test_malformed_files_are_named(tmp_path, text, message):

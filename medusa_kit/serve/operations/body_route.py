@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from medusa_kit.files import parse_json
 from medusa_kit.garbage import no_search
 from medusa_kit.serve.operations.bodies import SMALL
+from medusa_kit.serve.operations.given import Given
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -77,8 +78,11 @@ def _read(body: bytes, model: type[BaseModel]) -> BaseModel:
         why = {"type": "json_invalid", "loc": ("body", error.pos), "ctx": {"error": error.msg}}
         raise RequestValidationError([why]) from None
     except ValidationError as error:
-        details = error.errors(include_url=False, include_input=False)  # so that the body is freed
-        errors = [{**detail, "loc": ("body", *detail["loc"])} for detail in details]
+        errors = [
+            # so that the body is freed
+            {**detail, "loc": ("body", *detail["loc"]), "input": Given.of(detail["input"])}
+            for detail in error.errors(include_url=False)
+        ]
         raise RequestValidationError(errors) from None
     except (ValueError, RecursionError) as error:
         raise HTTPException(400, "There was an error parsing the body") from error

@@ -7,13 +7,13 @@ from functools import lru_cache
 from typing import Any
 
 from medusa_kit.errors import ConfigError
-from medusa_kit.files import parse_json
+from medusa_kit.files import GivenTwiceError, parse_json, parse_written_json
 from medusa_kit.infer.decode.grammars.schemas import usable
 from medusa_kit.infer.decode.grammars.source import fault_of, refused
-from medusa_kit.settings.grammar import Grammar
+from medusa_kit.infer.decode.grammars.tokens import PASSED_OVER
+from medusa_kit.settings.grammar import KEEP_ONE, Grammar
 
-# In a Lark grammar: texts, comments and expressions, which pass, and what a JSON schema follows.
-SCHEMA = re.compile(r'"(?:\\.|[^"\\])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\\n])+/|(%json\s*)')
+SCHEMA = re.compile(rf"{PASSED_OVER}|(%json\s*)")  # what a JSON schema follows
 
 
 def check_grammar(grammar: Grammar | None) -> None:
@@ -44,12 +44,14 @@ def _with_exact_parts(rules: str) -> str:
         kept = match.end()
         if match[1] is None:
             continue
+        line = rules.count("\n", 0, match.start()) + 1
         try:
             end = json.JSONDecoder().raw_decode(rules, kept)[1]
-            schema = parse_json(rules[kept:end])
+            schema = parse_written_json(rules[kept:end])
+        except GivenTwiceError as error:
+            raise ConfigError(f"schema in line {line}: {error}", hint=KEEP_ONE) from None
         except ValueError:  # llguidance says what is wrong
             continue
-        line = rules.count("\n", 0, match.start()) + 1
         written += json.dumps(_exact(f"schema in line {line}", schema), ensure_ascii=False)
         kept = end
     return written + rules[kept:]

@@ -14,8 +14,9 @@ from medusa_kit.errors import ConfigError
 from medusa_kit.settings.grammar import Grammar, quoted
 
 SPECIAL = b"\xff"  # llguidance's mark before a special token's name
-# What a Lark grammar is made of where it names a token: texts, expressions and comments pass.
-NAMED_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\])+/|(<[^<>\s]+>)')
+# Of a Lark grammar: texts, comments, and expressions, which may have several lines.
+PASSED_OVER = r'"(?:\\.|[^"\\\n])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\])+/'
+NAMED_TOKEN = re.compile(rf"{PASSED_OVER}|(<[^<>\s]+>)")
 START = re.compile(r"^start:.*", re.M)
 
 

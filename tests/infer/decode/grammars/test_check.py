@@ -43,6 +43,32 @@ def test_what_cannot_be_followed_is_refused_as_by_the_server(part: dict[str, Any
     assert strict.value.message == f"response_format.json_schema.{own.value.message}"
 
 
+@pytest.mark.parametrize(
+    "rules",
+    [
+        'A: /a\n"/\nstart: A "x" %json {part}',
+        'A: /"\n\n[b"]/i\nstart: A "//" A %json {part}',
+        '# it"s\nA: /\\/\n#"/\nstart: A %json{part}',
+    ],
+)
+def test_schemas_behind_expressions_of_several_lines_are_checked(rules: str) -> None:
+    wrong, fine = (rules.replace("{part}", json.dumps({"const": n})) for n in (2**53 + 1, 5))
+    line = rules.count("\n") + 1
+    with pytest.raises(ConfigError, match=f"schema in line {line}: .* cannot be followed exactly"):
+        check_grammar(Grammar.lark(wrong))
+    check_grammar(Grammar.lark(fine))
+
+
+@pytest.mark.parametrize(
+    "written", ['{"const": 1, "const": 2}', '{"properties": {"a": {}, "b": {}, "\\u0061": {}}}']
+)
+def test_a_key_is_given_once(written: str) -> None:
+    """JSON's parsers keep the last without a word."""
+    for make in (Grammar.json_schema, lambda text: Grammar.lark(f"start: %json {text}")):
+        with pytest.raises(ConfigError, match=r"the key '(const|a)' is given twice\nhint: keep"):
+            check_grammar(make(written))
+
+
 def test_one_that_is_nested_too_deeply_is_refused() -> None:
     for depth in (150, 450):
         schema = '{"items":' * depth + "{}" + "}" * depth
