@@ -84,6 +84,7 @@ def bench(
     return BenchReport(
         results, measured, max_new_tokens, batch_size,
         results[_first_kit_method(methods) or 0].identical_to, agreement, loops.prompts,
+        loops.left_out,
     )  # fmt: skip
 
 
@@ -111,18 +112,20 @@ def _best(results: Sequence[MethodResult]) -> str:
 
 
 class Loops:
-    """Batches with an answer that ends in a loop, which drafting copies for nothing."""
+    """Batches with an answer that ends in a loop, which drafting copies for nothing. A batch is
+    timed as a whole, so its other prompts are `left_out` too."""
 
     def __init__(self, results: Sequence[MethodResult]) -> None:
-        self.prompts, self._results = 0, results
+        self.prompts, self.left_out, self._results = 0, 0, results
         self._kept: list[tuple[str | None, dict[int, Answers]]] = []
 
     def keep(self, category: str | None, answers: dict[int, Answers]) -> bool:
         """Whether this batch is one of them, by any method's answers."""
-        counts = (sum(loop_start(ids) is not None for ids in one.token_ids)
-                  for one in answers.values())  # fmt: skip
-        if found := max(counts):
-            self.prompts += found
+        found = {place for one in answers.values() for place, ids in enumerate(one.token_ids)
+                 if loop_start(ids) is not None}  # fmt: skip
+        if found:
+            self.prompts += len(found)
+            self.left_out += max(len(one.token_ids) for one in answers.values())
             self._kept.append((category, answers))
         return bool(found)
 

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter
 from medusa_kit import console
 from medusa_kit.bench.about import About
 from medusa_kit.bench.agreement import Agreement
-from medusa_kit.bench.doubts import doubt
+from medusa_kit.bench.doubts import doubt, says_nothing
 from medusa_kit.files import write_json
 from medusa_kit.heads.derived import BENCH_NAME, BENCH_PLOT_NAME, DERIVED
 from medusa_kit.outputs import check_folder, check_replaced
@@ -227,8 +227,8 @@ class BenchReport:
     """Results in the order of the methods; ratios are to the first.
 
     `agreement`: of our first method with the first one, where that is in float32 and ours is not;
-    None: not measured. `loops`: prompts whose answers end in one (loops.py), which count among
-    answers and equal ones alone, unless there are no others.
+    None: not measured. `loops`: prompts whose answers end in one (loops.py). `left_out`: those of
+    their batches, which count among answers and equal ones alone, unless there are no others.
     """
 
     results: Annotated[list[MethodResult], Field(min_length=1)]
@@ -238,6 +238,7 @@ class BenchReport:
     identical_to: str = ""  # the method that ours were compared with
     agreement: Agreement | None = None
     loops: int = 0
+    left_out: int = 0
     about: About = field(default_factory=About)
 
     @property
@@ -256,7 +257,12 @@ class BenchReport:
     @property
     def doubt(self) -> str | None:
         """Why its gains say little, if they do."""
-        return doubt(self.num_prompts, self.loops)
+        return doubt(self.num_prompts, self.loops, self.left_out)
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether no gain can be told."""
+        return says_nothing(self.num_prompts, self.left_out)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -264,7 +270,7 @@ class BenchReport:
             "num_prompts": self.num_prompts,
             "max_new_tokens": self.max_new_tokens,
             "batch_size": self.batch_size,
-            **({"loops": self.loops} if self.loops else {}),
+            **({"loops": self.loops, "left_out": self.left_out} if self.loops else {}),
             "identical_to": self.identical_to,
             "agreement_with_float32": self.agreement and self.agreement.to_json(),
             "methods": [result.to_json(self.results[0]) for result in self.results],
@@ -279,7 +285,8 @@ class BenchReport:
             for one in record["methods"]
         ]  # fmt: skip
         about = {name: one for name, one in record.items() if name not in OWN}
-        found = {"agreement": record.get("agreement_with_float32"), **record, "results": results,
+        found = {"agreement": record.get("agreement_with_float32"),
+                 "left_out": record.get("loops", 0), **record, "results": results,
                  "about": about}  # fmt: skip
         return TypeAdapter(cls).validate_python(found)
 
@@ -308,5 +315,5 @@ class BenchReport:
 
 
 BENCH, PICTURE = BENCH_NAME, BENCH_PLOT_NAME
-OWN = ("num_prompts", "max_new_tokens", "batch_size", "loops", "identical_to",
+OWN = ("num_prompts", "max_new_tokens", "batch_size", "loops", "left_out", "identical_to",
        "agreement_with_float32", "methods")  # fmt: skip

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from medusa_kit import console
-from medusa_kit.bench.doubts import says_nothing
 from medusa_kit.cli.chat import notes
 from medusa_kit.settings.engine import FLOAT32
 
@@ -79,11 +78,14 @@ def _agreement(report: Any) -> list[str]:
 
 def _doubts(report: Any) -> list[str]:
     lines = [] if report.doubt is None else [report.doubt]
-    if report.loops and not says_nothing(report.num_prompts, report.loops):
+    if report.loops and not report.says_nothing:
+        which = "they are"
+        if report.left_out > report.loops:
+            which = f"their batches, {report.left_out} prompts in all, are"
         lines.insert(
             0,
             f"{report.loops} of {report.num_prompts} answers end in a loop, one span "
-            "over and over: they are left out of all figures but those of same answers",
+            f"over and over: {which} left out of all figures but those of same answers",
         )
     return lines
 
@@ -118,8 +120,7 @@ def _methods_table(report: Any, title: str) -> Any:
 def _gain(report: Any, result: Any) -> str:
     """Drafting's gain: the speed of decoding against the kit's own plain decoding."""
     plain = report.plain
-    doubtful = says_nothing(report.num_prompts, report.loops)
-    if plain is None or result.plain or not result.drafts or doubtful:
+    if plain is None or result.plain or not result.drafts or report.says_nothing:
         return "–"
     return console.times(result.total.decoding_ratio(plain.total))
 

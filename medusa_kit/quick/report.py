@@ -168,7 +168,7 @@ def _measured(bench: dict[str, Any]) -> list[Row]:
 
 
 def _measured_on(prompts: int, max_new_tokens: int, loops: int) -> str:
-    if (why := doubt(prompts, loops)) is not None and says_nothing(prompts, loops):
+    if (why := doubt(prompts, loops, loops)) is not None and says_nothing(prompts, loops):
         return why
     said = f"{console.counted(prompts, 'prompt')}, at most {max_new_tokens} new tokens each"
     if loops:

@@ -98,6 +98,56 @@ def test_loops_are_compared_and_not_timed(capsys: pytest.CaptureFixture[str]) ->
     assert "2 prompts, and all answers end in loops, which any drafter" in said(capsys)
 
 
+def test_who_shares_a_batch_with_a_loop_is_left_out_and_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A batch is timed as a whole."""
+
+    def together(batch: Batch) -> Answers:
+        alone = [looping([prompt]) for prompt in batch]
+        return Answers([one.token_ids[0] for one in alone], sum(one.seconds for one in alone))
+
+    prompts = [[n] for n in (1, 2, 1, 1, *[1] * 8)]
+    report = bench([Method("a", together)], prompts, 70, batch_size=4)
+    assert (report.loops, report.left_out) == (1, 4)
+    assert report.results[0].total.tokens == 80
+    assert BenchReport.from_json(report.to_json()).left_out == 4
+    assert report.doubt is None
+    show(report, {}, "m", "here")
+    assert (
+        "1 of 12 answers end in a loop, one span over and over: their batches, 4 prompts in "
+        "all, are left out" in said(capsys)
+    )
+
+    few = bench([Method("a", together)], prompts[:8], 70, batch_size=4)
+    assert few.doubt == "a gain of 4 prompts is chance: give 6 or more"
+    nothing = bench([Method("a", together)], prompts[:4], 70, batch_size=4)
+    assert nothing.says_nothing
+    show(nothing, {}, "m", "here")
+    told = said(capsys)
+    assert "4 prompts, and each batch has an answer that ends in a loop, which any" in told
+    assert "left out" not in told
+
+
+def test_loops_of_different_methods_are_different_prompts() -> None:
+    def other(batch: Batch) -> Answers:
+        return looping([[2 if batch[0][0] == 1 else 1]])
+
+    methods = [Method("a", looping), Method("b", other)]
+    report = bench(methods, [[1], [2]], 70)
+    assert (report.loops, report.left_out, report.says_nothing) == (2, 2, True)
+
+    def both(batch: Batch) -> Answers:
+        first, second = (looping([prompt]) for prompt in batch)
+        return Answers([first.token_ids[0], second.token_ids[0]], 1.0)
+
+    def reversed_prompts(batch: Batch) -> Answers:
+        return both([batch[1], batch[0]])
+
+    methods = [Method("a", both), Method("b", reversed_prompts)]
+    assert bench(methods, [[1], [2]], 70, batch_size=2).loops == 2
+
+
 def counted_tokens(batch: Batch) -> Answers:
     return Answers([[1]], 1.0, decoding=Decoding(1, 0.5))
 
