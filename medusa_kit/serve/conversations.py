@@ -58,7 +58,7 @@ class Conversations:
         fits = partial(check_fits, tokenizer, room)
         prompt = next_prompt(tokenizer, shown, before, encode, tools, variables, fits)
         reasoning = reasoning_of(tokenizer, prompt.text)
-        reading = Reading(constraint.calls, reasoning, form_of(tokenizer))
+        reading = Reading(constraint.calls, reasoning, form_of(tokenizer), constraint.values)
         return ChatPrompt(prompt, context, reading)
 
     def keep(self, chat: ChatPrompt, text: str, ids: Sequence[int]) -> None:

@@ -66,7 +66,9 @@ def look_at(fields: tuple[Any, ...]) -> Answer:
         if grammar is not None and (fault := begun_fault_of(grammar)) is not None:
             raise refused(grammar, fault)
         # What is shown is the request's own, and need not come back.
-        return Answer("found", (grammar, bool(constraint.tools), constraint.notes))
+        return Answer(
+            "found", (grammar, bool(constraint.tools), constraint.notes, constraint.values)
+        )
     except ConfigError as error:
         return Answer("refused", error.message, error.hint)
     except RecursionError:
@@ -141,9 +143,11 @@ def main() -> None:
             send(outlet, _ended_by(status))
 
 
-def constraint_from(value: tuple[Grammar | None, bool, tuple[str, ...]], tools: Any) -> Constraint:
-    grammar, calls, notes = value
-    return Constraint(grammar, list(tools) if calls else (), notes)
+def constraint_from(
+    value: tuple[Grammar | None, bool, tuple[str, ...], Any], tools: Any
+) -> Constraint:
+    grammar, calls, notes, values = value
+    return Constraint(grammar, list(tools) if calls else (), notes, values=values)
 
 
 if __name__ == "__main__":

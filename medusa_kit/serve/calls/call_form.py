@@ -2,9 +2,12 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from medusa_kit.base.tokenizer.thought_marks import MARK
+from medusa_kit.files import parse_json
+from medusa_kit.serve.calls.argument_form import ArgumentForm
 from medusa_kit.serve.calls.reasoning import Channels
 
 # What stands for a call's name, for its id and its number in the texts of a form.
@@ -27,9 +30,9 @@ class Taken(NamedTuple):
 
 class CallForm(NamedTuple):
     """`opening`: before the first name; `middle`: between name and arguments, which are a JSON
-    object; `between`: from there to the next call's name, None where an answer has one call;
-    `closing`: behind the last call. `taken`: None: the template shows no calls. `channels`: calls
-    are messages of their own instead."""
+    object, or one by one in the form `arguments`; `between`: from there to the next call's name,
+    None where an answer has one call; `closing`: behind the last call. `taken`: None: the template
+    shows no calls. `channels`: calls are messages of their own instead."""
 
     opening: str
     middle: str
@@ -37,6 +40,7 @@ class CallForm(NamedTuple):
     closing: str
     taken: Taken | None = None
     channels: Channels | None = None
+    arguments: ArgumentForm | None = None
 
     @property
     def tag(self) -> str:
@@ -52,7 +56,8 @@ class CallForm(NamedTuple):
     @property
     def marks(self) -> tuple[str, ...]:
         """The tag, then all other marks."""
-        texts = (self.opening, self.middle, self.between or "", self.closing)
+        parts = self.arguments.parts if self.arguments else ()
+        texts = (self.opening, self.middle, *parts, self.between or "", self.closing)
         return tuple(
             dict.fromkeys([self.tag, *(m for text in texts for m in re.findall(MARK, text))])
         )
@@ -62,10 +67,18 @@ class CallForm(NamedTuple):
         again = f"{self.closing}\n{self.opening}" if self.between is None else self.between
         texts = [
             (again if number else self.opening).replace(NUMBER, str(number)) + name
-            + self.middle.replace(NUMBER, str(number)) + arguments
+            + self.middle.replace(NUMBER, str(number)) + self._arguments(arguments)
             for number, (name, arguments) in enumerate(calls)
         ]  # fmt: skip
         return ("".join(texts) + self.closing).replace(ID, "0" * 9)
+
+    def _arguments(self, arguments: str) -> str:
+        """Arguments as the model writes them; what is no JSON object stands as it is."""
+        if self.arguments is not None:
+            with suppress(ValueError):
+                if isinstance(read := parse_json(arguments), dict):
+                    return self.arguments.written(read)
+        return arguments
 
 
 # As Hermes and Qwen write calls, and what models without a form of their own are told to write.
@@ -77,11 +90,12 @@ HERMES = CallForm(
 )
 
 
-def read_head(text: str, expected: str) -> tuple[int, str]:
+def read_head(text: str, expected: str, follows: str = "{") -> tuple[int, str]:
     """How long the beginning of a call up to its arguments is, and the name in it. The length is 0
-    where the text does not begin so, -1 where it may when more comes. White space is free."""
+    where the text does not begin so, -1 where it may when more comes. White space is free.
+    `follows`: what the arguments begin with."""
     at, name = 0, ""
-    for part in [*FIELD.split(expected), "{"]:
+    for part in [*FIELD.split(expected), follows]:
         pattern = FIELDS.get(part)
         for character in [part] if pattern else "".join(part.split()):
             at = _past_space(text, at)
@@ -91,7 +105,7 @@ def read_head(text: str, expected: str) -> tuple[int, str]:
             if match is None:
                 return 0, ""
             name, at = match[0] if part == NAME else name, match.end()
-    return at - 1, name
+    return at - len(follows), name
 
 
 def _past_space(text: str, at: int) -> int:

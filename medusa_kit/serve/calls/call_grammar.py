@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from medusa_kit.base.tokenizer.thought_marks import MARK
+from medusa_kit.serve.calls.argument_grammar import entries_grammar, literal, until
+from medusa_kit.serve.calls.argument_schemas import Arguments
 from medusa_kit.serve.calls.call_form import FIELDS, HERMES, ID, NUMBER, CallForm
 from medusa_kit.serve.calls.channel_grammar import in_channels
 from medusa_kit.serve.calls.reasoning import Reasoning
@@ -19,7 +21,7 @@ PART = re.compile(
 
 
 def calls_grammar(
-    functions: Mapping[str, Mapping[str, Any]],
+    functions: Mapping[str, Mapping[str, Any] | Arguments],
     answer: Mapping[str, Any] | None,
     forced: bool,
     at_most_one: bool,
@@ -30,23 +32,26 @@ def calls_grammar(
     come: JSON of the schema `answer`, or any text, which may precede calls too."""
     rules = [
         "one: " + " | ".join(f"call_{number}" for number in range(len(functions))),
-        *(f"arguments_{n}: %json {json.dumps(one)}" for n, one in enumerate(functions.values())),
+        *(rule for n, one in enumerate(functions.values()) for rule in _arguments(n, one, form)),
         *([] if answer is None or forced else [f"answer: %json {json.dumps(answer)}"]),
     ]
     if form.channels is not None:
         return in_channels(form.channels, list(functions), rules, forced, answer is not None)
-    between, closing = (_sequence(text or "", form, True) for text in (form.between, form.closing))
+    middle, between, closing = (
+        _around(text or "", form, behind)
+        for text, behind in ((form.middle, False), (form.between, True), (form.closing, True))
+    )
     more = "" if at_most_one or form.between is None else f" ({between} one)*"
     rest = form.opening.removeprefix(form.tag)
     rules += [
-        *(f"call_{n}: {quoted(name)} middle arguments_{n}" for n, name in enumerate(functions)),
-        f"middle: {_sequence(form.middle, form)}",
+        *(f"call_{n}: {quoted(name)} {middle} arguments_{n}" for n, name in enumerate(functions)),
         f"written: one{more} {closing}",
-        f"forced: tag_0 {_sequence(rest, form)} written",
+        f"forced: tag_0 {_around(rest, form)} written",
         "SP: / ?/",
         f"ID: /{'[a-zA-Z0-9]{9}' if form.taken and form.taken.short_ids else FIELDS[ID]}/",
         f"NUMBER: /{FIELDS[NUMBER]}/",
         *(_tag(number, tag) for number, tag in enumerate(form.marks)),
+        *([until(form.arguments, form.marks)] if form.arguments else []),
     ]
     if forced:
         return _grammar("start: forced", rules, form)
@@ -55,11 +60,25 @@ def calls_grammar(
     space, tag = "" if form.first else SPACE, _inside(form.tag)
     before = "" if form.first else "(.|\\n)*"
     rules += [
-        f"behind: {space} {_sequence(rest.lstrip(), form)} written",
+        f"behind: {space} {_around(rest.lstrip(), form)} written",
         f"before[lazy]: /{before}{tag}/",
         f"TEXT: /(.|\\n)*/ & ~/{before}{tag}(.|\\n)*/",
     ]
     return _grammar("start: TEXT | before behind", rules, form, Free(form.tag, first=form.first))
+
+
+def _arguments(number: int, given: Mapping[str, Any] | Arguments, form: CallForm) -> list[str]:
+    """The rules for the arguments of function `number`."""
+    if isinstance(given, Arguments) and form.arguments is not None:
+        return entries_grammar(number, given, form.arguments, form.marks)
+    return [f"arguments_{number}: %json {json.dumps(given)}"]
+
+
+def _around(text: str, form: CallForm, behind_arguments: bool = False) -> str:
+    """What a form has around names and arguments, as a Lark grammar has it."""
+    if form.arguments is None:
+        return _sequence(text, form, behind_arguments)
+    return literal(text.lstrip() if behind_arguments else text, form.marks)
 
 
 def _sequence(text: str, form: CallForm, behind_json: bool = False) -> str:

@@ -1,10 +1,12 @@
 """An answer read while it comes: what the model says to itself, what it says, its calls."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from medusa_kit.base.tokenizer.turn_end import special_ids
+from medusa_kit.serve.calls.argument_form import Value
 from medusa_kit.serve.calls.call_form import HERMES, CallForm
 from medusa_kit.serve.calls.channels import ChannelReader
 from medusa_kit.serve.calls.reasoning import Reasoning
@@ -12,11 +14,12 @@ from medusa_kit.serve.calls.tool_calls import CallReader, Piece, held_back
 
 
 class Reading(NamedTuple):
-    """What an answer is read for."""
+    """What an answer is read for. `values`: how arguments are written, by function and name."""
 
     calls: bool = False
     reasoning: Reasoning | None = None
     form: CallForm = HERMES
+    values: Mapping[str, Mapping[str, Value]] = MappingProxyType({})
 
     @property
     def tags(self) -> list[str]:
@@ -68,7 +71,7 @@ class AnswerReader:
     _aloud: str = ""  # what may still come before the words of the answer
 
     def __post_init__(self) -> None:
-        self.calls = CallReader(self.reading.form)
+        self.calls = CallReader(self.reading.form, self.reading.values)
         reasoning = self.reading.reasoning
         self._inside = False if reasoning is None else (True if reasoning.opened else None)
         if reasoning is not None:

@@ -2,10 +2,12 @@
 follows a tag is a call; where the token that ends the tag says otherwise, the tag is text."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from medusa_kit.serve.calls.argument_form import Value
+from medusa_kit.serve.calls.argument_reader import ArgumentReader, JsonEnd
 from medusa_kit.serve.calls.call_form import HERMES, NAME, CallForm, read_head
 
 
@@ -56,25 +58,25 @@ class CallReader:
     """`push` text as it comes, `finish` at its end."""
 
     form: CallForm = HERMES
+    values: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)  # of each function
     num_calls: int = 0
     complete: int = 0  # calls whose arguments have been read to their end
     _text: str = ""  # not passed on yet
     _space: str = ""  # before the tag
     _expected: str | None = None  # before the next name; None: a tag is, and text
     _over: bool = False  # no call may come any more
-    _depth: int = 0  # of the arguments' braces; 0: they have not begun
-    _in_string: bool = False
-    _escaped: bool = False
+    _object: JsonEnd | None = None  # of the arguments under way
+    _entries: ArgumentReader | None = None  # of those, where they are written one by one
 
     def push(self, text: str) -> list[Piece]:
         self._text += text
         pieces: list[Piece] = []
         while True:
-            before = self._text, self._expected
+            before = self._text, self._expected, self._entries
             piece = self._next()
             if piece is not None:
                 pieces.append(piece)
-            if (self._text, self._expected) == before:
+            if (self._text, self._expected, self._entries) == before:
                 return pieces
 
     def finish(self) -> list[Piece]:
@@ -87,8 +89,10 @@ class CallReader:
         return "tool_calls" if reason == "stop" and self.complete else reason
 
     def _next(self) -> Piece | None:
-        if self._depth:
-            return self._arguments()
+        if self._object is not None:
+            return self._arguments(self._object)
+        if self._entries is not None:
+            return self._one_by_one(self._entries)
         if self._expected is not None:
             return self._head(self._expected)
         form = self.form
@@ -112,14 +116,20 @@ class CallReader:
         return [Piece(text)] if text and not self.num_calls else []
 
     def _head(self, expected: str) -> Piece | None:
-        length, name = read_head(self._text, expected + NAME + self.form.middle)
+        form = self.form
+        follows = "{" if form.arguments is None else ""
+        length, name = read_head(self._text, expected + NAME + form.middle, follows)
         if length < 0:
             return None
         if length == 0:
             self._expected, self._over = None, self.form.first or self.num_calls > 0
             return next(iter(self._said(self._space + self.form.tag)), None)
-        self._text = self._text[length + 1 :]
-        self._depth, self.num_calls = 1, self.num_calls + 1
+        self._text = self._text[length + len(follows) :]
+        self.num_calls += 1
+        if form.arguments is None:
+            self._object = JsonEnd(depth=1, begun=True)
+        else:
+            self._entries = ArgumentReader(form.arguments, self.values.get(name, {}))
         return Piece("", self.num_calls - 1, self._new_id(), name, "{")
 
     def _new_id(self) -> str:
@@ -127,25 +137,25 @@ class CallReader:
         number = secrets.token_hex(12)
         return number[:9] if taken and taken.short_ids else f"call_{number}"
 
-    def _arguments(self) -> Piece | None:
-        ends = (end for end, char in enumerate(self._text, start=1) if self._closes(char))
-        end = next(ends, len(self._text))
-        if not self._depth:
-            self._expected, self.complete = self.form.between, self.complete + 1
-            self._over = self._expected is None
-        text, self._text = self._text[:end], self._text[end:]
+    def _arguments(self, reader: JsonEnd) -> Piece | None:
+        end = reader.of(self._text)
+        if end is not None:
+            self._end_call()
+        text = self._text[:end]
+        self._text = self._text[len(text) :]
         return Piece("", self.num_calls - 1, arguments=text) if text else None
 
-    def _closes(self, character: str) -> bool:
-        """Whether the arguments end with this character."""
-        if self._escaped:
-            self._escaped = False
-        elif self._in_string:
-            self._escaped, self._in_string = character == "\\", character != '"'
-        else:
-            self._in_string = character == '"'
-            self._depth += {"{": 1, "}": -1}.get(character, 0)
-        return not self._depth
+    def _one_by_one(self, reader: ArgumentReader) -> Piece | None:
+        written, self._text = reader.push(self._text), ""
+        if reader.rest is not None:
+            self._end_call()
+            self._text = reader.rest
+        return Piece("", self.num_calls - 1, arguments=written) if written else None
+
+    def _end_call(self) -> None:
+        self._object, self._entries = None, None
+        self._expected, self.complete = self.form.between, self.complete + 1
+        self._over = self._expected is None
 
 
 @dataclass

@@ -16,6 +16,8 @@ from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.template import NOTHING, chat_template, render, render_text
 from medusa_kit.errors import ConfigError, DataError, unknown_value
 from medusa_kit.infer.decode.grammars.schemas import OPTIONS, Usable, usable
+from medusa_kit.serve.calls.argument_form import Value
+from medusa_kit.serve.calls.argument_schemas import entries_of
 from medusa_kit.serve.calls.call_form import HERMES, CallForm
 from medusa_kit.serve.calls.call_grammar import calls_grammar
 from medusa_kit.serve.calls.template_calls import form_of
@@ -30,8 +32,9 @@ INDENTED, ONE_LINE = "[ \\t\\n\\r]{0,32}", " ?"
 MAX_TOOLS = 128  # OpenAI's limit
 INSTRUCTIONS = (
     "You may call functions. These are there, described in JSON:\n<tools>\n{tools}\n</tools>\n"
-    "For each call, write the function's name and arguments as JSON between tags:\n{call}"
+    "For each call, write the function's name and {how}:\n{call}"
 )
+AS_JSON, ONE_BY_ONE = "arguments as JSON between tags", "each argument between tags"
 EXAMPLE = "the function", '{"argument": "value"}'
 
 
@@ -44,6 +47,8 @@ class Constraint:
     tools: Sequence[Mapping[str, Any]] = ()
     notes: tuple[str, ...] = ()  # what of the schemas is not enforced
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the template
+    # How arguments are written, by function and name, where they are written one by one.
+    values: Mapping[str, Mapping[str, Value]] = dataclasses.field(default_factory=dict)
 
     @property
     def calls(self) -> bool:
@@ -84,7 +89,8 @@ class Constraint:
                 hint="use a model with one, or ask without tools",
             )
         listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tools)
-        instructions = INSTRUCTIONS.format(tools=listed, call=form.written([EXAMPLE]))
+        how = AS_JSON if form.arguments is None else ONE_BY_ONE
+        instructions = INSTRUCTIONS.format(tools=listed, how=how, call=form.written([EXAMPLE]))
         shown = with_system(given, instructions)
         if not self._renders(tokenizer, shown):  # some templates have no system messages
             shown = with_system(given, instructions, role="user")
@@ -140,10 +146,17 @@ def constraint_of(
     forced = tool_choice not in (None, "auto")
     at_most_one = parallel_tool_calls is False or isinstance(tool_choice, Mapping)
     called = {name: functions[name] for name in names}
-    schemas = {name: parameters.schema for name, parameters in called.items()}
-    grammar = calls_grammar(schemas, schema, forced, at_most_one, form)
     notes = (*notes, *(note for parameters in called.values() for note in parameters.notes))
-    return Constraint(grammar, list(tools), notes)
+    schemas = {name: parameters.schema for name, parameters in called.items()}
+    if form.arguments is None:
+        grammar = calls_grammar(schemas, schema, forced, at_most_one, form)
+        return Constraint(grammar, list(tools), notes)
+    entries = entries_of(tools, schemas, form.arguments)
+    grammar = calls_grammar(entries, schema, forced, at_most_one, form)
+    notes = (*notes, *(note for one in entries.values() for note in one.notes))
+    return Constraint(
+        grammar, list(tools), notes, values={n: one.values for n, one in entries.items()}
+    )
 
 
 def _format_schema(response_format: Mapping[str, Any] | None) -> Usable | None:

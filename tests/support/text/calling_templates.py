@@ -120,19 +120,10 @@ FORMS = {
     ),  # Granite 3, Phi 4, xLAM and Apriel have other tags around such a list
     "functionary": Calling(FUNCTIONARY, "<function=f>{}", "</function><function="),
 }  # fmt: skip
-PARAMETERS = (
-    "{% for k, v in c.function.arguments.items() %}<parameter={{ k }}>\n{{ v }}\n</parameter>\n"
-    "{% endfor %}"
-)
 # Which are not read: arguments that are no JSON object, or a call that no answer can hold.
 OTHERS = {
     "none": SHOWN + "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
     "mention": HERMES.split("{% if m.tool_calls")[0] + "Write <tool_call>.{% endfor %}",
-    "xml": turns("<tool_call>\n<function={{ c.function.name }}>\n" + PARAMETERS + "</tool_call>"),
-    "glm": turns(
-        "<tool_call>{{ c.function.name }}\n{% for k, v in c.function.arguments.items() %}"
-        "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>"
-    ),
     "python": listed(
         "<|tool_call_start|>", "<|tool_call_end|>",
         "{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}"

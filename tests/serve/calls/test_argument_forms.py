@@ -1,0 +1,318 @@
+"""Calls with one entry for each argument, in the form that a chat template writes: found, read and
+held to it by a grammar."""
+
+import json
+import random
+import re
+from typing import Any
+
+import pytest
+from support.samples import pairs
+from support.serving.grammars import accepts
+from support.serving.live_server import live_server
+from support.serving.scripted import placed_base
+from support.serving.tagged import tagged_tokenizer
+from support.small_engines import build_engine
+from support.text.argument_templates import ENTRIES, OTHERS
+
+from medusa_kit.data.template import render_text
+from medusa_kit.errors import ConfigError
+from medusa_kit.serve.calls.argument_form import TYPES, ArgumentForm, Value
+from medusa_kit.serve.calls.argument_schemas import arguments_of
+from medusa_kit.serve.calls.call_form import HERMES, CallForm
+from medusa_kit.serve.calls.reading import AnswerReader, Reading
+from medusa_kit.serve.calls.template_calls import form_of
+from medusa_kit.serve.calls.tool_calls import ReadAnswer, read_answer
+from medusa_kit.serve.calls.tools import Constraint, constraint_of
+
+QUESTION = {"role": "user", "content": "ab?"}
+NULLABLE = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+TEXT_OR_LIST = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+PROPERTIES: dict[str, Any] = {
+    "text": {"type": "string"}, "choice": {"enum": ["a b", "a", "c"]}, "real": {"type": "number"},
+    "yes": {"type": "boolean"}, "nothing": {"type": "null"}, "object": {"type": "object"},
+    "list": {"type": "array", "items": {"type": ["string", "integer"]}}, "maybe": NULLABLE,
+    "any": {}, "a-code": {"type": "string", "pattern": "^[ab]+$"}, "either": TEXT_OR_LIST,
+}  # fmt: skip
+
+
+def tools_of(properties: dict[str, Any], required: tuple[str, ...] = (), **more: Any) -> list[Any]:
+    parameters = {"type": "object", "properties": properties, "required": list(required), **more}
+    return [
+        {"type": "function", "function": {"name": name, "parameters": parameters}}
+        for name in ("f", "ff", "g-1")
+    ]
+
+
+TOOLS = tools_of(PROPERTIES)
+
+
+def known_of(name: str) -> tuple[Any, CallForm, ArgumentForm]:
+    known = tagged_tokenizer(template=ENTRIES[name].template)
+    form = form_of(known)
+    assert form.arguments is not None
+    return known, form, form.arguments
+
+
+def rendered(known: Any, *calls: tuple[str, Any]) -> str:
+    """What the template writes of calls."""
+    message = {"role": "assistant", "content": None, "tool_calls": [
+        {"id": f"call_{number:024}", "type": "function",
+         "function": {"name": name, "arguments": json.dumps(arguments)}}
+        for number, (name, arguments) in enumerate(calls)]}  # fmt: skip
+    shown, tools = constraint_of(tools=TOOLS).shown(known, [QUESTION, message])
+    text = render_text(known, shown, tools, ask=False).rpartition("ab?<|im_end|>\n")[2]
+    return text.removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n")
+
+
+def read(form: CallForm, constraint: Constraint, text: str, step: int) -> ReadAnswer:
+    reader = AnswerReader(Reading(True, None, form, constraint.values))
+    parts = [text[at : at + step] for at in range(0, len(text), step)]
+    pieces = [piece for part in parts for piece in reader.push(part)]
+
+    class Given:
+        push, finish_reason = staticmethod(lambda _: pieces), reader.finish_reason
+        finish = reader.finish
+
+    return read_answer("", "stop", Given())
+
+
+def called(answer: ReadAnswer) -> list[tuple[str, Any]]:
+    functions = [call["function"] for call in answer.tool_calls]
+    return [(one["name"], json.loads(one["arguments"])) for one in functions]
+
+
+def any_arguments(draw: random.Random, form: CallForm) -> dict[str, Any]:
+    """Arguments of PROPERTIES, with texts that look like something else."""
+    assert form.arguments is not None
+    marks = [mark for mark in form.marks if form.arguments.mark not in mark]
+    bits = [*marks, form.arguments.opening.strip(), '"', "\\", '{"a": [}', "}]\n", "é☃", " ", "\n",
+            "</", "<", "null", "5", "<b>"]  # fmt: skip
+
+    def text() -> str:
+        return "".join(draw.choice(bits) for _ in range(draw.randint(0, 4)))
+
+    values: dict[str, Any] = {
+        "text": text(), "choice": draw.choice(["a b", "a", "c"]),
+        "real": draw.choice([0, -5, 3.25, 10**12]), "yes": draw.random() < 0.5, "nothing": None,
+        "object": {text(): [text(), None]}, "list": [text(), 5][: draw.randint(0, 2)],
+        "maybe": draw.choice([None, "x" + text()]),
+        "any": draw.choice([None, False, 5, [text()], {"a": text()}, "x" + text()]),
+        "a-code": "abba", "either": draw.choice([[text()], "x" + text()]),
+    }  # fmt: skip
+    return {name: value for name, value in values.items() if draw.random() < 0.5}
+
+
+def written(form: CallForm, calls: list[tuple[str, Any]]) -> str:
+    """As the grammar has it: text that has to fit more than its type is JSON."""
+    assert form.arguments is not None
+    one, json_head = form.arguments, form.arguments.heads_of(())[0]
+    quoted = ("a-code",) if one.typed else ("a-code", "either")
+
+    def argument(name: str, value: Any) -> str:
+        if name in quoted and isinstance(value, str):
+            in_quotes = json.dumps(value, ensure_ascii=False)
+            return one.opening + name + json_head + in_quotes + one.closing
+        return one.written({name: value})
+
+    text = form.closing
+    for number, (name, arguments) in reversed(list(enumerate(calls))):
+        before = form.opening if number == 0 else form.between
+        assert before is not None
+        entries = "".join(argument(*entry) for entry in arguments.items())
+        head = (before + name + form.middle).replace("\ue002", str(number + 1))
+        text = head + entries + text
+    return text
+
+
+def some_calls(form: CallForm, seed: int) -> list[tuple[str, Any]]:
+    draw = random.Random(seed)
+    return [
+        (draw.choice(["f", "ff", "g-1"]), any_arguments(draw, form))
+        for _ in range(draw.randint(1, 3))
+    ]
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_the_form_is_that_of_the_template(name: str) -> None:
+    known, form, _ = known_of(name)
+    assert form.taken is not None
+    calls = [("f", {"x": "a"}), ("ff", {"x": 5})]
+    assert rendered(known, *calls).startswith(ENTRIES[name].writes)
+    told = form.written([(function, json.dumps(arguments)) for function, arguments in calls])
+    assert called(read(form, constraint_of(tools=TOOLS, form=form), told, 1)) == calls
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_templates_keep_hermes_form(name: str) -> None:
+    assert form_of(tagged_tokenizer(template=OTHERS[name])) == HERMES
+
+
+@pytest.mark.parametrize(("name", "step"), pairs(list(ENTRIES), [1, 3, 1000]))
+def test_calls_come_back_as_they_were_written(name: str, step: int) -> None:
+    _, form, _ = known_of(name)
+    constraint = constraint_of(tools=TOOLS, form=form)
+    assert not constraint.notes
+    for seed in range(25):
+        calls = some_calls(form, seed)
+        for content in ("", "Let me <see>. "):
+            told = read(form, constraint, content + written(form, calls), step)
+            assert called(told) == calls
+            assert (told.content or "", told.finish_reason) == (content.rstrip(), "tool_calls")
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_what_the_template_writes_of_calls_is_read(name: str) -> None:
+    known, form, _ = known_of(name)
+    constraint = constraint_of(tools=TOOLS, form=form)
+    same = ("text", "real", "object", "list", "yes") if ENTRIES[name].as_json else ("text",)
+    for seed in range(25):
+        calls = [
+            (function, {key: value for key, value in arguments.items() if key in same})
+            for function, arguments in some_calls(form, seed)
+        ]
+        assert called(read(form, constraint, rendered(known, *calls), 7)) == calls
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_answer_that_is_cut_has_the_beginning_of_the_arguments(name: str) -> None:
+    _, form, _ = known_of(name)
+    constraint = constraint_of(tools=TOOLS, form=form)
+    arguments = {"text": 'a\n</b> "é"', "object": {"a": [1]}, "maybe": None}
+    text = written(form, [("f", arguments)])
+    whole = read(form, constraint, text, 1000).tool_calls[0]["function"]["arguments"]
+    assert json.loads(whole) == arguments
+    for length in range(len(form.tag), len(text)):
+        cut = read(form, constraint, text[:length], 1000)
+        assert not cut.content
+        for call in cut.tool_calls:
+            assert whole.startswith(call["function"]["arguments"])
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_the_grammar_has_the_form(name: str) -> None:
+    _, form, _ = known_of(name)
+    calls = [some_calls(form, seed) for seed in range(5)]
+    forced = constraint_of(tools=TOOLS, form=form, tool_choice="required").grammar
+    single = constraint_of(tools=TOOLS, form=form, parallel_tool_calls=False).grammar
+    assert forced is not None
+    assert single is not None
+    for some in calls:
+        text = written(form, some)
+        assert accepts(forced, text), text
+        assert not accepts(forced, text[: -len(form.closing.strip())])
+        assert accepts(single, text) == (len(some) == 1)
+    assert accepts(single, "So.")
+    assert not accepts(forced, "So.")
+    both = written(form, [("f", {"real": 5, "yes": True})])
+    assert accepts(forced, both)
+    for wrong in (both.replace("5", "x"), both.replace("real", "yes"), both.replace("f", "h", 1)):
+        assert not accepts(forced, wrong) or wrong == both
+    further = written(form, [("f", {"text": "a", "not_named": [1]})])
+    assert accepts(forced, further)
+    closed = tools_of(PROPERTIES, ("text",), additionalProperties=False)
+    strict = constraint_of(tools=closed, form=form, tool_choice="required").grammar
+    assert strict is not None
+    assert not accepts(strict, further)
+    assert accepts(strict, written(form, [("f", {"text": "a"})]))
+    assert not accepts(strict, written(form, [("f", {})]))
+    assert not accepts(strict, written(form, [("f", {"text": "a", "choice": "b"})]))
+
+
+DEFS = {"$defs": {"Code": {"enum": ["x", "y"]}, "Deep": {"$ref": "#/$defs/Code"}}}
+FORM = ArgumentForm("\n<p=", (">",) * len(TYPES), "</p>")
+TYPED = FORM._replace(heads=(">t>", *[">"] * (len(TYPES) - 1)))
+
+
+@pytest.mark.parametrize(
+    ("schema", "untyped", "typed"),
+    [
+        ({"type": "string"}, Value(True), Value(True)),
+        ({"type": "string", "description": "a", "x-mine": 1}, Value(True), Value(True)),
+        ({"$ref": "#/$defs/Deep"}, Value(True), Value(True)),
+        ({"enum": ["a", "b"]}, Value(True), Value(True)),
+        ({"const": "a"}, Value(True), Value(True)),
+        ({"enum": ["a</p>", "b"]}, Value(False), Value(False)),
+        ({"enum": ["a", ""]}, Value(False), Value(False)),
+        ({"enum": ["a", 1]}, Value(False, ("number",)), Value(False, ("number",))),
+        ({"type": "string", "pattern": "a"}, Value(False), Value(False)),
+        ({"type": "string", "maxLength": 3}, Value(False), Value(False)),
+        ({"type": "integer"}, Value(False, ("number",)), Value(False, ("number",))),
+        ({"type": ["string", "null"]}, Value(True, ("null",)), Value(True, ("null",))),
+        (NULLABLE, Value(True, ("null",)), Value(True, ("null",))),
+        (TEXT_OR_LIST, Value(False, ("array",)), Value(True, ("array",))),
+        ({}, Value(True, TYPES[1:]), Value(True, TYPES[1:])),
+        (True, Value(True, TYPES[1:]), Value(True, TYPES[1:])),
+        ({"allOf": [{"type": "object"}]}, Value(False, ("object",)), Value(False, ("object",))),
+        ({"anyOf": [{"const": True}, {"const": 1}]}, *[Value(False, ("number", "boolean"))] * 2),
+    ],
+)
+def test_how_an_argument_is_written(schema: Any, untyped: Value, typed: Value) -> None:
+    whole = {"type": "object", "properties": {"a": schema}, "additionalProperties": False, **DEFS}
+    for form, expected in ((FORM, untyped), (TYPED, typed)):
+        found = arguments_of("tools", whole, form, strict=True)
+        assert found.values == {"a": expected}
+        assert found.named[0].value.text or not found.named[0].choices
+
+
+def test_what_cannot_be_followed_is_noted_and_where_strict_refused() -> None:
+    refers = {
+        "type": "object",
+        "properties": {"a": {"type": "string"}, "b": {"$ref": "#/properties/a"}},
+    }
+    together = {"type": "object", "properties": {"a": {}}, "minProperties": 1}
+    for schema, place in ((refers, "tools.properties.b: $ref"), (together, "tools: minProperties")):
+        assert arguments_of("tools", schema, FORM, strict=False).notes == (
+            f"{place} is not enforced",
+        )
+        with pytest.raises(ConfigError, match=place.replace("$", r"\$")):
+            arguments_of("tools", schema, FORM, strict=True)
+    for name in ("a>b", " a", "a\nb", ""):
+        schema = {"type": "object", "properties": {name: {}}}
+        with pytest.raises(ConfigError, match="cannot be written"):
+            arguments_of("tools", schema, FORM, strict=False)
+
+
+def test_references_at_the_top_and_required_names_without_a_schema() -> None:
+    every = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a", "b"]}
+    schema = {"$ref": "#/$defs/All", "type": "object", "$defs": {"All": every}}
+    found = arguments_of("tools", schema, FORM, strict=True)
+    assert [(one.name, one.required) for one in found.named] == [("a", True), ("b", True)]
+
+
+def tokens_of(text: str, marks: tuple[str, ...]) -> list[str]:
+    pattern = "|".join([*map(re.escape, marks), r"\s", r"\w+", r"[^\w\s]"])
+    return [part.replace("\n", "Ċ").replace(" ", "Ġ") for part in re.findall(pattern, text)]
+
+
+SERVED = tools_of({"x": {"type": "boolean"}, "y": {"type": "string"}}, ("x", "y"),
+                  additionalProperties=False)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "special"), pairs(list(ENTRIES), [True, False]))
+def test_served(name: str, special: bool) -> None:
+    """Of the model's own accord and as asked for; calls and results go back."""
+    _, form, _ = known_of(name)
+    calls = [("ff", {"x": True, "y": "a <b>"}), ("f", {"x": False, "y": ""})]
+    marks = ENTRIES[name].marks if special else ()
+    known = tagged_tokenizer(template=ENTRIES[name].template, special=marks)
+    shown, tools = constraint_of(tools=SERVED, form=form).shown(known, [QUESTION])
+    script = tokens_of(written(form, calls), marks)
+    base = placed_base(script, ENTRIES[name].template, marks, shown, tools=tools)
+    with live_server(build_engine(base)) as live, live.http() as http:
+        body = {"model": live.model, "temperature": 0, "max_tokens": 300, "tools": SERVED,
+                "messages": [QUESTION]}  # fmt: skip
+        for fields in ({}, {"tool_choice": "required"}):
+            told = http.post("/v1/chat/completions", json={**body, **fields})
+            assert told.status_code == 200, told.text
+            (choice,) = told.json()["choices"]
+            assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+            functions = [call["function"] for call in choice["message"]["tool_calls"]]
+            assert [(one["name"], json.loads(one["arguments"])) for one in functions] == calls
+        back = [choice["message"]] + [
+            {"role": "tool", "tool_call_id": call["id"], "content": "Rain"}
+            for call in choice["message"]["tool_calls"]
+        ]
+        again = {**body, "messages": [QUESTION, *back], "max_tokens": 1}
+        assert http.post("/v1/chat/completions", json=again).status_code == 200
