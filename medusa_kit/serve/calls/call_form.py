@@ -49,6 +49,11 @@ class CallForm(NamedTuple):
         return match[0] if match else FIELD.split(self.opening)[0]
 
     @property
+    def is_of_one(self) -> bool:
+        """Whether a message has one call."""
+        return self.between is None or self.channels is not None
+
+    @property
     def first(self) -> bool:
         """Whether calls are JSON without a tag, so that nothing else may come before them."""
         return TAG.match(self.opening) is None

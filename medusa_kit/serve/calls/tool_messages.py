@@ -20,6 +20,8 @@ def for_template(
     """Messages for a template that writes calls: arguments as objects, unless it takes the text
     that OpenAI's API has. Calls with other arguments, such as one that was cut, are given as the
     template would write them, in the message's text."""
+    if taken is not None and form.is_of_one:
+        messages = one_by_one(messages)
     given, taken = list[Message](), taken or Taken()
     for message in messages:
         message = {**message, "content": message.get("content") or ""}
@@ -31,6 +33,28 @@ def for_template(
         elif calls:
             message["tool_calls"] = calls
         given.append(message)
+    return given
+
+
+def one_by_one(messages: Sequence[Message]) -> list[Message]:
+    """Each call in a message of its own, its result behind it: templates that write one call of a
+    message pass over others, and give all results to that one."""
+    given, place = list[Message](), 0
+    while place < len(messages):
+        message, place = messages[place], place + 1
+        calls = message.get("tool_calls", ())
+        if len(calls) < 2:
+            given.append(message)
+            continue
+        results: list[Message] = []
+        while place < len(messages) and messages[place]["role"] == "tool":
+            results, place = [*results, messages[place]], place + 1
+        for number, call in enumerate(calls):
+            before = message if number == 0 else {"role": message["role"], "content": ""}
+            own = [one for one in results if one.get("tool_call_id") == call.get("id")]
+            results = [one for one in results if one not in own]
+            given += [{**before, "tool_calls": [call]}, *own]
+        given += results
     return given
 
 

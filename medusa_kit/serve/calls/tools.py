@@ -73,6 +73,7 @@ class Constraint:
     ) -> tuple[list[Message], Sequence[Mapping[str, Any]] | None]:
         """(messages, tools) as the chat template gets them. Raises what `encode` does."""
         form = form_of(tokenizer)
+        messages = self._with_words(tokenizer, messages, form)
         given = as_text(messages, form)
         if form.taken is not None:
             own = for_template(messages, form.taken, form)
@@ -96,6 +97,17 @@ class Constraint:
             shown = with_system(given, instructions, role="user")
         return shown, None
 
+    def _with_words(
+        self, tokenizer: Any, messages: Sequence[Message], form: CallForm
+    ) -> Sequence[Message]:
+        """Empty answers, as a stop string may have left them, as a space where the template refuses
+        them."""
+        places = [place for place, message in enumerate(messages) if _is_empty(message)]
+        if not places or self._renders(tokenizer, as_text(messages, form)):
+            return messages
+        return [{**message, "content": " "} if place in places else message
+                for place, message in enumerate(messages)]  # fmt: skip
+
     def _renders(
         self, tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> bool:
@@ -115,6 +127,11 @@ def encode_shown(
     if tools is None and not variables:
         return encode_prompt(tokenizer, shown)
     return render(tokenizer, shown, True, tools, variables)
+
+
+def _is_empty(message: Message) -> bool:
+    others = message.get("tool_calls") or message.get("reasoning_content")
+    return message["role"] == "assistant" and not message.get("content") and not others
 
 
 UNCONSTRAINED = Constraint()

@@ -13,7 +13,8 @@ from support.serving.live_server import live_server
 from support.serving.scripted import placed_base
 from support.serving.tagged import tagged_tokenizer
 from support.small_engines import build_engine
-from support.text.calling_templates import FORMS, LLAMA, MISTRAL, OTHERS
+from support.text.calling_templates import ASK, FORMS, LLAMA, MISTRAL, OTHERS, SHOWN
+from support.text.thinking_templates import HARMONY
 
 from medusa_kit.data.template import render_text
 from medusa_kit.serve.calls.call_form import HERMES as HERMES_FORM
@@ -219,11 +220,55 @@ def test_results_go_back_with_ids_that_the_template_takes() -> None:
 
 def test_what_a_template_refuses_is_given_as_text() -> None:
     known = of_template(LLAMA)
-    text = rendered(known, asked(("f", {}), ("ff", {"a": 1}), content="So."))
-    assert 'So.\n{"name": "f", "parameters": {}}\n{"name": "ff", "parameters": {"a": 1}}' in text
     cut = asked(("f", {}))
     cut["tool_calls"][0]["function"]["arguments"] = '{"a": '
     assert '{"name": "f", "parameters": {"a": }' in rendered(known, cut)
+
+
+ONE_CALL = (  # of a message, as GigaChat's shows; results say whose they are, as gpt-oss' do
+    SHOWN + "{% set last = namespace(name='') %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'tool' %}{{ last.name }}: {% endif %}{{ m.content }}{% if m.tool_calls %}"
+    "{% set f = m.tool_calls[0].function %}{% set last.name = f.name %}<|call|>{{ f.name }}"
+    "{{ f.arguments | tojson }}{% endif %}<|im_end|>\n{% endfor %}" + ASK
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("template", [ONE_CALL, LLAMA, HARMONY], ids=["one", "llama", "harmony"])
+def test_several_calls_go_back_where_a_message_has_one(template: str) -> None:
+    """Such templates pass over further calls, and give their results to the first."""
+    known = of_template(template)
+    calls = asked(("f", {"a": 1}), ("ff", {"a": 2}), ("g-1", {"a": 3}), content="So.")
+    ids = [call["id"] for call in calls["tool_calls"]]
+    results = [{"role": "tool", "tool_call_id": ids[n], "content": f"Zu{n}"} for n in (2, 0, 1)]
+    end = {"role": "assistant", "content": "Done."}
+    shown, _ = constraint_of(tools=TOOLS, form=form_of(known)).shown(
+        known, [QUESTION, calls, *results, end, QUESTION]
+    )
+    text = render_text(known, shown, None, ask=False)
+    places = [text.find(part) for part in ("f", '"a": 1', "Zu0", '"a": 2', "Zu1", '"a": 3', "Zu2")]
+    assert -1 not in places
+    assert places == sorted(places)
+    if template == ONE_CALL:
+        assert [f"{name}: Zu{n}" in text for n, name in enumerate(("f", "ff", "g-1"))] == [True] * 3
+    assert text.count("So.") in ((0, 1) if template == HARMONY else (1,))
+    assert text.count("Done.") == 1
+    again, _ = constraint_of(tools=TOOLS, form=form_of(known)).shown(known, shown)
+    assert again == shown
+
+
+def test_an_empty_answer_goes_back_to_a_template_that_refuses_it() -> None:
+    """As a stop string leaves one that comes first."""
+    refuses = (
+        "{% if m.role == 'assistant' and not m.content %}{{ raise_exception('no') }}{% endif %}"
+    )
+    for template in (ONE_CALL, OTHERS["none"]):
+        for refused in (False, True):
+            known = of_template(template.replace(
+                "messages %}", "messages %}" + refuses * refused, 1))  # fmt: skip
+            empty = {"role": "assistant", "content": ""}
+            shown, _ = constraint_of().shown(known, [QUESTION, empty, QUESTION])
+            assert shown[1]["content"] == " " * refused
+            render_text(known, shown, None)
 
 
 def tokens_of(text: str, marks: tuple[str, ...]) -> list[str]:
