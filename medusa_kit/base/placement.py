@@ -54,9 +54,12 @@ def pick_device(device: str) -> torch.device:
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
-        raise ConfigError(f"device {device!r} is unknown", hint="use auto, cpu or cuda") from error
+        raise ConfigError(
+            f"device {device!r} is unknown", hint="use --device auto, cpu or cuda"
+        ) from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            f"device {device!r} was asked for, but torch finds no such CUDA device", hint="use cpu"
+            f"device {device!r} was asked for, but torch finds no such CUDA device",
+            hint="use --device cpu",
         )
     return chosen

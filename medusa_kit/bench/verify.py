@@ -67,7 +67,7 @@ def verify(
     if sampling.lossy:
         raise ConfigError(
             "typical acceptance is lossy, so there is nothing to verify; expected exact acceptance",
-            hint="leave out the option acceptance",
+            hint="leave out --acceptance",
         )
     refuse_float16_cache(engine.verifier, "there is nothing to verify")
     # Neither answer may read what the other has left, and whole trees are to be verified.

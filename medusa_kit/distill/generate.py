@@ -97,7 +97,7 @@ def generate_answers(
     if sampling.lossy:
         raise ConfigError(
             "typical acceptance is lossy; expected exact: data holds the model's own answers",
-            hint="leave out acceptance",
+            hint="leave out --acceptance",
         )
     refuse_int8_weights(base, "data holds the model's own answers")
     check_bias_ids(sampling, base.info.vocab_size)

@@ -272,7 +272,7 @@ class HeadsStore(Live):
     def _too_large(self, name: str, size: int) -> DeviceMemoryError:
         return DeviceMemoryError(
             f"heads {name!r} take {size} bytes; at most {self.most_bytes} are kept for heads",
-            hint="let heads take more memory",
+            hint="let heads take more memory: --heads-memory GIGABYTES",
         )
 
     def _keep(self, loaded: LoadedHeads) -> None:
@@ -290,7 +290,7 @@ class HeadsStore(Live):
         if (used := self.num_bytes) + size > self.most_bytes:
             raise QueueFullError(
                 f"heads {name!r} take {size} bytes, and heads in use {used} of {self.most_bytes}",
-                hint="ask again later, or let heads take more memory",
+                hint="ask again later, or let heads take more memory: --heads-memory GIGABYTES",
             )
         self._loaded[name] = loaded
 

@@ -265,7 +265,7 @@ def check_base(config: HeadsConfig, base: BaseModel, force: bool) -> None:
             + (
                 ""
                 if force
-                else ", or load them with force if it is the same model with changed weights"
+                else "; --force uses them where it is the same model with changed weights"
             ),
         )
     if match is Match.OLD:

@@ -219,7 +219,7 @@ def _check_weights(path: Path, weights: Any, lossy: bool = False) -> None:
         raise ConfigError(
             f"{path} was measured with {weights or 'changed'} weights, which is lossy: its figures "
             "are those of another model than the base",
-            hint=f"measure again with weights {CHECKPOINT!r}, or leave the file out",
+            hint=f"measure again with --weights {CHECKPOINT}, or leave the file out",
         )
 
 

@@ -153,7 +153,10 @@ def check_fixed_shapes(fixed_shapes: str, compiled: bool) -> None:
     """Raises ConfigError for a word that is none, or a compiled forward without its steps."""
     check_value("fixed_shapes", fixed_shapes)
     if compiled and fixed_shapes == "never":
-        raise ConfigError("compile has no meaning with fixed_shapes 'never'", hint="leave one out")
+        raise ConfigError(
+            "compile has no meaning with fixed_shapes 'never'",
+            hint="leave out --compile or --fixed-shapes",
+        )
 
 
 def check_names(names: Iterable[str], known: Iterable[str]) -> None:

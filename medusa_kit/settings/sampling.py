@@ -151,7 +151,7 @@ class SamplingParams:
         if not self.lossy and (self.epsilon is not None or self.delta is not None):
             raise ConfigError(
                 "epsilon and delta have no meaning with exact acceptance",
-                hint="they are the thresholds of acceptance 'typical'",
+                hint="leave them out, or add --acceptance typical, whose thresholds they are",
             )
 
     @classmethod

@@ -54,7 +54,7 @@ class ReplicaOptions:
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ConfigError(
                 f"max_replicas {self.max_replicas} is less than replicas {self.replicas}",
-                hint="replicas is how many there are at least",
+                hint="--replicas says how many there are at least, --max-replicas at most",
             )
         if self.replica_load is not None and self.max_replicas is None:
             raise ConfigError("replica_load has no effect without max_replicas")

@@ -76,7 +76,7 @@ def test_what_neighbours_change_is_found(
     with pytest.raises(IncompatibleBaseError, match=r"off by \S+ of their spread") as raised:
         build("llama", activations)
     assert f"activations {activations} failed the check at load on 'llama'" in raised.value.message
-    assert "use activations float32" in str(raised.value.hint)
+    assert "use --activations float32" in str(raised.value.hint)
     build("llama", "float32")
 
 

@@ -82,7 +82,7 @@ def test_what_is_told_before_a_base_is_loaded(no_base: None, case: str, activati
     assert f"activations {activations} need" in raised.value.message
     assert expected in raised.value.message
     assert found in raised.value.message
-    assert "use activations float32" in str(raised.value.hint)
+    assert "use --activations float32" in str(raised.value.hint)
     with pytest.raises(Loaded):
         medusa_kit.load("debug-tiny", activations="float32", **given)
 
@@ -123,7 +123,7 @@ def test_kernels_that_multiply_no_integers(
         medusa_kit.load("debug-tiny", **given)
     with pytest.raises(ConfigError, match="int16 need") as raised:
         build_engine(base_of("llama"), weights="int8", activations="int16")
-    assert "use activations float32" in str(raised.value.hint)
+    assert "use --activations float32" in str(raised.value.hint)
 
 
 @integers_only
@@ -137,7 +137,7 @@ def test_kernels_that_multiply_no_integers(
 def test_what_only_loading_knows(base: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
         build_engine(tiny_base(base), activations="int8", **options)
-    assert "use activations float32" in str(raised.value.hint)
+    assert "use --activations float32" in str(raised.value.hint)
 
 
 @integers_only
@@ -181,7 +181,7 @@ def test_commands_refuse_with_exit_code_2(
     code, out, err = run(*words, "--activations", "int8")
     assert (code, out) == (2, "")
     assert "stored as floats" in err
-    assert "hint: use activations float32" in err
+    assert "hint: use --activations float32" in err
     code, out, err = run(*words, "--activations", "int4")
     assert (code, out) == (2, "")
     assert "activations 'int4' is unknown" in err

@@ -98,7 +98,7 @@ def test_no_path_of_the_server_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
-        (ConfigError("n 5 is wrong", hint="load them with force"), 400, "n 5 is wrong"),
+        (ConfigError("n 5 is wrong", hint="--force uses them"), 400, "n 5 is wrong"),
         (ConfigError("n 5 is wrong", hint="raise --max-rows"), 400, "n 5 is wrong"),
         (ConfigError("n 5 is wrong", hint="did you mean top_n?"), 400, "did you mean top_n?"),
         (UnknownModelError("no heads", hint="start it with --heads-dir"), 404, "no heads"),

@@ -28,7 +28,7 @@ def draft_verifier(context: DraftContext) -> Verifier:
     if named is None:
         raise ConfigError(
             f"drafter draft-model: no draft model is named for {base.info.name!r}",
-            hint="give draft_model: a smaller model of the same family",
+            hint="name a smaller model of the same family: --draft-model MODEL",
         )
     if named in (base, plain.base):
         return _read_back(own)
@@ -80,6 +80,6 @@ def _read_back(verifier: Verifier) -> Verifier:
         raise ConfigError(
             f"{name!r} ({kind}) cannot be a draft model: {needs_chains(verifier.base.config)}, and "
             "rejected draft tokens could not be taken back",
-            hint="give draft_model: a model with attention alone",
+            hint="name a model with attention alone: --draft-model MODEL",
         )
     return verifier

@@ -74,7 +74,11 @@ def shared_vocabulary(mode: str, base: BaseModel, draft: BaseModel) -> Vocabular
             f"tokens of {names} cannot be mapped: their vocabularies have {sizes[0]} and "
             f"{sizes[1]} tokens, and one has no tokenizer (tokenizer = {mode!r})",
             hint="give both models with their tokenizers"
-            + ("; tokenizer: same takes the ids as they are" if sizes[0] == sizes[1] else ""),
+            + (
+                "; --drafter-option tokenizer=same takes the ids as they are"
+                if sizes[0] == sizes[1]
+                else ""
+            ),
         )
     overlap = measure_overlap(base.tokenizer, draft.tokenizer, *sizes)
     if not overlap.share:
@@ -88,7 +92,7 @@ def shared_vocabulary(mode: str, base: BaseModel, draft: BaseModel) -> Vocabular
         raise ConfigError(
             f"the tokenizers of {names} are not the same: {overlap.share:.1%} of the base's tokens "
             "are in both, with other ids or too few; expected equal ids for equal tokens",
-            hint="use tokenizer text or auto",
+            hint="use --drafter-option tokenizer=text, or auto",
         )
     return Vocabulary(mode, *sizes)
 

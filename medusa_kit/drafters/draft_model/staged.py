@@ -89,7 +89,7 @@ def build_inside(context: DraftContext, verifier: Verifier, staged: StagedOption
         raise ConfigError(
             f"staged draft_model {staged.draft_model!r} is {kind(config)}, which reads layers of "
             "the base; a draft model hands over none",
-            hint="name it as the draft_model itself",
+            hint="name it as the draft model itself: --draft-model MODEL",
         )
     own = replace(
         context,

@@ -31,7 +31,7 @@ def build(context: DraftContext, options: Any) -> HeadsSource:
     if context.heads is None or context.tree is None:
         raise ConfigError(
             f"there are no heads for {context.base.info.name!r} to draft with",
-            hint="train some with `medusa-kit train`, or use another drafter, such as auto",
+            hint="train some with `medusa-kit train`, or use another drafter: --drafter auto",
         )
     pack_for_rows(context.base.own_modules(), context.tree.num_nodes * context.batch_size)
     return HeadsSource(draft_with(context.heads, context.tree), context.acceptance)

@@ -24,7 +24,7 @@ WHY_NOT = {
 REWRITE = "`speculators convert --algorithm eagle3` rewrites EAGLE-3 drafts of its authors"
 INSTEAD = (
     "name a small causal model, a DFlash or an EAGLE-3 draft, or use heads or the base's own MTP "
-    "layers (drafter mtp)"
+    "layers (--drafter mtp)"
 )
 
 
@@ -47,7 +47,7 @@ def check_options(name: str, kind: str, options: DraftModelOptions) -> None:
         raise ConfigError(
             f"drafter draft-model: option {others[0]} was given, and {name!r} is {kind}, which "
             "writes a chain in its own way",
-            hint="leave it out; num_nodes makes drafts shorter",
+            hint="leave it out; --drafter-option num_nodes=N makes drafts shorter",
         )
 
 

@@ -201,12 +201,12 @@ def _read(path: pathlib.Path, tokenizer: str) -> list[bytes]:
     except _UNREADABLE as error:
         raise CheckpointError(
             f"{path}: not a medusa-kit store of past answers, version {VERSION} ({error})",
-            hint="move it away, or use another file as store",
+            hint="move it away, or use another file: --drafter-option store=FILE",
         ) from error
     if found[2] != tokenizer:
         raise CheckpointError(
             f"{path}: past answers of another tokenizer ({found[2]}); expected {tokenizer}",
-            hint="use another file as store: each tokenizer needs its own",
+            hint="each tokenizer needs a file of its own: --drafter-option store=FILE",
         )
     ends = np.cumsum(lengths)[:-1]
     return (

@@ -45,7 +45,7 @@ class AttentionChoice:
             lack, extra = absent
             raise ConfigError(
                 f"attention {requested!r} was asked for, but {lack}",
-                hint=f"{installing.extra(extra)}, or use attention auto",
+                hint=f"{installing.extra(extra)}, or use --attention auto",
             )
         self.requested, self.fixed_shapes = requested, fixed_shapes
         self.fallbacks: list[str] = []
@@ -147,5 +147,5 @@ def cannot_use(name: str, reason: str) -> ConfigError:
     """The error for a backend that was requested by name."""
     return ConfigError(
         f"attention {name!r} was asked for, but cannot be used here: {reason}",
-        hint="use attention auto, which takes what can be used, or sdpa, which always can",
+        hint="use --attention auto, which takes what can be used, or sdpa, which always can",
     )

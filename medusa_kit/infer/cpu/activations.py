@@ -32,7 +32,7 @@ from medusa_kit.settings.engine import FLOAT32, INT8, INT16, EngineConfig, check
 # The largest error of logits on the trees of the self-check, as a share of their spread.
 ALLOWED = {INT16: 2e-2, INT8: 1.0}
 ON_A_CPU = f"{WITHOUT}, or leave out what keeps steps from running in C++ on a CPU"
-QUANTISED = f"{WITHOUT}, or a quantised GGUF file or weights int8"
+QUANTISED = f"{WITHOUT}, or a quantised GGUF file or --weights int8"
 INTEGERS = f"{WITHOUT}, or a processor with AVX2, VNNI or NEON's dot products"
 
 
@@ -93,7 +93,7 @@ def with_activations(
         return verifier, check
     if not isinstance(verifier, NativeVerifier):
         reason = f"here they are run by {verifier.steps_run_by}"
-        hint = f"{WITHOUT}, or a CPU, dtype float32 and a model whose steps run in C++"
+        hint = f"{WITHOUT}, or a CPU, --dtype float32 and a model whose steps run in C++"
         raise needed(activations, "steps in C++", reason, hint)
     try:
         rounded = verifier.with_activations(activations)
@@ -157,5 +157,5 @@ def _refusal(verifier: NativeVerifier, reason: str, allowed: str) -> Incompatibl
     return IncompatibleBaseError(
         f"activations {verifier.activations} failed the check at load on "
         f"{verifier.base.info.name!r}: {reason} (allowed: {allowed})",
-        hint=f"use activations {FLOAT32}",
+        hint=WITHOUT,
     )

@@ -25,7 +25,8 @@ def store_cache_as(cache: str, verifier: Verifier) -> None:
     if not isinstance(verifier, NativeVerifier):
         raise ConfigError(
             f"cache {cache} needs steps in C++; here they are run by {verifier.steps_run_by}",
-            hint="leave out cache, or use a CPU, dtype float32 and a model whose steps run in C++",
+            hint="leave out --cache, or use a CPU, --dtype float32 and a model whose steps run in "
+            "C++",
         )
     verifier.cache_dtype = torch.float16
     console.note("the KV cache is stored in float16, which is LOSSY")
@@ -36,7 +37,7 @@ def refuse_float16_cache(verifier: Verifier, requirement: str) -> None:
     if verifier.cache_dtype is not None:
         raise ConfigError(
             f"the KV cache is stored in {cache_of(verifier)}, which is lossy; {requirement}",
-            hint=f"use cache {FLOAT32}",
+            hint=f"use --cache {FLOAT32}",
         )
 
 

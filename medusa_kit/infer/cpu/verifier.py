@@ -28,7 +28,7 @@ from medusa_kit.infer.verifier import Verifier
 from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.engine import FLOAT32
 
-WITHOUT = f"use activations {FLOAT32}"
+WITHOUT = f"use --activations {FLOAT32}"
 AGAIN = "or load the changed model from where it is saved"
 
 

@@ -99,7 +99,7 @@ class Scheduler(Live):
             raise DeviceMemoryError(
                 f"{self.verifier.base.info.device} has no room for a batch of {caller.max_rows} "
                 f"requests ({error})",
-                hint="give a smaller max_rows, or end what else takes memory",
+                hint="give a smaller --max-rows or --batch-size, or end what else takes memory",
             ) from error
 
     @property

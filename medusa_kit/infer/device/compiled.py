@@ -76,6 +76,6 @@ def check_compiled(captured: CapturedForward, compiled: Forward, base: BaseModel
         raise IncompatibleBaseError(
             f"the compiled forward of {base.info.name!r} is off by {error:.1e} of its logits' "
             f"spread (allowed {allowed:.0e})",
-            hint="decode without compile",
+            hint="leave out --compile",
         )
     return 2 * float((compiled_TV.double() - plain_TV.double()).abs().max())

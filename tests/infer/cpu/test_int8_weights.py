@@ -165,9 +165,12 @@ def quantised_folder(folder: Path) -> str:
         ({"weights": "int_8"}, "'int_8' is unknown; expected checkpoint or int8\n.*int8"),
         (
             {"weights": "int8", "dtype": "bfloat16"},
-            "need dtype float32.*it is bfloat16\nhint: use d",
+            "need dtype float32.*it is bfloat16\nhint: use --d",
         ),
-        ({"weights": "int8", "device": "cuda"}, "the device is cuda\nhint: leave out weights and"),
+        (
+            {"weights": "int8", "device": "cuda"},
+            "the device is cuda\nhint: leave out --weights and",
+        ),
         ({"weights": "int8", "name": "QUANTISED"}, r"quantised already \(gptq\)\nhint: leave out"),
         ({"weights": "int8", "name": "smollm2-135m-instruct"}, "already .a quantised GGUF file"),
     ],

@@ -29,7 +29,7 @@ from medusa_kit.settings.engine import check_value
 
 GROUP, LARGEST = 32, 127
 DRAFT_DIGITS = 1  # of 8 bits, of what weights of drafts are multiplied by
-LEAVE_OUT = "leave out weights"
+LEAVE_OUT = "leave out --weights"
 NAMED = 3  # unrounded layers that the note lists
 
 
@@ -57,7 +57,7 @@ def with_weights(base: BaseModel, weights: str) -> BaseModel:
         raise ConfigError(
             f"weights {weights!r} were asked for, but those of this base are rounded to "
             f"{base.info.weights}",
-            hint=f"load the base again, or ask for weights {base.info.weights!r}",
+            hint=f"load the base again, or ask for weights={base.info.weights!r}",
         )
     _check_device(base.device.type, base.info.dtype)
     if base.info.quantized:
@@ -65,7 +65,7 @@ def with_weights(base: BaseModel, weights: str) -> BaseModel:
     if base.is_light:
         raise ConfigError(
             "the weights of a light base are packed as they were asked for when it was loaded",
-            hint=f"load the base again, with weights {weights!r}",
+            hint=f"load the base again, with weights={weights!r}",
         )
     if hasattr(base.own_model, HOLDER_ATTRIBUTE):
         raise ConfigError(
@@ -120,12 +120,12 @@ def _check_device(device: str, dtype: str) -> None:
     if device != "cpu":
         raise ConfigError(
             f"weights int8 are for a CPU; the device is {device}",
-            hint=f"{LEAVE_OUT} and load a model that transformers quantises, or use device cpu",
+            hint=f"{LEAVE_OUT} and load a model that transformers quantises, or use --device cpu",
         )
     if dtype not in ("float32", AUTO):  # auto on a CPU is float32
         raise ConfigError(
             f"weights int8 need dtype float32, in which a CPU multiplies; it is {dtype}",
-            hint=f"use dtype float32 (weights are still stored in eight bits), or {LEAVE_OUT}",
+            hint=f"use --dtype float32 (weights are still stored in eight bits), or {LEAVE_OUT}",
         )
 
 
