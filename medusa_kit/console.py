@@ -27,8 +27,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.spinner import Spinner
-from rich.table import Table
 from rich.text import Text
+
+from medusa_kit.tables import table as table
 
 SAVE, BACK, ERASE = "\x1b7", "\x1b8", "\x1b[J"  # the cursor's place; back to it; what follows it
 ONE_LINE, LINES = "\x1b[?7l", "\x1b[?7h"  # what is too long is cut off; goes on in the next line
@@ -134,16 +135,6 @@ def times(ratio: float | None) -> str:
 def counted(count: int, one: str) -> str:
     """A number of things: 1 prompt, 2 prompts."""
     return f"{count:,} {one}" if count == 1 else f"{count:,} {one}s"
-
-
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-    """A table ready for `out.print`: first column left, the others right; cells by str()."""
-    result = Table(title=title, title_justify="left", title_style="bold")
-    for index, column in enumerate(columns):
-        result.add_column(column, justify="right" if index else "left", no_wrap=not index)
-    for row in rows:
-        result.add_row(*(Text(str(cell)) for cell in row))
-    return result
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -34,6 +34,7 @@ TIERS = [
         "process_lock",
         "shown",
         "stdout",
+        "tables",
         "store",
         "together",
         "transfer",
@@ -55,6 +56,7 @@ TIERS = [
 ]
 SIBLINGS_ALLOWED = {("process_lock", "console"), ("process_lock", "errors"),
                     ("process_lock", "files"), ("console", "errors"), ("files", "errors"),
+                    ("console", "tables"),
                     ("errors", "shown"), ("files", "shown"),
                     ("outputs", "errors"), ("outputs", "files"), ("paths", "errors"),
                     ("together", "files"),
