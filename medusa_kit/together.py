@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from medusa_kit.errors import WriteError
 from medusa_kit.files import atomic_write, link_target
 
 WHOLE = ".whole"
@@ -33,8 +34,11 @@ def moved_together(folder: Path, replaced: Collection[str] = ()) -> Iterator[Pat
         _check_files(folder, names)
         for name in {*replaced} - names:
             (folder / name).unlink(missing_ok=True)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(staging, ignore_errors=True)
+        if isinstance(error, WriteError):  # the hidden folder is nobody's concern
+            message = error.message.replace(str(staging), str(folder))
+            raise WriteError(message, hint=error.hint) from error
         raise
     whole = staging.replace(staging.with_suffix(WHOLE))
     try:

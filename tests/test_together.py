@@ -5,8 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.full_disk import full
 from support.killed import after_each_rename
 
+from medusa_kit.errors import WriteError
 from medusa_kit.files import atomic_write, finish_replacing
 from medusa_kit.together import finish_moves, moved_together
 
@@ -113,3 +115,16 @@ def test_a_killed_process_leaves_a_folder_or_the_one_that_takes_its_place(tmp_pa
     assert found == ["old", "new"]
     finish_replacing(path)
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_full_disk_is_told_by_the_name_that_the_file_was_to_have(tmp_path: Path) -> None:
+    with (
+        pytest.raises(WriteError) as caught,
+        moved_together(tmp_path / "heads") as new,
+        atomic_write(new / "config.json"),
+    ):
+        full()
+    assert str(tmp_path / "heads" / "config.json") in caught.value.message
+    assert ".tmp" not in caught.value.message
+    assert "make room" in (caught.value.hint or "")
+    assert list((tmp_path / "heads").iterdir()) == []
