@@ -57,6 +57,18 @@ def test_code_between_fences_is_shown_as_a_block(page: Any, again: bool) -> None
     assert blocks.first.locator(".token.d1").first.text_content() == "a = `b`"
 
 
+def test_no_text_behind_a_fence_is_lost(page: Any) -> None:
+    """But a language's name, which readers of the screen hear."""
+    text = ended(send(page, "fences")).locator(".text")
+    blocks = [one.text_content() for one in text.locator("pre.code").all()]
+    assert blocks == ["The answer is 5.\nNot ** bold **\n", "x"]
+    labels = [one.get_attribute("aria-label") for one in text.locator("pre.code").all()]
+    assert labels == ["Code", "Code, c++"]
+    assert text.locator("pre .token.d1").first.text_content() == "is 5."
+    assert "So ** 5 **, 6.\n" in text.text_content()
+    assert [one.text_content() for one in text.locator("strong").all()] == ["6"]
+
+
 def test_marks_of_a_line_are_shown_as_what_they_mean(page: Any) -> None:
     """And the tints stay. Nothing else of what a model writes is HTML."""
     text = ended(send(page, "marks")).locator(".text")

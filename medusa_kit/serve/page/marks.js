@@ -5,7 +5,7 @@ import { make } from "./elements.js";
 
 const LONGEST = 2000; // characters of a line that is looked through
 const HEADING = /^#{1,6} +/, ITEM = /^ *[*+-](?= )/, ROW = /^ *\|/;
-const INSIDE = /(`+)([^`]+)\1(?!`)|\*\*(?=\S)([^*]+)\*\*/g;
+const INSIDE = /(`+)([^`]+)\1(?!`)|\*\*(?=\S)([^*]*[^*\s])\*\*/g;
 
 /** `nodes`: those of the line, which stand beside one another. */
 export function mark(nodes) {
@@ -37,7 +37,7 @@ function enclose(line, { 0: whole, 1: ticks, index }) {
 }
 
 /** The range of these characters of a line. */
-function part(line, from, to) {
+export function part(line, from, to) {
   const range = document.createRange(), texts = document.createTreeWalker(line, NodeFilter.SHOW_TEXT);
   let before = 0, started = false;
   while (texts.nextNode()) {

@@ -2,9 +2,9 @@
 // lines get their marks when they end.
 
 import { make } from "./elements.js";
-import { mark } from "./marks.js";
+import { mark, part } from "./marks.js";
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
+const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/, LANGUAGE = /^[\w+#.{}-]{0,30}$/;
 
 export class Written {
   /** `place`: the element to fill. `nodesOf`: the nodes of a span, [text, depth, by]. */
@@ -48,7 +48,7 @@ export class Written {
       if (!this.fence) mark(this.nodes);
       this.put("\n", depth, by);
     } else if (this.fence) this.closeBlock();
-    else this.openBlock();
+    else this.openBlock(depth, by);
     this.startLine();
   }
 
@@ -59,14 +59,19 @@ export class Written {
     return !this.fence || (fence.startsWith(this.fence) && !info.trim());
   }
 
-  openBlock() {
-    const [, fence, info] = FENCE.exec(this.line);
-    this.dropLine();
+  /** What a language's name has no room for is text that was meant to be read. */
+  openBlock(depth, by) {
+    const [, fence, info] = FENCE.exec(this.line), language = info.trim();
+    const named = LANGUAGE.test(language);
+    if (named) this.dropLine();
     this.fence = fence;
     this.target = make("code");
-    const language = info.trim().split(/\s+/)[0];
     this.place.append(make("pre", { class: "code", tabindex: 0, role: "group",
-      "aria-label": language ? `Code, ${language}` : "Code" }, this.target));
+      "aria-label": named && language ? `Code, ${language}` : "Code" }, this.target));
+    if (named) return;
+    this.target.append(...this.nodes);
+    part(this.target, 0, this.line.indexOf(fence) + fence.length).deleteContents();
+    this.put("\n", depth, by);
   }
 
   closeBlock() {

@@ -3,7 +3,7 @@
 What the last message says decides: "busy", "key", "large", "broken" and "cut" go wrong in their
 ways, "once" is cut the first time and then waits to be `released`, "wait" never begins, "long" goes
 on until it is stopped; everything else is answered in four steps, "at length" in four times as
-many, "loop" by the same ones over and over, "code" by CODE, "marks" by MARKS. Plain answers to
+many, "loop" by the same ones over and over, "code" by CODE, and so on. Plain answers to
 "differ" have other words. With `locked` everything needs the key.
 """
 
@@ -42,6 +42,10 @@ CODE = [
     [("```\n~~", 0, None)],
     [("~", 0, None)],
 ]  # fmt: skip
+FENCES = [
+    [("```The answer", 0, None), (" is 5.\nNot ** bold **", 1, "suffix")],
+    [("\n```\nSo ** 5 **, **6**.\n", 0, None), ("~~~ c++\nx", 0, None)],
+]  # what stands behind a fence
 MARKS = [  # a mark may lie in several tokens, and a token across the end of a mark
     [("#", 0, None)],
     [("# Head", 1, "medusa"), ("ing\n", 0, None)],
@@ -99,7 +103,7 @@ class StandIn:
     async def events(self, body: dict[str, Any], said: str) -> AsyncIterator[str]:
         plain = body["medusa_kit"].get("drafter") == "none"
         steps = [[(text, 0, None)] for step in STEPS for text, _, _ in step] if plain else STEPS
-        steps = {"code": CODE, "marks": MARKS}.get(said, steps)
+        steps = {"code": CODE, "marks": MARKS, "fences": FENCES}.get(said, steps)
         if plain and said == "differ":
             steps = [*steps[:-1], [("!", 0, None)]]
         if said == "long":
