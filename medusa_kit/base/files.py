@@ -13,7 +13,7 @@ from medusa_kit.base import adapters, families
 from medusa_kit.base import gguf as embedded
 from medusa_kit.base.faults.small_files import CONFIG
 from medusa_kit.base.gguf_files.parts import read_headers
-from medusa_kit.base.names import check_name, model_path, near_hint
+from medusa_kit.base.names import check_name, model_path, near_hint, not_here
 from medusa_kit.base.own_models import own_gguf
 from medusa_kit.base.placement import load_dtype
 from medusa_kit.base.quantization import installing, is_known, method_of
@@ -281,7 +281,7 @@ def not_found(location: str, error: Exception) -> CheckpointError | None:
     if "is not a local folder" in message:
         explanation = "nor a model of that name on the Hub that you may see"
     elif "couldn't connect" in message:
-        explanation = "and the Hub, which may have a model of that name, cannot be reached"
+        return not_here(location)
     else:
         return None
     return CheckpointError(

@@ -3,6 +3,7 @@
 A name that is wrong is told in a second, with the nearest that would do, also without network.
 """
 
+import os
 import re
 import socket
 import time
@@ -15,7 +16,6 @@ from medusa_kit.errors import (
     DID_YOU_MEAN,
     CheckpointError,
     ConfigError,
-    did_you_mean,
     half_pair,
     near_beginning,
     nearest,
@@ -33,6 +33,8 @@ PROJECTOR = "mmproj"  # begins the names of llama.cpp's image encoders
 PORTS = {"https": 443, "http": 80, "socks4": 1080, "socks5": 1080, "socks5h": 1080}
 unreached: set[str] = set()  # addresses of the Hub that did not answer when last tried
 _tried: dict[str, tuple[float, bool]] = {}  # by address, when it was, and whether it answered
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # what tells the Hub's client so
+SIZE = re.compile(r"(?<![a-z0-9.])\d+(?:\.\d+)?[bm](?![a-z0-9])")  # of a model, in its name
 NEAR = 0.75  # least similarity of a name that is offered in place of another
 
 
@@ -51,23 +53,56 @@ def check_name(name: str) -> None:
         return
     if path.is_absolute() or not HUB_ID.fullmatch(name):
         raise CheckpointError(f"no model at {path}", hint=near_file(path, "check the path"))
-    if "/" not in name and nearest(name, OWN_MODELS, cutoff=0.8):
-        raise CheckpointError(f"there is no model {name!r}", hint=did_you_mean(name, OWN_MODELS))
+    own = [one for one in OWN_MODELS if may_be(name, one)]
+    if "/" not in name and (close := nearest(name, own, cutoff=0.8)):
+        raise CheckpointError(f"there is no model {name!r}", hint=DID_YOU_MEAN.format(close))
     if use_hub_if_reached() or name in _cached():
         return
-    raise CheckpointError(
+    raise not_here(name)
+
+
+def not_here(name: str) -> CheckpointError:
+    """The error, to be raised, for a name of nothing on this machine where the Hub is not asked."""
+    by = offline_by()
+    why = "cannot be reached" if by is None else f"is not asked, since {by} is set"
+    unset = "check the path; a Hub id needs network and perhaps a login"
+    return CheckpointError(
         f"there is no folder {name!r} here, and the Hub, which may have a model of that name, "
-        "cannot be reached",
-        hint=near_hint(name, "check the path; a Hub id needs network and perhaps a login"),
+        f"{why}",
+        hint=near_hint(name, unset if by is None else f"check the path, or unset {by}"),
     )
+
+
+def offline_by() -> str | None:
+    """The variable of the environment that keeps the Hub's client from the network; None: none
+    does."""
+    from huggingface_hub import constants
+
+    if not constants.is_offline_mode() or constants.ENDPOINT in unreached:
+        return None
+    return next((name for name in OFFLINE if os.environ.get(name)), OFFLINE[0])
 
 
 def near_hint(name: str, otherwise: str) -> str:
     """Names the nearest of the kit's own models and of those in the Hub's cache."""
-    known = {one.rpartition("/")[2]: one for one in (*_cached(), *OWN_MODELS)}
     last = name.rpartition("/")[2]
+    known = {one.rpartition("/")[2]: one for one in (*_cached(), *OWN_MODELS)}
+    known = {short: one for short, one in known.items() if may_be(last, short)}
     close = nearest(last, known, cutoff=NEAR) or near_beginning(last, known)
     return otherwise if close is None else DID_YOU_MEAN.format(known[close])
+
+
+def may_be(typed: str, known: str) -> bool:
+    """Whether a known model may be meant by a name: not where the name has another size, or lacks a
+    word before its end, since that is another model."""
+    sizes, known_sizes = (SIZE.findall(name.lower()) for name in (typed, known))
+    parts = typed.lower().split("-")
+    found = [
+        word in typed.lower() or bool(nearest(word, parts)) for word in known.lower().split("-")
+    ]
+    while found and not found[-1]:
+        found.pop()
+    return all(found) and (not sizes or sizes == known_sizes)
 
 
 def model_path(name: str | Path) -> Path:

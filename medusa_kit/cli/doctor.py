@@ -1,6 +1,7 @@
 """`medusa-kit doctor`: why is it good in training and bad in serving?"""
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import typer
 from medusa_kit import console
 from medusa_kit.cli import doctor_gpu, options
 from medusa_kit.errors import UsageError
+from medusa_kit.paths import expanded
 
 
 def doctor(
@@ -18,7 +20,8 @@ def doctor(
     model: options.Model = options.DEFAULT_MODEL,
     heads: options.Heads = "auto",
     data: Annotated[
-        str | None, typer.Option(help="What the heads were trained on: a file or a data set.")
+        str | None,
+        typer.Option(help="What the heads were trained on, with answers: a file or a data set."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Rows of the data to check.")] = 32,
     tolerance: Annotated[
@@ -51,7 +54,10 @@ def doctor(
         raise UsageError("untrained heads have nothing to check", hint="--heads names a folder")
     told = model if options.was_given(context, "model") else None
     model = options.either("MODEL", model_argument, "--model", told) or model
+    _check_no_data(model)
     rows = None if data is None else list(read_rows(data, limit=limit, extras=True))
+    if data is not None and rows:
+        _check_answers(data, rows)
     base = load_base_model(model, dtype=dtype, device=device)
     findings = diagnose(base, rows, _heads(heads, base, context), tolerance)
     if as_json:
@@ -63,6 +69,30 @@ def doctor(
         number = "1 problem" if problems == 1 else f"{problems} problems"
         console.err.print(f"error: {number} found", style="bold red")
         raise typer.Exit(1)
+
+
+def _check_no_data(model: str) -> None:
+    """Raises UsageError for a file of data in the place of a model."""
+    path = expanded(model)
+    if path.is_file() and path.suffix != ".gguf":
+        raise UsageError(
+            f"{model} is a file, but no model: a GGUF file is named so",
+            hint=f"--data {shlex.quote(model)} checks what heads were trained on",
+        )
+
+
+def _check_answers(data: str, rows: Sequence[Any]) -> None:
+    """Raises UsageError for prompts alone, which no heads were trained on."""
+    from medusa_kit.data.rows import Conversation
+
+    talks = [row.messages for row in rows if isinstance(row, Conversation)]
+    if len(talks) == len(rows) and not any(m["role"] == "assistant" for one in talks for m in one):
+        name = shlex.quote(data)
+        raise UsageError(
+            f"{data} has prompts alone; expected what heads were trained on, with answers",
+            hint=f"`medusa-kit data generate {name}` makes answers; without --data the rest is "
+            "checked",
+        )
 
 
 def _heads(heads: str, base: Any, context: typer.Context) -> str | None:

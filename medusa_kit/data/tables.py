@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit import console
+from medusa_kit.base.names import offline_by
 from medusa_kit.data.text_files import INSTALL, READ, TABLES, Item, read_file
 from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.paths import expanded
@@ -81,6 +82,12 @@ def _loaded(source: str, name: str, config: str | None, options: dict[str, Any])
     except DataError:
         raise
     except Exception as error:  # datasets raises many kinds: missing, offline, wrong split
+        if "OfflineMode" in str(error) and (by := offline_by()) is not None:
+            raise DataError(
+                f"there is no file {source!r} here, and the Hub, which may have a data set of that "
+                f"name, is not asked, since {by} is set",
+                hint=f"check the path, or unset {by}; {READ}",
+            ) from error
         raise DataError(
             f"cannot load the data set {source!r}: {error}",
             hint="a name on the Hub is name[/config][:split], and a path of no file is read as "

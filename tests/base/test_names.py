@@ -15,7 +15,8 @@ from medusa_kit.base.files import gguf_source, resolve
 from medusa_kit.base.hub_client import heads_folder
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.names import check_name, near_hint
-from medusa_kit.errors import CheckpointError, ConfigError, HubError
+from medusa_kit.data.readers import read_rows
+from medusa_kit.errors import CheckpointError, ConfigError, DataError, HubError
 
 
 @pytest.fixture
@@ -182,3 +183,44 @@ def test_what_lies_beside_a_wrong_path_is_offered(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_the_beginning_of_a_name_is_enough(name: str, meant: str | None) -> None:
     assert near_hint(name, "look") == (f"did you mean {meant}?" if meant else "look")
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["qwen2.5-coder-7b-instruct", "smollm2-1.7b-instruct", "qwen2.5-0.5b-instruct", "Model-7B",
+     "org/Some-Model-13B", "Some-Other-Model-70B"],
+)  # fmt: skip
+def test_another_model_is_not_offered_for_a_typing_error(cut_off: None, other: str) -> None:
+    with pytest.raises(CheckpointError, match="cannot be reached") as caught:
+        names.check_name(other)
+    assert "did you mean" not in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [("smollm2-135m-instuct", "smollm2-135m-instruct"), ("smolm2-135m", "smollm2-135m-instruct"),
+     ("qwen2.5-coder-1.5-instruct", "qwen2.5-coder-1.5b-instruct")],
+)  # fmt: skip
+def test_a_typing_error_has_the_model_that_was_meant(cut_off: None, wrong: str, near: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        names.check_name(wrong)
+    assert caught.value.hint == f"did you mean {near}?"
+
+
+def test_the_variable_that_keeps_the_hub_from_being_asked_is_named(
+    cut_off: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for set_one, named in (("1", "TRANSFORMERS_OFFLINE"), (None, "HF_HUB_OFFLINE")):
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
+        if set_one:
+            monkeypatch.setenv("TRANSFORMERS_OFFLINE", set_one)
+        said = f"is not asked, since {named} is set"
+        for check in (names.check_name, resolve):
+            with pytest.raises(CheckpointError, match=said) as caught:
+                check("org/other")
+            assert caught.value.hint == f"check the path, or unset {named}"
+        with pytest.raises(DataError, match=said) as told:
+            list(read_rows("org/rows"))
+        assert f"unset {named}" in str(told.value.hint)

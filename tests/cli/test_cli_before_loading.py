@@ -122,3 +122,16 @@ def test_what_chooses_the_base_reaches_it(
     run("tree-search", "--prompts", prompts, "--config", file, "--dtype", "float32")
     asked = {**chosen, **root_alone, "dtype": "float32", "cache": "float16"}
     assert given.pop() == asked
+
+
+def test_doctor_says_where_prompts_belong(run: Run, tmp_path: Path) -> None:
+    prompts = tmp_path / "some prompts.txt"
+    prompts.write_text("What is a river?\nName a city.\n")
+    code, _, err = run("doctor", str(prompts))
+    assert (code, f"hint: --data '{prompts}' checks" in err) == (2, True)
+    code, _, err = run("doctor", "debug-tiny", "--data", str(prompts))
+    assert code == 2
+    assert "has prompts alone; expected what heads were trained on, with answers" in err
+    assert f"hint: `medusa-kit data generate '{prompts}'` makes answers" in err
+    code, _, err = run("doctor", "--prompts", str(prompts))
+    assert (code, "hint: --data FILE takes what the heads were trained on" in err) == (2, True)

@@ -108,6 +108,11 @@ HINTS: Mapping[str, str] = {
 # What does in one command what an option does in others.
 INSTEAD: Mapping[tuple[str, str], str] = {
     (
+        "doctor",
+        "--prompts",
+    ): "--data FILE takes what the heads were trained on: conversations, or answers of "
+    "`medusa-kit data generate`",
+    (
         "generate",
         "--limit",
     ): "for the first prompts of a file: head -n 4 FILE | medusa-kit generate --prompts -",
