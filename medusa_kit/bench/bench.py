@@ -108,7 +108,7 @@ def _best(results: Sequence[MethodResult]) -> str:
     """The best of the methods so far, for the line of progress."""
     ratios = [result.total.ratio(results[0].total) for result in results]
     known = [ratio for ratio in ratios if ratio is not None]
-    return f"best {max(known):.2f} ×" if known else "only loops so far"
+    return f"best {max(known):.2f} × {results[0].name}" if known else "only loops so far"
 
 
 class Loops:

@@ -82,6 +82,7 @@ def bench(
     """
     from medusa_kit.bench.methods import named_drafters
     from medusa_kit.bench.peers import assistant_for, named_peers
+    from medusa_kit.data.without_template import tell_template
 
     params = SamplingParams.of(sampling)
     if server is not None:
@@ -106,6 +107,7 @@ def bench(
     first = options.heads_argument(next(iter(named.values())))
     _check_others(list(named.values())[1:], loading)
     engine, oracle = load_both({**loading, "heads": first})
+    tell_template(engine.base.tokenizer, engine.base.info.name)
     engines = _engines(engine, named, loading["force"])
     helper = _assistant(assistant, engine)
     report, breakdowns = _measure(

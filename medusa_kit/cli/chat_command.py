@@ -48,6 +48,7 @@ def _chat(
 
             import medusa_kit
             import medusa_kit.engine.load
+            from medusa_kit.data.without_template import template_note
             from medusa_kit.engine.before_loading import check_bias
             from medusa_kit.settings.sampling import SamplingParams
 
@@ -58,7 +59,9 @@ def _chat(
             _ = steps.cost  # timed now if need be, rather than before the first answer
     chosen, where = chat_sampling.choose(sampling, greedy, engine.base.generation_config)
     settings = {"max_new_tokens": max_new_tokens, **chosen}
-    talk = Chat(engine, settings, system, notes.template_note(engine))
+    talk = Chat(
+        engine, settings, system, template_note(engine.base.tokenizer, engine.base.info.name)
+    )
     console.note(_greeting(engine))
     console.note(f"{chat_sampling.describe(chosen, where)}. /help lists the commands.")
     if talk.continues:

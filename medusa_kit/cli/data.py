@@ -118,6 +118,7 @@ def _generate_here(
     how: dict[str, Any],
 ) -> Any:  # fmt: skip
     from medusa_kit.data.readers import read_good_and_bad
+    from medusa_kit.data.without_template import tell_template
     from medusa_kit.distill.answer_file import check_answer_file
     from medusa_kit.distill.generate import generate_answers
     from medusa_kit.engine.before_loading import check_bias
@@ -129,6 +130,7 @@ def _generate_here(
     check_before_loading(EngineConfig(model=model, activations=how["activations"], **place))
     check_bias(model, place["revision"], how["sampling"])
     base = base_for_decoding(model, **place)
+    tell_template(base.tokenizer, base.info.name)
     return generate_answers(base, read_good_and_bad(source, limit, extras=True), output, **how)
 
 

@@ -54,6 +54,7 @@ def generate(
         raise UsageError(f"batch size {batch_size} is out of range; expected 1 or more")
     with no_search():
         import medusa_kit.engine.load
+        from medusa_kit.data.without_template import tell_template
         from medusa_kit.engine.before_loading import check_bias
         from medusa_kit.infer.decode.drafter import first_reason
         from medusa_kit.settings.sampling import SamplingParams
@@ -61,8 +62,7 @@ def generate(
     conversations = _prompts(prompt, prompts, system)
     check_bias(loading["model"], loading.get("revision"), SamplingParams.checked(sampling))
     engine = medusa_kit.load(**loading)
-    if note := notes.template_note(engine):
-        console.note(note)
+    tell_template(engine.base.tokenizer, engine.base.info.name)
     chosen, origin = chat_sampling.choose(sampling, False, engine.base.generation_config)
     if origin:
         console.note(chat_sampling.describe(chosen, origin))

@@ -80,8 +80,10 @@ def serve(
         if config.replicas is not None:
             return run_replicas(loading, config, keys, bound)
         import medusa_kit
+        from medusa_kit.data.without_template import tell_template
 
         engine = medusa_kit.load(**loading)
+        tell_template(engine.base.tokenizer, engine.base.info.name)
         _run(engine, config, keys, bound)
 
 

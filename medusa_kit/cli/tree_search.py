@@ -64,6 +64,7 @@ def tree_search(
     """Find the tree with the most tokens a second: statistics, sorting, replay, step times."""
     heads = loading["heads"] or "none"
     _check_together(prompts, answers, statistics, choices, nodes, batch_sizes)
+    from medusa_kit.data.without_template import tell_template
     from medusa_kit.tuning.tree_search import judge_tree, search_tree
 
     _check_replaced(heads, output)
@@ -74,6 +75,7 @@ def tree_search(
         _check_number(calibration)
     _check_alone(heads, output)
     engine = _engine(loading)
+    tell_template(engine.base.tokenizer, engine.base.info.name)
     with_dynamic = dynamic and given_tree is None and not engine.verifier.chains_only
     dynamic_nodes = max(*tree_sizes, nodes or 2, 2) if with_dynamic else None
     if answers is not None:

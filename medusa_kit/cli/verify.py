@@ -55,6 +55,7 @@ def verify(
     """
     from medusa_kit.bench.machine import write_verify
     from medusa_kit.bench.verify import verify as run
+    from medusa_kit.data.without_template import tell_template
 
     params = SamplingParams.of({"temperature": temperature, **sampling})
     if output is not None:
@@ -66,6 +67,7 @@ def verify(
         "for medusa-kit and for transformers"
     )
     engine, oracle = load_both(loading, same_weights=True, layerwise=layer_by_layer)
+    tell_template(engine.base.tokenizer, engine.base.info.name)
     reports = {"greedy": run(engine, oracle, conversations, max_new_tokens=max_new_tokens)}
     if not params.greedy:
         reports["sampled"] = run(

@@ -27,6 +27,7 @@ from medusa_kit.errors import DataError
 MIN_PROMPTS = 8  # prompts
 KEPT_OUT, MAX_KEPT_OUT = 0.1, 500  # share and number of prompts
 TESTED, MAX_TESTED = 0.2, 80  # of these: for verify and bench, not for calibration
+MIN_TESTED = 8  # where there are enough: a quarter of all is kept out, and half of that tested
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Prompts:
     training: list[Row]
     calibration: list[Row]
     test: list[Row]
-    digest: str  # of all of them
+    digest: str  # of all of them, and of how few were divided
     skipped: int  # rows that are no prompts
     first_skipped: str | None  # which is the first, and why
     repeated: int  # rows that ask what an earlier one asked
@@ -76,6 +77,8 @@ def read_prompts(source: str) -> Prompts:
         source, [(_name(*item), item[0]) for item in unique.values()]
     )
     whole = json.dumps([(row.id, messages) for row, messages in rows])
+    if len(test) <= MIN_TESTED:  # what runs trained on that tested fewer must not be tested on
+        whole += f" {len(test)}"
     digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
     first_skipped = _row_and_reason(*refused[0]) if refused else None
     return Prompts(source, training, calibration, test, digest, len(refused), first_skipped,
@@ -101,7 +104,8 @@ def divided(
 ) -> tuple[list[Row], list[Row], list[Row]]:
     """(to train on, for calibration, to measure on), of named rows in their order. Rows of one name
     are held out together."""
-    count = min(MAX_KEPT_OUT, max(MIN_PROMPTS // 2, round(KEPT_OUT * len(ordered))))
+    few = max(MIN_PROMPTS // 2, min(2 * MIN_TESTED, len(ordered) // 4))
+    count = min(MAX_KEPT_OUT, max(few, round(KEPT_OUT * len(ordered))))
     groups = dict[str, list[int]]()
     for index, (name, _) in enumerate(ordered):
         groups.setdefault(name, []).append(index)
@@ -114,7 +118,8 @@ def divided(
             "to keep some out",
             hint="give each prompt an id of its own, or leave ids out",
         )
-    tested = min(MAX_TESTED, max(1, round(TESTED * len(held_out))))
+    few = max(1, min(MIN_TESTED, len(held_out) // 2))
+    tested = min(MAX_TESTED, max(few, round(TESTED * len(held_out))))
     return training, held_out[tested:], held_out[:tested]
 
 

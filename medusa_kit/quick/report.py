@@ -121,13 +121,13 @@ def _by_nodes(lengths: dict[str, float]) -> str:
 
 
 def lengths_before(search: dict[str, Any]) -> list[Row]:
-    """A row on the heads that training went on from, where it did."""
+    """A row on the heads that training went on from, or that the base had; none without any."""
     now, before = search["static"], search.get("static_before")
     if not before:
         return []
     gained = sum(now.values()) > sum(before.values())
     kept = "" if gained else "; as good on this text, so keep them"
-    return [("the same of the heads before", f"{_by_nodes(before)}{kept}")]
+    return [("the same of the heads that were there", f"{_by_nodes(before)}{kept}")]
 
 
 def _rounded(text: dict[str, Any]) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 from medusa_kit import console
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.engine.engine import Engine
-from medusa_kit.heads.checkpoint import load_heads
+from medusa_kit.engine.load import find_heads
+from medusa_kit.heads.checkpoint import load_heads, says_ours
 from medusa_kit.infer.decode.repeated_steps import RepeatedSteps
 from medusa_kit.quick.answers import read_answers
 from medusa_kit.quick.session import Session
@@ -120,9 +121,10 @@ def _chain(statistics: RankStatistics) -> dict[str, Any]:
 
 
 def _lengths_before(session: Session, answers: Sequence[AnswerRow]) -> dict[str, float]:
-    """What the heads come to that training went on from, on the same answers."""
-    earlier = load_recipe(session.recipe).train.heads_from
-    if earlier is None or not Path(earlier).is_dir():
+    """What the heads come to that training went on from, or that the base had, on the same
+    answers."""
+    earlier = load_recipe(session.recipe).train.heads_from or find_heads(session.base, "auto")
+    if earlier is None or not says_ours(Path(earlier)):
         return {}
     heads = load_heads(Path(earlier), session.base)
     return _static_lengths(calibrate.calibrate(session.base, heads, answers))

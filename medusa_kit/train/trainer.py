@@ -27,6 +27,7 @@ from medusa_kit.data.answer_settings import (
 from medusa_kit.data.chat import EncodedExample, check_ids, encode_rows
 from medusa_kit.data.mix import check_sources, recipe_rows
 from medusa_kit.data.template import rendered_on
+from medusa_kit.data.without_template import tell_template
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.settings.engine import FLOAT32
 from medusa_kit.settings.recipe import TrainRecipe, resolved
@@ -94,6 +95,8 @@ def train(
                     base = load_base(recipe, device, load_frozen)
                 if self_check is not None:
                     self_check(base)
+                if distributed.is_main():
+                    tell_template(base.tokenizer, base.info.name)
                 with rendered_on(folder.first_date()):
                     examples = load_examples(base, recipe)
                 with by_onednn(device):

@@ -185,7 +185,7 @@ def test_a_ratio_of_nothing_is_a_dash(
     bench([Method("a", looping, warm=True)], [[2], [1]], 70)
     first, last = capsys.readouterr().err.splitlines()
     assert first.endswith("only loops so far")
-    assert last.endswith("best 1.00 ×")
+    assert last.endswith("best 1.00 × a")
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:

@@ -20,12 +20,14 @@ from medusa_kit.data.readers import AnswerRow, read_rows
 from medusa_kit.distill.generate import generate_answers
 from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.heads.checkpoint import read_config
-from medusa_kit.quick import report, text
+from medusa_kit.quick import report, search, text
 from medusa_kit.quick import run as quick_run
 from medusa_kit.quick import session as quick_session
 from medusa_kit.quick.answered import keep_copy, read_answered, take
+from medusa_kit.quick.answers import read_answers
 from medusa_kit.quick.session import Request, Session
 from medusa_kit.settings.recipe import load_recipe
+from medusa_kit.tuning import calibrate
 
 PROMPTS = 30
 
@@ -140,8 +142,8 @@ def test_turns_of_a_conversation_are_held_out_together(tmp_path: Path) -> None:
     sides = [{row.prompt_ids[1] for row in side if isinstance(row, AnswerRow)}
              for side in (prompts.training, [*prompts.calibration, *prompts.test])]  # fmt: skip
     assert not sides[0] & sides[1]
-    assert len(sides[1]) == 3  # a tenth of the rows
-    assert len(prompts.training) == 27 * turns
+    assert len(sides[1]) == 4  # sixteen rows, eight to measure on
+    assert len(prompts.training) == 26 * turns
 
 
 @pytest.mark.slow
@@ -162,9 +164,13 @@ def test_it_goes_on_from_the_heads_that_served(
     assert read_config(again.heads).kind == read_config(session.heads).kind
     before, now = (one.state.figures("search") for one in (session, again))
     assert before["static_before"] == {}
+    monkeypatch.setattr(search, "find_heads", lambda base, heads: session.heads)
+    answers = calibrate.usable_answers(session.base, read_answers(session.held_out))
+    of_these = search._lengths_before(session, answers[: before["calibration_answers"]])
+    assert of_these == before["static"]
     assert now["static_before"].keys() == now["static"].keys()
     rows = dict(report.rows_of(report.record_of(again)))
-    assert f"4: {now['static_before']['4']:.2f}" in rows["the same of the heads before"]
+    assert f"4: {now['static_before']['4']:.2f}" in rows["the same of the heads that were there"]
     monkeypatch.setattr(quick_session, "find_heads", lambda base, heads: session.heads)
     assert quick_run.prepared(request_from(output=tmp_path / "a")).earlier == session.heads
     other = request_from(output=tmp_path / "b", engine="vllm")
@@ -174,7 +180,7 @@ def test_it_goes_on_from_the_heads_that_served(
 def test_heads_that_were_as_good_before_are_to_be_kept() -> None:
     def row(now: float, before: float) -> str:
         search = {"static": {"4": now}, "static_before": {"4": before}}
-        return dict(report.lengths_before(search))["the same of the heads before"]
+        return dict(report.lengths_before(search))["the same of the heads that were there"]
 
     assert row(1.6, 1.5) == "4: 1.50"
     assert "keep them" in row(1.5, 1.5)

@@ -44,7 +44,7 @@ def test_from_prompts_to_a_table(run: Run, prompt_file: Path, tmp_path: Path) ->
         assert said in err
     assert "the same is in heads-debug-tiny/report.json" in err
     record = json.loads((tmp_path / "heads-debug-tiny/report.json").read_text())
-    assert record["phases"]["answers"]["answers"] == 26
+    assert record["phases"]["answers"]["answers"] == 23
 
     code, again, err = run(*asked)
     assert code == 0

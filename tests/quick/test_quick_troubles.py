@@ -95,7 +95,7 @@ def test_prompts_that_leave_no_room_are_left_out_wherever_they_are(
 ) -> None:
     """All that come first, so that a first round would have nothing to answer."""
     session = prepared(request_for())
-    for row in session.prompts.training[:20]:
+    for row in session.prompts.training[:17]:
         row.messages[0]["content"] = LONG
     session.state.open(fresh=False)
     more = iter([4, 4, 0])
@@ -105,13 +105,13 @@ def test_prompts_that_leave_no_room_are_left_out_wherever_they_are(
     )  # fmt: skip
     assert (written.num_prompts, written.answers) == (6, 6)
     said = capsys.readouterr().err
-    assert "20 prompts cannot be answered and are left out (row " in said
+    assert "17 prompts cannot be answered and are left out (row " in said
     assert "answers of 12 in a context of 1,024 leave room for 1,012" in said
 
 
 @pytest.mark.parametrize(("count", "message"), [
-    (30, r"none of 3 prompts can be answered, row \d+: it has [\d,]+ tokens"),
-    (2, "1 of 3 held-out prompts gave an answer; the search for a tree needs 2 or more"),
+    (30, r"none of 4 prompts can be answered, row \d+: it has [\d,]+ tokens"),
+    (3, "1 of 4 held-out prompts gave an answer; the search for a tree needs 2 or more"),
 ])  # fmt: skip
 def test_too_few_kept_out_answers_are_told_before_training(
     request_for: Build, monkeypatch: pytest.MonkeyPatch, count: int, message: str
@@ -151,7 +151,7 @@ def test_a_disk_that_is_too_small_is_told_before_answers_are_written(
 
 
 def test_no_time_at_all_is_told_in_hours_that_would_do(request_for: Build, clock: Any) -> None:
-    """Loading took all of a second; 26 answers at 100 positions a second take little."""
+    """Loading took all of a second; 23 answers at 100 positions a second take little."""
     session = prepared(request_for(hours=1 / 3600))
     session.state.open(fresh=False)
     clock.now = 36.0
@@ -204,7 +204,7 @@ def test_a_folder_that_was_moved_goes_on_where_it_is(
 
 
 def test_time_that_is_used_up_before_training_is_told(request_for: Build, clock: Any) -> None:
-    """Of 36 seconds 29 are for answers and training, which would take 26 answers some 8."""
+    """Of 36 seconds 29 are for answers and training, which would take 23 answers some 7."""
     session = prepared(request_for())
     session.state.open(fresh=False)
     rates = text.Rates(1e6, 1e6, 40.0, 1.5, 12.0)
@@ -213,8 +213,8 @@ def test_time_that_is_used_up_before_training_is_told(request_for: Build, clock:
     clock.now = 27.0
     with pytest.raises(MedusaKitError, match=r"2 s of 0.01 hours are left to train in") as error:
         run_training(session)
-    assert "expected 8 s or more, and 8 s for all 31" in str(error.value)
-    assert "--hours 0.013 or more" in str(error.value)
+    assert "expected 7 s or more, and 7 s for all 27" in str(error.value)
+    assert "--hours 0.012 or more" in str(error.value)
     assert not session.recipe.exists()
 
 

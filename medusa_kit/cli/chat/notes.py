@@ -17,16 +17,6 @@ def precision_of(source: Any) -> str:
     return "" if source.activations == FLOAT32 else f"{source.activations} activations"
 
 
-def template_note(engine: Any) -> str:
-    """What becomes of messages to a model that was not trained on conversations; empty for those
-    that were."""
-    from medusa_kit.data.template import chat_template
-
-    if engine.base.tokenizer is None or chat_template(engine.base.tokenizer) is not None:
-        return ""
-    return "this model has no chat template: it continues each message as plain text by itself"
-
-
 def weights_note(engine: Any) -> str:
     """A remark after a model's name about its weights; empty where they are its own."""
     info = engine.base.info

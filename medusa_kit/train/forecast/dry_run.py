@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel
 from medusa_kit.data.mix import check_sources
+from medusa_kit.data.without_template import tell_template
 from medusa_kit.errors import DataError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.settings.recipe import TrainRecipe, resolved
@@ -54,6 +55,7 @@ def dry_run(
     base = trainer.load_base(recipe, device, load_frozen)
     if self_check is not None:
         self_check(base)
+    tell_template(base.tokenizer, base.info.name)
     with by_onednn(device):
         return "\n".join(_tried(base, recipe, missing))
 
