@@ -233,7 +233,12 @@ def is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def check_count(name: str, value: Any) -> None:
-    """Raises ConfigError for anything but an integer from 1."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
-        raise ConfigError(f"{name} {shown(value)} is out of range; expected an integer, 1 or more")
+def check_count(name: str, value: Any, most: int | None = None) -> None:
+    """Raises ConfigError for anything but an integer from 1, up to `most` if there is such."""
+    counts = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+    if not counts or (most is not None and int(value) > most):
+        upper = "1 or more" if most is None else f"1 to {most:,}"
+        raise ConfigError(
+            f"{name} {shown(value)} is out of range; expected an integer, {upper}",
+            hint="for instance 1",
+        )

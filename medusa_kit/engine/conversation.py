@@ -9,6 +9,7 @@ from medusa_kit.engine.result import GenerationResult
 from medusa_kit.engine.streaming import Streaming
 from medusa_kit.engine.turns import Answered, Prompt, next_prompt
 from medusa_kit.errors import ConfigError, Live
+from medusa_kit.shown import shown
 
 
 class Answering(Protocol):
@@ -39,7 +40,8 @@ class Conversation(Live):
         self._messages: list[Message] = []
         if not isinstance(system, str | None):
             raise ConfigError(
-                f"system {system!r} is of type {type(system).__name__}; expected a string or None",
+                f"system {shown(system)} is of type {type(system).__name__}; expected a string or "
+                "None",
                 hint="the system message is text",
             )
         if system:
@@ -92,7 +94,7 @@ class Conversation(Live):
     def _prompt(self, text: str) -> Prompt:
         if not isinstance(text, str):
             raise ConfigError(
-                f"message {text!r} is of type {type(text).__name__}; expected a string",
+                f"message {shown(text)} is of type {type(text).__name__}; expected a string",
                 hint="earlier messages are kept by the conversation",
             )
         self._end()

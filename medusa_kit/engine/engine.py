@@ -33,7 +33,7 @@ from medusa_kit.engine.public import API, Closable, closable, described
 from medusa_kit.engine.result import GenerationResult, GenerationStats
 from medusa_kit.engine.shared_batch import SharedBatch, check_options
 from medusa_kit.engine.streaming import Streaming
-from medusa_kit.errors import ConfigError, ContextLengthError, check_count
+from medusa_kit.errors import ConfigError, ContextLengthError, check_count, unknown_value
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cpu.activations import activations_of
@@ -48,11 +48,18 @@ from medusa_kit.infer.decode.threaded.request_queue import MAX_WAITING
 from medusa_kit.infer.details import NOTHING, OutputOptions
 from medusa_kit.infer.self_check import TreeCheck
 from medusa_kit.infer.verifier import Verifier
-from medusa_kit.settings.drafters import READ_HEADS, default_drafter, drafts_without_heads
+from medusa_kit.settings.drafters import (
+    DRAFTERS,
+    READ_HEADS,
+    default_drafter,
+    drafts_without_heads,
+)
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.plan import PlannedTree, Tree, TreePlan, fitted
 from medusa_kit.usual_device import on_usual_device
+
+MOST_ANSWERS = 1_000_000  # to each prompt of a call, which are made ready together
 
 
 @closable
@@ -166,7 +173,7 @@ class Engine(Closable):
         """
         prompts, single = prompt_list(prompt)
         check_count("batch_size", batch_size)
-        check_count("n", n)
+        check_count("n", n, most=MOST_ANSWERS)
         params = sampling_of(sampling)
         seeds = [replace(params, seed=params.seed + number) for number in range(n)]
         stops, wanted = stop_strings(stop), output_options(logprobs)
@@ -373,9 +380,10 @@ class Engine(Closable):
     ) -> tuple[str, Mapping[str, Any] | None]:
         """The drafter that a call asks for, and its options."""
         own, own_options = self._own_drafter()
-        if options is None and name in (None, own):
-            options = own_options
-        return name or own, options
+        if name is not None and not isinstance(name, str):
+            raise unknown_value("drafter", name, DRAFTERS, "leave out drafter")
+        name = own if name is None else name
+        return name, own_options if options is None and name == own else options
 
     def _own_drafter(self) -> tuple[str, Mapping[str, Any]]:
         """(name, options) of the drafter that calls use where they name none. A fallback does not

@@ -28,6 +28,7 @@ from medusa_kit.locks import KeyedLocks
 from medusa_kit.settings.drafters import READ_HEADS
 from medusa_kit.settings.drafters import drafter_options as checked_options
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
+from medusa_kit.shown import shown
 
 ANY_SAMPLING = SamplingParams(temperature=1.0)  # which asks most of a drafter
 
@@ -279,6 +280,6 @@ def check_options(max_rows: int, most_waiting: int, max_pause: float | None) -> 
     number = isinstance(max_pause, Real) and not isinstance(max_pause, bool)
     if max_pause is not None and not (number and max_pause > 0):
         raise ConfigError(
-            f"max_pause {max_pause!r} is out of range; expected seconds above 0, or None",
+            f"max_pause {shown(max_pause)} is out of range; expected seconds above 0, or None",
             hint="0.1 lets answers wait for a tenth of a second; None until prompts are read",
         )

@@ -4,11 +4,12 @@ Only the text is kept here; infer/decode/accept/grammar.py makes masks of it.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from medusa_kit.errors import ConfigError, half_pair
 from medusa_kit.files import GivenTwiceError, parse_written_json
+from medusa_kit.shown import shown
 
 JSON_OBJECT = {"type": "object"}
 KEEP_ONE = "keep one of them"
@@ -75,9 +76,13 @@ class Grammar(NamedTuple):
     @classmethod
     def choices(cls, options: Sequence[str]) -> "Grammar":
         """One of these texts."""
-        if isinstance(options, str) or not options:
-            raise ConfigError(f"choices {options!r}: expected a list of texts, at least one")
-        texts = [_text("choice", option) for option in options]
+        several = isinstance(options, Iterable) and not isinstance(options, str | bytes | Mapping)
+        texts = [_text("choice", option) for option in options] if several else []
+        if not texts:
+            raise ConfigError(
+                f"choices {shown(options)}: expected a list of texts, at least one",
+                hint='for instance ["yes", "no"]',
+            )
         return cls.lark("start: " + " | ".join(quoted(text) for text in texts))
 
 
@@ -89,7 +94,8 @@ def quoted(text: str) -> str:
 def _text(kind: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigError(
-            f"{kind} {value!r} is of type {type(value).__name__}; expected a text, not an empty one"
+            f"{kind} {shown(value)} is of type {type(value).__name__}; expected a text, not an "
+            "empty one"
         )
     if half_pair(value):
         raise ConfigError(f"the {kind} has half of a surrogate pair, which no text can have")

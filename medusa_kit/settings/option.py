@@ -79,7 +79,7 @@ class Option:
         if value is None is self.default:
             return None
         if self.values:
-            if value not in self.values:
+            if not isinstance(value, str) or value not in self.values:
                 raise unknown_value(self.name, value, self.values, f"leave out {self.name}")
         elif self.number is not None:
             allowed = self.allowed or Allowed("a number")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.small_engines import build_engine, random_heads
@@ -16,6 +17,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_store import HeadsStore
 from medusa_kit.engine.load import load
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError, UsageError
+from medusa_kit.settings.grammar import Grammar
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +129,21 @@ def test_what_is_in_use_is_not_copied(how: str, engine: Engine, tmp_path: Path) 
         assert under_way.result().token_ids == answer.token_ids
     assert "".join(streaming) == answer.text
     assert COPIES[how](answer)
+
+
+ODD: list[Any] = [
+    "", b"x", 0, 2.5, [], {}, object(), 10**5000, np.array([1, 2]), torch.tensor([1, 2]),
+    torch.tensor([]), float("nan"), iter([1]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("name", ["drafter", "n", "choices", "regex"])
+def test_odd_values_are_refused_in_words(name: str, value: Any, engine: Engine) -> None:
+    """None is taken for a default, holds up the process, or fails in a library."""
+    made = {"choices": Grammar.choices, "regex": Grammar.regex}
+    make = made.get(name, lambda given: engine.generate([1], max_new_tokens=1, **{name: given}))
+    with pytest.raises(ConfigError) as caught:
+        make(value)
+    assert len(str(caught.value)) < 600
+    assert caught.value.hint or name in made

@@ -5,6 +5,7 @@ from numbers import Integral
 from typing import Any
 
 from medusa_kit.errors import ConfigError
+from medusa_kit.shown import shown
 
 # Servers pass it on to clients.
 NO_ROW = "the model has no row for this token of its tokenizer: leave it out"
@@ -14,7 +15,9 @@ def as_token_ids(given: Sequence[Any], num_rows: int) -> list[int]:
     """Raises ConfigError for what is no id of a token that the model has a row for."""
     for token in given:
         if not isinstance(token, Integral) or isinstance(token, bool):
-            raise ConfigError(f"token id {token!r} is out of range; expected 0..{num_rows - 1}")
+            raise ConfigError(
+                f"token id {shown(token)} is out of range; expected 0..{num_rows - 1}"
+            )
     ids = [int(token) for token in given]
     check_token_ids(ids, num_rows)
     return ids
