@@ -26,7 +26,7 @@ from medusa_kit.store.records import Record, short_digest
 from medusa_kit.version import __version__
 
 REPEATS = 8  # turns: where another program computes beside, few of them see the machine alone
-PATIENCE = 1.0  # seconds of steps, after which turns of a free machine are enough once two agree
+PATIENCE = 1.0  # seconds of steps, after which two turns of a size are enough once they agree
 LONGEST = 0.5  # seconds of one step from which on no larger ones are measured
 # Times within this factor are about the same.
 NEAR = 1.15
@@ -143,11 +143,12 @@ def _was_alone(times: Mapping[int, Sequence[Turn]]) -> bool:
     """Whether for each size two turns about as fast as the fastest had the machine for themselves.
     Else another program computed beside, and the figures are good for no other process. That turns
     agree is not enough: beside a program that never rests all of them are equally slow."""
-    return all(
-        sum(turn.free and turn.seconds <= NEAR * min(turns).seconds for turn in turns)
-        >= min(2, len(turns))
-        for turns in times.values()
-    )
+    return all(_is_known(turns) for turns in times.values())
+
+
+def _is_known(turns: Sequence[Turn]) -> bool:
+    near = (turn.free and turn.seconds <= NEAR * min(turns).seconds for turn in turns)
+    return sum(near) >= min(2, len(turns))
 
 
 class _Chains(Drafter):
@@ -168,7 +169,8 @@ def measured(verifier: Verifier, clock: Clock, waits: Waits = waits) -> dict[int
     context holds and that is not too slow. Sizes take turns, so that all see the same machine; the
     least of several is what it takes where nothing else runs. Sizes fall, and have several steps
     in a row, since a small step takes longer behind a large one. Somebody waits for an answer
-    meanwhile, so a large model's steps have fewer turns."""
+    meanwhile, so a large model's steps have fewer turns: after PATIENCE, only sizes that were
+    disturbed have more. Mostly these are small ones, whose turns are short."""
     context = verifier.base.info.context_length
     sizes = [size for size in SIZES if 1 + size < context]
     steps = RepeatedSteps(verifier, [[0]], clock)
@@ -181,9 +183,10 @@ def measured(verifier: Verifier, clock: Clock, waits: Waits = waits) -> dict[int
             break
     spent = 0.0
     for turn in range(REPEATS):
-        if turn > 1 and spent > PATIENCE and _was_alone(times):
-            break
+        enough = turn > 1 and spent > PATIENCE
         for size in reversed(sizes):
+            if enough and _is_known(times[size]):
+                continue
             taken, before = list[float](), waits()
             for timing in steps.timings(drafters[size], IN_A_ROW):
                 taken.append(timing.verifying)

@@ -262,6 +262,23 @@ def test_slow_steps_are_timed_until_the_machine_was_seen_free_twice(
     assert times[1][-1].seconds == pytest.approx(scale * 0.00201 * (1 + (disturbed > 7)))
 
 
+def test_only_sizes_that_were_disturbed_are_timed_on(verifier: Verifier) -> None:
+    """Turns of one node are short, and beside a large model seldom free; those of 32 take long."""
+    now = waited = 0.0
+
+    def step(compute: Any, cache: Any, trees: Any, rows: Any) -> Any:
+        nonlocal now, waited
+        now += 1.0 * trees.counts[0] / 100
+        waited += now if trees.counts[0] == 1 else 0
+        return compute(cache, trees, rows)
+
+    timed: Any = WrappedVerifier(verifier, score=step)
+    times = measured.measured(timed, lambda: now, lambda: {"of the kernels": waited})
+    assert {size: len(turns) for size, turns in times.items()} == {
+        size: measured.REPEATS if size == 1 else 2 for size in SIZES
+    }
+
+
 def test_other_kernels_are_timed_anew(
     verifier: Verifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
