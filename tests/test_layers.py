@@ -29,6 +29,7 @@ TIERS = [
         "locks",
         "loops",
         "no_gradients",
+        "one_thread",
         "outputs",
         "paths",
         "process_lock",

@@ -153,9 +153,9 @@ def stored_generation_config(name: str, revision: str | None = None) -> Any | No
         return None
 
 
-def read_parts(location: str, source: str, revision: str | None) -> tuple[Any, Path, Any | None]:
-    """(config, the folder that it lies in, tokenizer) of a checkpoint on this machine, without
-    weights. Raises what reading raises; CheckpointError for one that is not all here."""
+def config_and_folder(location: str, source: str, revision: str | None) -> tuple[Any, Path]:
+    """(config, the folder that it lies in) of a checkpoint on this machine. Raises what reading
+    raises; CheckpointError for one that is not all here."""
     folder = Path(location)
     if source == "hub":
         from transformers.utils import cached_file
@@ -163,8 +163,7 @@ def read_parts(location: str, source: str, revision: str | None) -> tuple[Any, P
         folder = Path(cached_file(location, "config.json", revision=revision)).parent
         if not any(_is_tokenizer_file(path.name) for path in folder.iterdir()):
             raise CheckpointError(f"{folder} holds no tokenizer")
-    config = read_config(str(folder))
-    return config, folder, tokenizer_of(str(folder), None, quiet=True)
+    return read_config(str(folder)), folder
 
 
 def generation_config_of(folder: Path, config: Any) -> Any:

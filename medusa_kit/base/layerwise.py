@@ -11,8 +11,11 @@ outputs and inputs of a linear layer.
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from threading import Semaphore, local
 from typing import Any
 
 import torch
@@ -21,14 +24,17 @@ from torch import Tensor, nn
 from medusa_kit.base.distinct_prefixes import DistinctPrefixes
 from medusa_kit.base.files import gguf_source, resolve, stored_generation_config
 from medusa_kit.base.remembered_configs import own_config, read_config
-from medusa_kit.base.stored_tensors import StoredTensors, skeleton_of, stored_tensors
+from medusa_kit.base.stored_tensors import Piece, StoredTensors, skeleton_of, stored_tensors
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.locks import lock_of
+from medusa_kit.no_gradients import no_gradients
+from medusa_kit.one_thread import can_be_alone, one_thread
 
 # Of one forward: more would save reading weights, but activations take memory as well.
 MAX_TOKENS = 2048
 MAX_LOGITS = 1 << 27  # 512 MB
-PIECE = 1 << 21  # numbers of a weight that are read at a time: they stay in the processor's cache
+FEW_TOKENS = 512  # torch's threads would spin longer than they save beside the products
+PIECE = 1 << 20  # numbers of a weight that a thread reads at a time: they stay in the caches
 
 # What becomes of a linear layer's weights before they are used.
 Change = Callable[[nn.Linear, Tensor], Tensor]
@@ -66,7 +72,11 @@ class LayerwiseModel:
         bias_V = None if output.bias is None else self._bias_of(output)
         self._output = _Output(output, self._product, bias_V)
         self.model.set_output_embeddings(self._output)
-        self._buffer = torch.empty(PIECE, dtype=torch.float32)  # for one piece after another
+        # Each computes alone: to read a piece takes some ten operations of torch, after each of
+        # which its own threads would wait for each other.
+        self.num_threads = torch.get_num_threads() if can_be_alone() else 1
+        self.turns = Semaphore(self.num_threads)  # whoever holds some leaves cores to others
+        self._threads: Threads | None = None  # of the forward under way
         self._prefixes: DistinctPrefixes | None = None  # of the forward under way
         inside = {module for layer in layers for module in layer.modules()}
         self._linears = {module for module in inside if type(module) is nn.Linear}
@@ -141,7 +151,9 @@ class LayerwiseModel:
                 self._output.places = [(row, place) for row, own in enumerate(places)
                                        for place in own]  # fmt: skip
                 self._prefixes = DistinctPrefixes([texts[index] for index in batch])
-                logits_NV = self.model(ids_BT, use_cache=False).logits
+                alone = one_thread() if ids_BT.numel() <= FEW_TOKENS else nullcontext()
+                with Threads(self.num_threads, self.turns) as self._threads, alone:
+                    logits_NV = self.model(ids_BT, use_cache=False).logits
             yield from zip(batch, logits_NV.split([len(own) for own in places]), strict=True)
 
     def _batches(
@@ -211,10 +223,35 @@ class LayerwiseModel:
     def _product(self, linear: nn.Linear, inputs_NI: Tensor) -> Tensor:
         """inputs @ weight.T, piece by piece of the weight's rows."""
         outputs_NO = inputs_NI.new_empty(len(inputs_NI), linear.out_features)
-        name = self._stored_name(f"{self._names[linear]}.weight")
-        for rows, weight_RI in self._stored.pieces(name, self._buffer):
+
+        def fill(piece: Piece, buffer: Tensor) -> None:
+            rows, weight_RI = piece(buffer)
             outputs_NO[:, rows] = inputs_NI @ self._changed(linear, weight_RI).T
+
+        assert self._threads is not None, "within a forward"
+        name = self._stored_name(f"{self._names[linear]}.weight")
+        self._threads.each(fill, self._stored.pieces(name, PIECE))
         return outputs_NO
+
+
+class Threads(ThreadPoolExecutor):
+    """Each has a buffer for one piece after another, and waits for a turn for each."""
+
+    def __init__(self, count: int, turns: Semaphore) -> None:
+        super().__init__(count)
+        self._turns, self._own = turns, local()
+
+    def each(self, work: Callable[[Piece, Tensor], None], pieces: Sequence[Piece]) -> None:
+        """Do the work with each piece and the buffer of the thread that does it."""
+
+        @no_gradients
+        def alone(piece: Piece) -> None:
+            if not hasattr(self._own, "buffer"):
+                self._own.buffer = torch.empty(PIECE, dtype=torch.float32)
+            with self._turns, one_thread():
+                work(piece, self._own.buffer)
+
+        list(self.map(alone, pieces))
 
 
 def layerwise_model(

@@ -2,12 +2,15 @@
 `make model` (benchmarks/fetch_model/) brings into the cache folder.
 """
 
+import glob
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from medusa_kit.background import in_background
 from medusa_kit.base.gguf import embedded_gguf
+from medusa_kit.base.gguf_files.parts import stem
 from medusa_kit.base.names import model_path
 from medusa_kit.errors import CheckpointError
 from medusa_kit.settings.engine import EMBEDDED_NAME, FETCHED_NAMES
@@ -86,11 +89,28 @@ def own_gguf(name: str) -> Path | None:
 def begin_digest(name: str) -> None:
     """Begin to make the digest of a base's GGUF file, in a thread. A large one takes as long as
     the libraries take to be imported; whoever asks for it then waits for the rest alone."""
+    if (path := _gguf_file(name)) is not None:
+        in_background(content_digest, path)
+
+
+def prepare_first_start(name: str) -> None:
+    """`begin_digest`. Where nothing is kept of the file, import meanwhile what transformers' models
+    have in common: packing the file takes one."""
+    begin_digest(name)
+    path = _gguf_file(name)
+    if path is not None and not any(cache_folder().glob(f"{glob.escape(stem(path))}-*")):
+        with suppress(ImportError):  # whoever needs it tells
+            import_module("transformers.modeling_utils")
+
+
+def _gguf_file(name: str) -> Path | None:
+    """Where the file of a base lies, as far as its name tells; None for other bases."""
     with suppress(CheckpointError):
         fetched = FETCHED_MODELS.get(name)
         path = model_path(name) if fetched is None else fetched.path
         if path.suffix == ".gguf" and path.is_file():
-            in_background(content_digest, path)
+            return path
+    return None
 
 
 def making(model: FetchedModel, file: str | None = None) -> str:

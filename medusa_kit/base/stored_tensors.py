@@ -5,8 +5,9 @@ Names are those of the transformers model's state dict, whatever the file calls 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import get_ident
 from typing import Any, Protocol
@@ -29,6 +30,10 @@ from medusa_kit.locks import building_models
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
+# Reads a piece of a matrix: (which rows, their numbers in float32). They may lie in the buffer that
+# it is given, which has room for them. Several pieces may be read at once.
+Piece = Callable[[Tensor], tuple[slice | Tensor, Tensor]]
+
 
 class StoredTensors(Protocol):
     """Where a model's tensors lie."""
@@ -43,9 +48,8 @@ class StoredTensors(Protocol):
     def read_rows(self, name: str, rows: slice | Tensor) -> Tensor:
         """A copy of some rows of an embedding, whose rows are stored in their order."""
 
-    def pieces(self, name: str, buffer: Tensor) -> Iterator[tuple[slice | Tensor, Tensor]]:
-        """(which rows, their numbers in float32) of a matrix, as many rows at a time as `buffer`,
-        float32, has room for. They may lie in it, and last until the next ones are asked for."""
+    def pieces(self, name: str, size: int) -> list[Piece]:
+        """A matrix in pieces of so many numbers; one row may be more."""
 
 
 class GGUFTensors:
@@ -118,21 +122,24 @@ class GGUFTensors:
         # What transformers changes in a file's tensors is not in embeddings.
         return torch.from_numpy(self.stored[name].numbers(chosen))
 
-    def pieces(self, name: str, buffer: Tensor) -> Iterator[tuple[slice | Tensor, Tensor]]:
+    def pieces(self, name: str, size: int) -> list[Piece]:
         tensor = self.stored[name]
         rows_R = None
         if len(self._parts[name]) == 1 and tensor.info.kind in EVERYWHERE:
             rows_R = self.order_of_rows(tensor)
         if rows_R is None:
-            yield slice(None), self.read(name)
-            return
-        raw_RB = tensor.data.reshape(len(rows_R), -1).view(np.uint8)
-        columns = math.prod(tensor.info.shape) // len(rows_R)
-        for rows in _row_slices(len(rows_R), columns, buffer):
+            return [lambda _: (slice(None), self.read(name))]
+        order_R = torch.from_numpy(rows_R)
+        raw_RB = tensor.data.reshape(len(order_R), -1).view(np.uint8)
+        columns = math.prod(tensor.info.shape) // len(order_R)
+
+        def read(rows: slice, buffer: Tensor) -> tuple[Tensor, Tensor]:
             piece = torch.from_numpy(raw_RB[rows].copy())  # a file is mapped read-only
             room = buffer[: len(piece) * columns]
             out = room.view(len(piece), columns) if columns <= len(buffer) else None
-            yield torch.from_numpy(rows_R[rows]), dequantised(piece, tensor.info.kind, out)
+            return order_R[rows], dequantised(piece, tensor.info.kind, out)
+
+        return [partial(read, rows) for rows in _row_slices(len(order_R), columns, size)]
 
 
 class SafetensorsFolder:
@@ -179,16 +186,19 @@ class SafetensorsFolder:
         )
         return rows_read.clone()  # the file may be replaced while it is mapped
 
-    def pieces(self, name: str, buffer: Tensor) -> Iterator[tuple[slice | Tensor, Tensor]]:
+    def pieces(self, name: str, size: int) -> list[Piece]:
         file, stored = self._sources[name]
         outputs, inputs = file.get_slice(stored).get_shape()
-        for rows in _row_slices(outputs, inputs, buffer):
-            yield rows, self.read_rows(name, rows).float()
+
+        def read(rows: slice, _: Tensor) -> tuple[slice, Tensor]:
+            return rows, self.read_rows(name, rows).float()
+
+        return [partial(read, rows) for rows in _row_slices(outputs, inputs, size)]
 
 
-def _row_slices(count: int, columns: int, buffer: Tensor) -> Iterator[slice]:
-    step = max(1, len(buffer) // columns)
-    return (slice(first, first + step) for first in range(0, count, step))
+def _row_slices(count: int, columns: int, size: int) -> list[slice]:
+    step = max(1, size // columns)
+    return [slice(first, first + step) for first in range(0, count, step)]
 
 
 def _names(folder: Path, skeleton: Any, stored: Iterable[str]) -> Mapping[str, str]:

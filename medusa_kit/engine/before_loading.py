@@ -21,6 +21,7 @@ from medusa_kit.base.files import (
     stored_generation_config,
 )
 from medusa_kit.base.model import BaseModel
+from medusa_kit.base.own_models import prepare_first_start
 from medusa_kit.base.placement import AUTO, load_dtype, pick_device, requested_dtype
 from medusa_kit.drafters.draft_model.loading import of_draft_model
 from medusa_kit.drafters.native.damaged import A_MODEL
@@ -68,6 +69,7 @@ def check_loading(config: EngineConfig) -> None:
     raises."""
     quiet_transformers()
     model, revision, device = config.model, config.revision, pick_device(config.device)
+    prepare_first_start(model)
     check_compiled(config.fixed_shapes, config.compiled, device.type)
     check_weights(config.weights, model, config.dtype, config.device, revision)
     check_activations(config)

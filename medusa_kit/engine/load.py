@@ -29,6 +29,7 @@ from medusa_kit.engine.heads_encoding import warn_if_config_differs, warn_if_tok
 from medusa_kit.engine.tree_origin import check_tree
 from medusa_kit.engine.tree_precision import note_if_precision_differs
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
+from medusa_kit.garbage import no_search
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.derived import TREE_NAME
 from medusa_kit.heads.formats.files import local_heads_folder
@@ -145,6 +146,7 @@ def load_config(path: str | Path, **changes: Any) -> Engine:
     return load(**read_engine_file(path).arguments(changes))
 
 
+@no_search()
 def _load(config: EngineConfig) -> Engine:
     check_loading(config)
     placement: dict[str, Any] = {

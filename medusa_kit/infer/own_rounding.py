@@ -117,5 +117,9 @@ def cached_error(base: BaseModel) -> float | None:
 
 
 def random_ids(base: BaseModel, count: int, generator: torch.Generator) -> list[int]:
-    size = min(base.info.vocab_size, base.config.vocab_size)
-    return torch.randint(0, size, (count,), generator=generator).tolist()
+    return torch.randint(0, vocab_size_of(base), (count,), generator=generator).tolist()
+
+
+def vocab_size_of(base: BaseModel) -> int:
+    """How many tokens have both a row and a place in the config."""
+    return int(min(base.info.vocab_size, base.config.vocab_size))

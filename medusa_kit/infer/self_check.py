@@ -24,37 +24,19 @@ from medusa_kit.base.faults import finite
 from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.infer.attention import with_replaced_attention
+from medusa_kit.infer.check_texts import drawn_texts
 from medusa_kit.infer.forest import Forest
 from medusa_kit.infer.own_rounding import (
     FAILURES,
     allowed_error,
     cached_error,
     difference,
-    random_ids,
+    vocab_size_of,
 )
 from medusa_kit.infer.verifier import Verifier, window_owners
 from medusa_kit.locks import lock_of
 from medusa_kit.no_gradients import no_gradients
-from medusa_kit.tree.shape import path_to
 
-PROMPT_LENGTHS = (5, 11)
-# Several trees in turn: each follows what was kept of the one before, so commit is checked too. For
-# the last one, a kernel that spreads long rows over several programs has to do so.
-PARENTS = (-1, 0, 0, 1, 2, 2)
-KEPT = (0, 2, 5)
-SMALLER = (-1, 0, 0, 1)  # the second row's last tree: rows may differ in size
-CHAIN, SHORT_CHAIN = (-1, 0, 1, 2, 3, 4), (-1, 0, 1)
-Shape = tuple[Sequence[int], Sequence[int]]  # parents of a tree, and the nodes that are kept of it
-# By round and row. Chains: in each round but the last one is rejected in part, the other kept.
-TREES: Sequence[Sequence[Shape]] = (
-    ((PARENTS, KEPT), (PARENTS, KEPT)),
-    ((PARENTS, KEPT), (SMALLER, (0, 2))),
-)
-CHAINS: Sequence[Sequence[Shape]] = (
-    ((CHAIN, range(2)), (SHORT_CHAIN, range(3))),
-    ((CHAIN, range(6)), (SHORT_CHAIN, range(1))),
-    ((CHAIN, range(1)), (SHORT_CHAIN, range(1))),
-)
 # The window of sliding layers during the check: prompts are too short for a real one to matter.
 CHECK_WINDOW = 4
 WINDOWS = ("sliding_window", "attention_chunk_size")  # what models call them
@@ -165,11 +147,11 @@ def _run(verifier: Verifier, reference: Reference) -> TreeCheck:
         # What the model computes by itself, whatever a caller's autocast rounds.
         exact = torch.autocast(base.device.type, enabled=False)
         with verifier.lock(), lock_of(reference.model), exact:
-            with narrow_windows(windowed) as any_window:
+            with narrow_windows(windowed) as narrowed:
                 measured = [_measure(verifier, reference)]
                 own = isinstance(reference, OwnModel) and not verifier.chains_only
                 cached = cached_error(base) if own else None
-            if any_window:  # of its real size, with other masks and another kernel
+            if narrowed:  # of its real size, with other masks and another kernel
                 measured.append(_measure(verifier, reference, 1))
     except FAILURES as error:
         raise _refusal(base, f"a forward failed: {error}") from error
@@ -260,28 +242,16 @@ def score_random_trees(
     """(logits_XV of the verifier, the path to each node). `rounds`: trees in turn, at most the last
     so many of those that there are for such a verifier."""
     base = verifier.base
-    generator = torch.Generator().manual_seed(0)
-    prompts = [random_ids(base, length, generator) for length in PROMPT_LENGTHS]
-    shapes = (CHAINS if verifier.chains_only else TREES)[-(rounds or len(CHAINS)) :]
-    cache = verifier.new_cache(len(prompts), max(PROMPT_LENGTHS) + len(shapes) * len(PARENTS))
-    verifier.read_prompts(cache, range(len(prompts)), prompts)
-    scored, paths = list[Tensor](), list[list[int]]()
-    for shape in shapes:
-        last = shape is shapes[-1]
-        trees = [random_ids(base, len(PARENTS), generator)[: len(parents)] for parents, _ in shape]
+    drawn = drawn_texts(vocab_size_of(base), verifier.chains_only, rounds)
+    cache = verifier.new_cache(len(drawn.prompts), drawn.length)
+    verifier.read_prompts(cache, range(len(drawn.prompts)), drawn.prompts)
+    scored = list[Tensor]()
+    for shape, trees in zip(drawn.shapes, drawn.trees, strict=True):
         nodes = Forest.of(trees, [parents for parents, _ in shape], base.device)
-        with _split_finely(verifier, last):
-            scored.append(verifier.score(cache, nodes, range(len(prompts))).logits_NV)
-        for prompt, tree, (parents, _) in zip(prompts, trees, shape, strict=True):
-            for node in range(len(tree)):
-                paths.append(prompt + [tree[i] for i in path_to(node, parents)])
-        kept = [nodes for _, nodes in shape]
-        cache.commit(kept, range(len(prompts)))
-        prompts = [
-            prompt + [tree[node] for node in nodes]
-            for prompt, tree, nodes in zip(prompts, trees, kept, strict=True)
-        ]
-    return torch.cat(scored), paths
+        with _split_finely(verifier, shape is drawn.shapes[-1]):
+            scored.append(verifier.score(cache, nodes, range(len(drawn.prompts))).logits_NV)
+        cache.commit([kept for _, kept in shape], range(len(drawn.prompts)))
+    return torch.cat(scored), drawn.paths()
 
 
 @contextmanager
@@ -297,10 +267,7 @@ def _split_finely(verifier: Verifier, enabled: bool) -> Iterator[None]:
 def narrow_windows(owners: Iterable[Any]) -> Iterator[bool]:
     """Narrow every window and chunk during the check, so that a wrong one shows on a short text.
     Yields whether there is any."""
-    windows = [(owner, name, getattr(owner, name))
-               for owner in {id(owner): owner for owner in owners}.values() for name in WINDOWS
-               if isinstance(getattr(owner, name, None), int)
-               and getattr(owner, name) > CHECK_WINDOW]  # fmt: skip
+    windows = _wide_windows(owners)
     try:
         for owner, name, _ in windows:
             setattr(owner, name, CHECK_WINDOW)
@@ -308,6 +275,18 @@ def narrow_windows(owners: Iterable[Any]) -> Iterator[bool]:
     finally:
         for owner, name, window in windows:
             setattr(owner, name, window)
+
+
+def any_window(owners: Iterable[Any]) -> bool:
+    """Whether `narrow_windows` narrows one."""
+    return bool(_wide_windows(owners))
+
+
+def _wide_windows(owners: Iterable[Any]) -> list[tuple[Any, str, int]]:
+    return [(owner, name, getattr(owner, name))
+            for owner in {id(owner): owner for owner in owners}.values() for name in WINDOWS
+            if isinstance(getattr(owner, name, None), int)
+            and getattr(owner, name) > CHECK_WINDOW]  # fmt: skip
 
 
 def _no_numbers(base: BaseModel, reference: Reference) -> MedusaKitError:

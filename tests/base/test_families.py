@@ -21,7 +21,7 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.base.stored_tensors import skeleton_of
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.infer import self_check
+from medusa_kit.infer import check_texts
 from medusa_kit.infer.verifier import Verifier
 
 STATEFUL = ["mamba2", "bamba", "nemotron_h", "granitemoehybrid", "qwen3_next", "olmo_hybrid"]
@@ -156,7 +156,7 @@ def test_families_that_transformers_has_no_sdpa_for_load_from_a_folder(
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_context_without_room_for_the_check_is_refused(family: str) -> None:
-    longest = max(self_check.PROMPT_LENGTHS) + len(self_check.TREES) * len(self_check.KEPT)
+    longest = max(check_texts.PROMPT_LENGTHS) + len(check_texts.TREES) * len(check_texts.KEPT)
     assert longest == MIN_CONTEXT
     name = "n_positions" if family == "gpt2" else "max_position_embeddings"
     for length in (1, 5, MIN_CONTEXT - 1):

@@ -1,7 +1,9 @@
 """A model that is read layer by layer gives the logits of the whole model."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock, Semaphore
 from typing import Any
 
 import pytest
@@ -113,6 +115,43 @@ def test_blocks_of_a_file_are_read_in_pieces(
     expected_BV = torch.stack([plain_logits(model, text)[-1] for text in TEXTS])
     spread = float(expected_BV.std())
     torch.testing.assert_close(found / spread, expected_BV / spread, atol=1e-4, rtol=1e-4)
+
+
+def test_pieces_are_computed_by_as_many_threads_as_have_a_turn(
+    tmp_path: Path, small_pieces: None
+) -> None:
+    _, pieces = saved(tmp_path, "llama")
+    pieces.num_threads, pieces.turns = 3, Semaphore(3)
+    expected_BV = pieces.last_logits(TEXTS)
+    at_once, most, lock = 0, list[int](), Lock()
+
+    def changed(linear: Any, weight_OI: Tensor) -> Tensor:
+        nonlocal at_once
+        with lock:
+            at_once += 1
+            most.append(at_once)
+        time.sleep(0.0001)
+        with lock:
+            at_once -= 1
+        return weight_OI
+
+    pieces._change = changed
+    for held in (1, 2):
+        pieces.turns.acquire()
+        most.clear()
+        assert torch.equal(pieces.last_logits(TEXTS), expected_BV)
+        assert max(most) <= 3 - held
+
+
+def test_an_error_in_a_thread_is_the_forwards(tmp_path: Path, small_pieces: None) -> None:
+    _, pieces = saved(tmp_path, "llama")
+
+    def fail(linear: Any, weight_OI: Tensor) -> Tensor:
+        raise ArithmeticError("odd")
+
+    pieces._change = fail
+    with pytest.raises(ArithmeticError, match="odd"):
+        pieces.last_logits(TEXTS)
 
 
 @pytest.mark.parametrize("mixes", [False, True])

@@ -127,3 +127,17 @@ def test_a_name_in_other_letters_is_a_mistake() -> None:
 def test_where_the_file_lies(cache: Path) -> None:
     model = FETCHED_MODELS[LARGE]
     assert model.path == cache / own_models.FOLDER / LARGE / f"{LARGE}-q4_k_m.gguf"
+
+
+def test_only_a_file_of_which_nothing_is_kept_is_prepared_for(
+    fetched: FetchedModel, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, imported = list[str](), list[str]()
+    monkeypatch.setattr(own_models, "begin_digest", begun.append)
+    monkeypatch.setattr(own_models, "import_module", imported.append)
+    for name in (SMALL, "org/name"):
+        own_models.prepare_first_start(name)
+    assert (begun, imported) == ([SMALL, "org/name"], ["transformers.modeling_utils"])
+    resolve(SMALL, weights=False)
+    own_models.prepare_first_start(SMALL)
+    assert (len(begun), len(imported)) == (3, 1)

@@ -10,7 +10,9 @@ E size of an embedding.
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from functools import cached_property
 from math import inf
 from typing import Any
@@ -19,14 +21,16 @@ import torch
 from torch import Tensor, nn
 
 from medusa_kit import console
+from medusa_kit.background import in_background
 from medusa_kit.base import families
 from medusa_kit.base.files import (
     NO_TOKENIZER,
+    config_and_folder,
     generation_config_of,
     gguf_source,
     quiet_transformers,
-    read_parts,
     resolve,
+    tokenizer_of,
     whole_name,
 )
 from medusa_kit.base.fingerprint import Match, compare
@@ -41,6 +45,7 @@ from medusa_kit.base.quantization import raw_bytes
 from medusa_kit.base.remembered_checks import SOURCES
 from medusa_kit.base.tokenizer.check import look_at_tokenizer
 from medusa_kit.errors import CheckpointError
+from medusa_kit.infer.check_texts import drawn_texts
 from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
 from medusa_kit.infer.cpu.packed.cache import packed_model
@@ -49,6 +54,8 @@ from medusa_kit.infer.cpu.packed.model import PackedModel
 from medusa_kit.infer.cpu.packed_texts import hidden_of_texts
 from medusa_kit.infer.cpu.verifier import WITHOUT, needed
 from medusa_kit.infer.model_parts import Unsupported
+from medusa_kit.infer.self_check import Paths, any_window
+from medusa_kit.infer.verifier import window_owners
 from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of
 from medusa_kit.settings.engine import FLOAT32
@@ -64,9 +71,11 @@ class PackedBase(BaseModel):
 
     def __init__(
         self, packed: PackedModel, config: Any, generation_config: Any, tokenizer: Any,
-        info: BaseModelInfo, check: bool,
+        info: BaseModelInfo, check: bool, reference: "LayerwiseReference",
     ) -> None:  # fmt: skip
+        """`reference`: the model that the self-check compares trees with."""
         self.packed, self.tokenizer, self.config, self.info = packed, tokenizer, config, info
+        self.reference = reference
         self.scale_logits = LogitScale.of(config)
         self.checks_are_remembered, self.check = True, check
         self.scales, self.number = {}, 0
@@ -216,11 +225,6 @@ class PackedBase(BaseModel):
         _ = self.own_model  # so that the output embedding is its own
         return super().hidden_and_logits(input_ids_BT, keep_M, **arguments)
 
-    @cached_property
-    def reference(self) -> "LayerwiseReference":
-        """The model that the self-check compares trees with."""
-        return LayerwiseReference(self)
-
 
 def _check_same(actual: BaseModelInfo, expected: BaseModelInfo) -> None:
     if compare(actual.fingerprint, expected.fingerprint) is not Match.SAME:
@@ -232,22 +236,52 @@ def _check_same(actual: BaseModelInfo, expected: BaseModelInfo) -> None:
 
 
 class LayerwiseReference:
-    """transformers' own forward of a light base, whose weights are read layer by layer."""
+    """transformers' own forward of a model here, whose weights are read layer by layer."""
 
-    def __init__(self, base: PackedBase) -> None:
-        self._base = base
+    def __init__(self, name: str, revision: str | None, weights: str) -> None:
+        self._name, self._revision = name, revision
+        self._change = None if weights == CHECKPOINT else rounded
+        self._begun: tuple[Paths, Future[Tensor]] | None = None
+        self._held = 0  # turns of its threads that they do not get
 
     @cached_property
     def _pieces(self) -> LayerwiseModel:
-        info = self._base.info
-        change = None if info.weights == CHECKPOINT else rounded
-        return layerwise_model(info.name, info.revision, change)
+        return layerwise_model(self._name, self._revision, self._change)
+
+    def begin(self, texts: Paths) -> None:
+        """Begin to compute the logits of these texts in a thread, on half of the cores until
+        somebody waits: the others pack the model meanwhile. A model whose windows the check narrows
+        is left until then, as are errors."""
+        try:
+            pieces = self._pieces
+            if any_window(window_owners(pieces.model)):
+                return
+        except Exception:
+            return
+        self._held = pieces.num_threads // 2
+        for _ in range(self._held):
+            pieces.turns.acquire()
+        self._begun = texts, in_background(pieces.last_logits, texts)
+
+    def _wait(self) -> None:
+        """Until the model is nobody else's."""
+        if self._begun is None:
+            return
+        for _ in range(self._held):
+            self._pieces.turns.release()
+        self._held = 0
+        wait([self._begun[1]])
 
     @property
     def model(self) -> Any:
+        self._wait()
         return self._pieces.model
 
-    def last_logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
+    def last_logits(self, texts: Paths) -> Tensor:
+        self._wait()
+        begun, self._begun = self._begun, None
+        if begun is not None and begun[0] == texts:
+            return begun[1].result()
         return self._pieces.last_logits(texts)
 
     def tensors(self) -> Iterable[tuple[str, Tensor]]:
@@ -295,6 +329,14 @@ def base_for_decoding(
         return with_weights(loaded, weights)
 
 
+@contextmanager
+def _files_read() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # as in `from_pretrained`, which will tell
+        raise Unsupported(f"its files cannot be read: {error}") from error
+
+
 def light_base(
     name: str, dtype: str, device: str, revision: str | None, weights: str, check: bool
 ) -> PackedBase:
@@ -309,10 +351,8 @@ def light_base(
     if source not in SOURCES:
         raise Unsupported(f"its weights are {source}")
     console.stage("reading the model")
-    try:
-        config, folder, tokenizer = read_parts(where, source, revision)
-    except Exception as error:  # as in `from_pretrained`, which will tell
-        raise Unsupported(f"its files cannot be read: {error}") from error
+    with _files_read():
+        config, folder = config_and_folder(where, source, revision)
     if (
         config.get_text_config() is not config
         or families.why_impossible(config)
@@ -321,7 +361,13 @@ def light_base(
         raise Unsupported("it is more than a text model, or none that trees can be verified on")
     if getattr(config, "quantization_config", None) is not None:
         raise Unsupported("its checkpoint is quantised")
-    packed = packed_model(gguf_source(name) or folder, config, weights, check)
+    reference = LayerwiseReference(whole_name(name, source), revision, weights)
+    paths = drawn_texts(config.vocab_size).paths()
+    packed = packed_model(
+        gguf_source(name) or folder, config, weights, check, begun=lambda: reference.begin(paths)
+    )
+    with _files_read():  # the reference of the self-check computes meanwhile
+        tokenizer = tokenizer_of(str(folder), None, quiet=True)
     pairs = zip(families.cached_windows(config), packed.windows, strict=False)
     if any(cached and cached < (seen or inf) for cached, seen in pairs):
         raise Unsupported("transformers' KV cache keeps less than its layers attend to")
@@ -332,4 +378,4 @@ def light_base(
     if tokenizer is None:
         console.note(f"{folder} {NO_TOKENIZER}")
     settings = generation_config_of(folder, config)
-    return PackedBase(packed, config, settings, tokenizer, info, check)
+    return PackedBase(packed, config, settings, tokenizer, info, check, reference)

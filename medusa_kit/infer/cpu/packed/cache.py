@@ -57,23 +57,30 @@ from medusa_kit.store.records import cache_folder, content_digest
 
 
 def packed_model(
-    checkpoint: Path, config: Any, weights: str = CHECKPOINT, check: bool = False
+    checkpoint: Path,
+    config: Any,
+    weights: str = CHECKPOINT,
+    check: bool = False,
+    begun: Callable[[], None] = lambda: None,
 ) -> PackedModel:
     """The packed weights of a GGUF file or a folder of safetensors; packed now, where they have not
     been. `config`: of the transformers model. `weights`: checkpoint, or rounded to int8. `check`:
-    read the file whole, to see whether it is damaged.
+    read the file whole, to see whether it is damaged. `begun`: called when it is being packed and
+    C++ is known to run the model.
 
     Raises Unsupported where C++ cannot run the model, CheckpointError for unreadable files,
     ConfigError for weights that cannot be rounded.
     """
-    packed = _packed_model(checkpoint, config, weights, check)
+    packed = _packed_model(checkpoint, config, weights, check, begun)
     if (rounded := packed.rounded) is not None:
         share = rounded["numbers"] / packed.info["num_parameters"]
         report_rounded(rounded["layers"], share, rounded["left"])
     return packed
 
 
-def _packed_model(checkpoint: Path, config: Any, weights: str, check: bool) -> PackedModel:
+def _packed_model(
+    checkpoint: Path, config: Any, weights: str, check: bool, begun: Callable[[], None]
+) -> PackedModel:
     check_family(config.get_text_config())
     if kernels.load_library() is None:
         raise Unsupported("the C++ kernels are not available")
@@ -82,8 +89,12 @@ def _packed_model(checkpoint: Path, config: Any, weights: str, check: bool) -> P
     older = _folder_of(checkpoint, contents, config, weights, named_with=[])
     doing = f"packing {checkpoint.name}, once on this machine"
 
+    def tell() -> None:
+        announce_work(doing, folder)
+        begun()
+
     def write(sink: Sink) -> dict[str, Any]:
-        return _packed(checkpoint, config, weights, sink, lambda: announce_work(doing, folder))
+        return _packed(checkpoint, config, weights, sink, tell)
 
     def make(path: Path) -> None:
         if not _took(older, path):
@@ -105,7 +116,7 @@ def _packed_model(checkpoint: Path, config: Any, weights: str, check: bool) -> P
             f"{checkpoint.name} is packed into memory, since {folder} cannot be written: {error}"
         )
     sink = MemorySink()
-    return model_of(_packed(checkpoint, config, weights, sink), sink.arrays)
+    return model_of(_packed(checkpoint, config, weights, sink, begun), sink.arrays)
 
 
 def packed_folder(checkpoint: Path, config: Any, weights: str) -> Path:

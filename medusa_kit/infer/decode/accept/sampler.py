@@ -23,9 +23,9 @@ from medusa_kit.heads.noise import gumbel_of, mixed, noisy, signed
 from medusa_kit.infer.decode.accept.draws import Warping, kernels_draw, split_warpers
 from medusa_kit.infer.decode.accept.grammar import GrammarMask
 from medusa_kit.infer.decode.accept.logits_processing import Settings, logits_processors
-from medusa_kit.infer.decode.accept.one_thread import one_thread
 from medusa_kit.infer.decode.accept.rules import Verdict
 from medusa_kit.infer.likeliest import no_scores
+from medusa_kit.one_thread import one_thread
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.transfer import to_device
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from support.tiny_models import tiny_base
 
-from medusa_kit.infer.decode.accept import one_thread as module
-from medusa_kit.infer.decode.accept.one_thread import one_thread
+from medusa_kit import one_thread as module
 from medusa_kit.infer.decode.accept.sampler import Sampler
+from medusa_kit.one_thread import one_thread
 from medusa_kit.settings.sampling import SamplingParams
 
 known = pytest.mark.skipif(

@@ -1,7 +1,8 @@
-"""Operations on one row of logits by the calling thread alone.
+"""Operations of torch by the calling thread alone.
 
 torch shares operations on 32,768 numbers or more out to its OpenMP threads. Once woken they spin
-for milliseconds, on cores that the next step in C++ needs; one thread alone takes less than that.
+for milliseconds, on cores that the next step in C++ needs, or other threads of ours: for one row of
+logits, one thread alone takes less than that.
 """
 
 import ctypes
@@ -23,12 +24,19 @@ def one_thread() -> Iterator[None]:
     if library is None:
         yield
         return
-    before = library.omp_get_max_threads()
+    before = (
+        torch.get_num_threads()
+    )  # sets a new thread's number, which it would do at its first operation else
     library.omp_set_num_threads(1)
     try:
         yield
     finally:
         library.omp_set_num_threads(before)
+
+
+def can_be_alone() -> bool:
+    """Whether `one_thread` has an effect here."""
+    return _openmp() is not None
 
 
 @cache
