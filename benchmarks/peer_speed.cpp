@@ -74,7 +74,7 @@ static void begin(int rows, int tokens) {
     params.n_seq_max = rows;
     params.n_ctx = rows * ((tokens + 256) / 256 * 256);
 #ifdef IK
-    params.flash_attn = true;  // as its llama-bench and server have it
+    params.flash_attn = rows == 1;  // as its server has it; with several sequences it fails (GGML_ASSERT(S > 0))
 #endif
     context = llama_init_from_model(model, params);
     if (!context) std::exit(1);
