@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from medusa_kit.base.tokenizer.thought_marks import MARK, num_common
@@ -20,6 +20,7 @@ class Value(NamedTuple):
 
 
 ANYTHING = Value(True, TYPES[1:])
+WORDS = ("true", "false", "null")  # of JSON
 
 
 class ArgumentForm(NamedTuple):
@@ -29,7 +30,7 @@ class ArgumentForm(NamedTuple):
     opening: str
     heads: tuple[str, ...]
     closing: str
-    words: tuple[str, ...] = ("true", "false", "null")
+    words: tuple[str, ...] = WORDS
 
     @property
     def key_end(self) -> str:
@@ -65,6 +66,15 @@ class ArgumentForm(NamedTuple):
         """What may stand before JSON of these types; where there are none, before any JSON."""
         heads = self.heads[1:] if self.typed else self.heads
         return tuple(dict.fromkeys([self.head(kind) for kind in kinds] or heads))
+
+    def words_of(self, kinds: Collection[str]) -> tuple[str, ...]:
+        """The template's own words for values of these types, where they are not JSON's."""
+        types = zip(self.words, WORDS, ("boolean", "boolean", "null"), strict=True)
+        return tuple(own for own, word, kind in types if own != word and kind in kinds)
+
+    def as_json(self, text: str) -> str:
+        """JSON for a word of the template's own; other text as it is."""
+        return dict(zip(self.words, WORDS, strict=True)).get(text, text)
 
     def written(self, arguments: Mapping[str, Any]) -> str:
         """Arguments as the model writes them: text as it is, all else as JSON."""

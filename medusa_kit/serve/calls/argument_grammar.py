@@ -47,7 +47,8 @@ def _values(one: Argument, rule: str, form: ArgumentForm, marks: Sequence[str]) 
     if not one.value.text or (form.typed and one.value.others):
         closing = f"{SPACE} {literal(form.closing.lstrip(), marks)}"
         heads = " | ".join(literal(text, marks) for text in form.heads_of(one.value.others))
-        values.append(f"({heads}) {rule}_json {closing}")
+        json_or_word = " | ".join([f"{rule}_json", *map(quoted, form.words_of(one.plain))])
+        values.append(f"({heads}) ({json_or_word}) {closing}")
     return values
 
 

@@ -9,6 +9,7 @@ from medusa_kit.files import parse_json
 from medusa_kit.serve.calls.argument_form import ANYTHING, TEXT, ArgumentForm, Value, type_of
 
 SCALAR = re.compile(r"[^\s<>\[\]{},\"]*")
+WORD = re.compile(r"[A-Za-z]+")
 
 
 @dataclass
@@ -124,12 +125,21 @@ class ArgumentReader:
     def _as_json(self) -> str:
         if not self._json.begun:
             self._text = self._text.lstrip()
+            if (word := WORD.match(self._text)) is not None:
+                return self._word(word[0])
         end = self._json.of(self._text)
         if end is not None:
             self._state = "closing"
         written = self._text[:end]
         self._text = self._text[len(written) :]
         return written
+
+    def _word(self, word: str) -> str:
+        """Which word it is shows at its end."""
+        if word == self._text:
+            return ""
+        self._text, self._state = self._text.removeprefix(word), "closing"
+        return self.form.as_json(word)
 
     def _as_either(self) -> str:
         """Text, unless it is JSON of a type that the value may have."""
@@ -138,8 +148,7 @@ class ArgumentReader:
         text = self._text.partition(self.form.mark)[0]
         self._text, self._state = self._text[len(text) :], "closing"
         text = text.removesuffix(self.form.before_mark)
-        words = dict(zip(self.form.words, ("true", "false", "null"), strict=True))
-        return _either(words.get(text.strip(), text), text, self._types)
+        return _either(self.form.as_json(text.strip()), text, self._types)
 
     def _close(self) -> str:
         closing, start = self.form.closing.strip(), self._text.lstrip()

@@ -5,15 +5,16 @@ from typing import Any, NamedTuple
 
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode.grammars.joined_patterns import part_of
+from medusa_kit.serve.calls.argument_documents import document_of
 from medusa_kit.serve.calls.argument_form import TEXT, TYPES, ArgumentForm, Value, type_of
 
 MAX_DEPTH = 8  # of references and alternatives; below, anything is possible
-SHARED = ("$schema", "$defs", "definitions", "x-guidance")  # that an argument's schema needs too
 ALTERNATIVES = ("anyOf", "oneOf", "allOf")
 # What a schema may say of all arguments together, which is not followed.
 TOGETHER = (*ALTERNATIVES, "not", "if", "const", "enum", "patternProperties", "propertyNames",
             "minProperties", "maxProperties", "dependentRequired", "dependentSchemas",
             "dependencies")  # fmt: skip
+BESIDE = ("properties", "required", "additionalProperties")  # a reference, which alone is followed
 OF_ANY = frozenset({"const", "enum", "not", "if", "minLength", "maxLength", "pattern", "format"})
 OF_OTHERS = frozenset(
     {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "items",
@@ -27,13 +28,14 @@ ANY_JSON: Mapping[str, Any] = {}  # in place of a schema that refers to other ar
 
 class Argument(NamedTuple):
     """`value`: how it is written. `choices`: the texts that it may be, None: any. `schema`: of its
-    JSON, a document of its own."""
+    JSON, a document of its own. `plain`: types of which it may be any value."""
 
     name: str
     required: bool
     value: Value
     choices: tuple[str, ...] | None
     schema: Mapping[str, Any]
+    plain: tuple[str, ...]
 
 
 class Arguments(NamedTuple):
@@ -73,7 +75,8 @@ def arguments_of(
     `field`, for a name that cannot be written, and where `strict` for what cannot be followed."""
     whole, left_out = schema, list[str]()
     for _ in range(MAX_DEPTH):
-        left_out += [f"{field}: {key}" for key in TOGETHER if key in schema]
+        beside = BESIDE if "$ref" in schema else ()
+        left_out += [f"{field}: {key}" for key in (*TOGETHER, *beside) if key in schema]
         if "$ref" not in schema:
             break
         schema = part_of(whole, schema["$ref"])
@@ -116,10 +119,11 @@ def _argument(
     bounds = OF_ANY if form.typed else OF_ANY | OF_OTHERS
     # What has to fit more than its type is JSON, of which a grammar can be made.
     free = choices is not None or all(bounds.isdisjoint(one) for one in parts)
-    schema: Mapping[str, Any] = {**{k: whole[k] for k in SHARED if k in whole}, **part}
-    if not all(one.startswith(("#/$defs/", "#/definitions/")) for one in _references(schema)):
-        schema = ANY_JSON
-    return Argument(name, required, Value(free and TEXT in types, others), choices, schema)
+    document = document_of(part, whole)
+    schema = ANY_JSON if document is None else document
+    plain = others if all(OF_ANY.isdisjoint(one) for one in parts) else ()
+    value = Value(free and TEXT in types, others)
+    return Argument(name, required, value, choices, schema, plain)
 
 
 def _parts(part: Any, whole: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:
@@ -162,15 +166,3 @@ def _choices(parts: list[Mapping[str, Any]], form: ArgumentForm) -> tuple[str, .
     texts = [one for one in said[0].get("enum", [said[0].get("const")]) if isinstance(one, str)]
     ends = {form.closing[0], form.mark[0]}  # else two texts could not be told apart
     return tuple(texts) if all(one and ends.isdisjoint(one) for one in texts) else None
-
-
-def _references(schema: Any) -> Iterator[str]:
-    if isinstance(schema, list):
-        for one in schema:
-            yield from _references(one)
-    elif isinstance(schema, Mapping):
-        if isinstance(schema.get("$ref"), str):
-            yield schema["$ref"]
-        for key, one in schema.items():
-            if key not in ("enum", "const", "default", "examples"):
-                yield from _references(one)

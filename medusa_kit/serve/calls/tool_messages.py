@@ -48,14 +48,25 @@ def one_by_one(messages: Sequence[Message]) -> list[Message]:
             continue
         results: list[Message] = []
         while place < len(messages) and messages[place]["role"] == "tool":
-            results, place = [*results, messages[place]], place + 1
-        for number, call in enumerate(calls):
+            results.append(messages[place])
+            place += 1
+        for number, (call, own) in enumerate(zip(calls, _by_call(calls, results), strict=True)):
             before = message if number == 0 else {"role": message["role"], "content": ""}
-            own = [one for one in results if one.get("tool_call_id") == call.get("id")]
-            results = [one for one in results if one not in own]
             given += [{**before, "tool_calls": [call]}, *own]
-        given += results
     return given
+
+
+def _by_call(calls: Sequence[Any], results: Sequence[Message]) -> list[list[Message]]:
+    """The results of each call. Calls of one id have one each, in their order, and the last of them
+    what is left; what names no call of these is behind the last one."""
+    by_call: list[list[Message]] = [[] for _ in calls]
+    waiting = dict[Any, list[list[Message]]]()
+    for call, own in zip(calls, by_call, strict=True):
+        waiting.setdefault(call.get("id"), []).insert(0, own)
+    for result in results:
+        places = waiting.get(result.get("tool_call_id"), by_call[-1:])
+        (places.pop() if len(places) > 1 else places[0]).append(result)
+    return by_call
 
 
 def as_text(messages: Sequence[Message], form: CallForm = HERMES) -> list[Message]:

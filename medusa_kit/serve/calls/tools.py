@@ -102,11 +102,9 @@ class Constraint:
     ) -> Sequence[Message]:
         """Empty answers, as a stop string may have left them, as a space where the template refuses
         them."""
-        places = [place for place, message in enumerate(messages) if _is_empty(message)]
-        if not places or self._renders(tokenizer, as_text(messages, form)):
+        if not any(map(_is_empty, messages)) or self._renders(tokenizer, as_text(messages, form)):
             return messages
-        return [{**message, "content": " "} if place in places else message
-                for place, message in enumerate(messages)]  # fmt: skip
+        return [{**one, "content": " "} if _is_empty(one) else one for one in messages]
 
     def _renders(
         self, tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()

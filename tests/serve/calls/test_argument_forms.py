@@ -17,6 +17,7 @@ from support.text.argument_templates import ENTRIES, OTHERS
 
 from medusa_kit.data.template import render_text
 from medusa_kit.errors import ConfigError
+from medusa_kit.infer.decode.grammars.source import begun_fault_of
 from medusa_kit.serve.calls.argument_form import TYPES, ArgumentForm, Value
 from medusa_kit.serve.calls.argument_schemas import arguments_of
 from medusa_kit.serve.calls.call_form import HERMES, CallForm
@@ -271,6 +272,86 @@ def test_what_cannot_be_followed_is_noted_and_where_strict_refused() -> None:
         schema = {"type": "object", "properties": {name: {}}}
         with pytest.raises(ConfigError, match="cannot be written"):
             arguments_of("tools", schema, FORM, strict=False)
+
+
+CODE, NUMBER = {"enum": [1, 2]}, {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "definitions", "right", "wrong"),
+    [
+        ({"a": {"$ref": "#/$defs/x~1y%25"}}, {"x/y%": CODE}, "1", "3"),
+        ({"a": {"$ref": "#/$defs/B"}}, {"A": CODE, "B": {"$ref": "#/$defs/A"}}, "2", "3"),
+        # What an argument does not refer to does not matter.
+        ({"a": CODE, "b": NUMBER}, {"A": {"$ref": "#/properties/b"}}, "1", "3"),
+        # References are to the whole schema, not to definitions of the argument's own.
+        ({"a": {"type": "array", "items": {"$ref": "#/$defs/A"}, "$defs": {"A": NUMBER}}},
+         {"A": CODE}, "[1]", "[3]"),
+        # Properties may have the names of keywords.
+        ({"a": {"type": "object", "properties": {"const": {"$ref": "#/$defs/A"}}}},
+         {"A": CODE}, '{"const": 1}', '{"const": 3}'),
+        ({"a": {"const": {"$ref": "#/b"}}}, {}, '{"$ref": "#/b"}', '{"$ref": "#/c"}'),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("keyword", ["$defs", "definitions"])
+def test_an_argument_refers_to_definitions(
+    keyword: str, parts: Any, definitions: Any, right: str, wrong: str
+) -> None:
+    given = json.loads(json.dumps(parts).replace("$defs", keyword))
+    tools = tools_of(given, ("a",), **{keyword: definitions}, additionalProperties=False)
+    tools = json.loads(json.dumps(tools).replace("#/$defs", f"#/{keyword}"))
+    for name in ENTRIES:
+        _, form, _ = known_of(name)
+        called_by = constraint_of(tools=tools, form=form, tool_choice="required")
+        assert called_by.notes == ()
+        assert called_by.grammar is not None
+        for value, allowed in ((right, True), (wrong, False)):
+            text = written(form, [("f", {"a": json.loads(value)})])
+            assert accepts(called_by.grammar, text) == allowed, text
+
+
+@pytest.mark.parametrize("key", ["properties", "items", "anyOf"])
+def test_references_to_other_arguments_are_not_followed_wherever_they_stand(key: str) -> None:
+    """Not even below a property that has a keyword's name."""
+    other = {"$ref": "#/properties/b"}
+    inner = {"properties": {"enum": other}, "items": {"items": other}, "anyOf": [other]}[key]
+    tools = tools_of({"a": {"type": ["object", "array"], key: inner}, "b": NUMBER})
+    _, form, _ = known_of("qwen coder")
+    called_by = constraint_of(tools=tools, form=form, tool_choice="required")
+    places = [f"tools[{n}].function.parameters.properties.a: $ref" for n in range(len(tools))]
+    assert called_by.notes == tuple(f"{place} is not enforced" for place in places)
+    assert called_by.grammar is not None
+    assert begun_fault_of(called_by.grammar) is None
+
+
+def test_arguments_beside_a_reference_at_the_top_are_named() -> None:
+    schema = {"type": "object", "$ref": "#/$defs/A", "required": ["b"],
+              "properties": {"b": NUMBER}, "$defs": {"A": {"type": "object"}}}  # fmt: skip
+    assert arguments_of("tools", schema, FORM, strict=False).notes == (
+        "tools: properties is not enforced",
+        "tools: required is not enforced",
+    )
+    with pytest.raises(ConfigError, match="tools: properties cannot be followed"):
+        arguments_of("tools", schema, FORM, strict=True)
+
+
+def test_words_of_the_templates_own_are_read_as_json() -> None:
+    """As earlier calls have them in the prompt, and so as the model may write them."""
+    properties = {"yes": {"type": "boolean"}, "nothing": {"type": "null"}, "one": {"const": True},
+                  "list": {"type": ["array", "boolean"]}}  # fmt: skip
+    for name in ("qwen coder", "seed", "glm"):
+        known, form, _ = known_of(name)
+        constraint = constraint_of(tools=tools_of(properties), form=form, tool_choice="required")
+        assert constraint.grammar is not None
+        calls = [("f", {"yes": True, "nothing": None, "list": False}), ("ff", {"yes": False})]
+        text = rendered(known, *calls)
+        assert ("True" in text) == (name != "glm")
+        for one in (text, written(form, calls)):
+            assert accepts(constraint.grammar, one), one
+            assert called(read(form, constraint, one, 1)) == calls
+        for wrong in (text.replace("None", "False"), text.replace("True", "TRUE"),
+                      rendered(known, ("f", {"one": False}))):  # fmt: skip
+            assert not accepts(constraint.grammar, wrong) or wrong == text
 
 
 def test_references_at_the_top_and_required_names_without_a_schema() -> None:

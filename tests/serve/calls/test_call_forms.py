@@ -256,6 +256,21 @@ def test_several_calls_go_back_where_a_message_has_one(template: str) -> None:
     assert again == shown
 
 
+def test_results_of_calls_with_one_id_go_back_in_their_order() -> None:
+    """Some clients give all calls of a message one id, or none of their own."""
+    known = of_template(ONE_CALL)
+    calls = asked(("f", {}), ("ff", {}), ("g-1", {}))
+    for call in calls["tool_calls"][:2]:
+        call["id"] = "same"
+    numbers = ["same", calls["tool_calls"][2]["id"], "same", "same", "unknown"]
+    results = [{"role": "tool", "tool_call_id": one, "content": f"Zu{n}"}
+               for n, one in enumerate(numbers)]  # fmt: skip
+    shown, _ = constraint_of(tools=TOOLS, form=form_of(known)).shown(known, [calls, *results])
+    text = render_text(known, shown, None, ask=False)
+    assert re.findall(r"[\w-]+: Zu\d", text) == ["f: Zu0", "ff: Zu2", "ff: Zu3", "g-1: Zu1",
+                                                 "g-1: Zu4"]  # fmt: skip
+
+
 def test_an_empty_answer_goes_back_to_a_template_that_refuses_it() -> None:
     """As a stop string leaves one that comes first."""
     refuses = (

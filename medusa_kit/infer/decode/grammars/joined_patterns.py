@@ -24,8 +24,8 @@ def part_of(whole: Any, reference: Any) -> Any:
     local = reference.removeprefix(own) or "#" if isinstance(own, str) and own else reference
     if not (local + "/").startswith("#/"):
         raise LookupError(reference)
-    part, names = whole, unquote(local).split("/")[1:]
-    for name in (name.replace("~1", "/").replace("~0", "~") for name in names):
+    part = whole
+    for name in steps_of(local):
         if isinstance(part, list):
             part = part[int(name) if name.isdecimal() else len(part)]
         elif isinstance(part, Mapping):
@@ -33,6 +33,12 @@ def part_of(whole: Any, reference: Any) -> Any:
         else:
             raise LookupError(reference)
     return part
+
+
+def steps_of(pointer: str) -> list[str]:
+    """The names on the way to a part, from a reference's `#/…`."""
+    names = unquote(pointer).split("/")[1:]
+    return [name.replace("~1", "/").replace("~0", "~") for name in names]
 
 
 class _Count:
