@@ -11,7 +11,7 @@ outputs and inputs of a linear layer.
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -78,6 +78,7 @@ class LayerwiseModel:
         self.turns = Semaphore(self.num_threads)  # whoever holds some leaves cores to others
         self._threads: Threads | None = None  # of the forward under way
         self._prefixes: DistinctPrefixes | None = None  # of the forward under way
+        self._stopped = False
         inside = {module for layer in layers for module in layer.modules()}
         self._linears = {module for module in inside if type(module) is nn.Linear}
         for linear in self._linears:
@@ -105,6 +106,11 @@ class LayerwiseModel:
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
+
+    def stop(self) -> None:
+        """Let the forward under way, and every later one, end with CancelledError at its next piece
+        of a weight."""
+        self._stopped = True
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """As they are stored, one at a time."""
@@ -225,6 +231,8 @@ class LayerwiseModel:
         outputs_NO = inputs_NI.new_empty(len(inputs_NI), linear.out_features)
 
         def fill(piece: Piece, buffer: Tensor) -> None:
+            if self._stopped:
+                raise CancelledError
             rows, weight_RI = piece(buffer)
             outputs_NO[:, rows] = inputs_NI @ self._changed(linear, weight_RI).T
 

@@ -11,17 +11,16 @@ E size of an embedding.
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import cached_property
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from medusa_kit import console
-from medusa_kit.background import in_background
 from medusa_kit.base import families
 from medusa_kit.base.files import (
     NO_TOKENIZER,
@@ -34,7 +33,6 @@ from medusa_kit.base.files import (
     whole_name,
 )
 from medusa_kit.base.fingerprint import Match, compare
-from medusa_kit.base.layerwise import LayerwiseModel, layerwise_model
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.model import CHECKPOINT, BaseModel, BaseModelInfo
@@ -48,14 +46,13 @@ from medusa_kit.errors import CheckpointError
 from medusa_kit.infer.check_texts import drawn_texts
 from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
+from medusa_kit.infer.cpu.layerwise_reference import LayerwiseReference
 from medusa_kit.infer.cpu.packed.cache import packed_model
-from medusa_kit.infer.cpu.packed.int8_weights import rounded, with_weights
+from medusa_kit.infer.cpu.packed.int8_weights import with_weights
 from medusa_kit.infer.cpu.packed.model import PackedModel
 from medusa_kit.infer.cpu.packed_texts import hidden_of_texts
 from medusa_kit.infer.cpu.verifier import WITHOUT, needed
 from medusa_kit.infer.model_parts import Unsupported
-from medusa_kit.infer.self_check import Paths, any_window
-from medusa_kit.infer.verifier import window_owners
 from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of
 from medusa_kit.settings.engine import FLOAT32
@@ -71,7 +68,7 @@ class PackedBase(BaseModel):
 
     def __init__(
         self, packed: PackedModel, config: Any, generation_config: Any, tokenizer: Any,
-        info: BaseModelInfo, check: bool, reference: "LayerwiseReference",
+        info: BaseModelInfo, check: bool, reference: LayerwiseReference,
     ) -> None:  # fmt: skip
         """`reference`: the model that the self-check compares trees with."""
         self.packed, self.tokenizer, self.config, self.info = packed, tokenizer, config, info
@@ -235,59 +232,6 @@ def _check_same(actual: BaseModelInfo, expected: BaseModelInfo) -> None:
         )
 
 
-class LayerwiseReference:
-    """transformers' own forward of a model here, whose weights are read layer by layer."""
-
-    def __init__(self, name: str, revision: str | None, weights: str) -> None:
-        self._name, self._revision = name, revision
-        self._change = None if weights == CHECKPOINT else rounded
-        self._begun: tuple[Paths, Future[Tensor]] | None = None
-        self._held = 0  # turns of its threads that they do not get
-
-    @cached_property
-    def _pieces(self) -> LayerwiseModel:
-        return layerwise_model(self._name, self._revision, self._change)
-
-    def begin(self, texts: Paths) -> None:
-        """Begin to compute the logits of these texts in a thread, on half of the cores until
-        somebody waits: the others pack the model meanwhile. A model whose windows the check narrows
-        is left until then, as are errors."""
-        try:
-            pieces = self._pieces
-            if any_window(window_owners(pieces.model)):
-                return
-        except Exception:
-            return
-        self._held = pieces.num_threads // 2
-        for _ in range(self._held):
-            pieces.turns.acquire()
-        self._begun = texts, in_background(pieces.last_logits, texts)
-
-    def _wait(self) -> None:
-        """Until the model is nobody else's."""
-        if self._begun is None:
-            return
-        for _ in range(self._held):
-            self._pieces.turns.release()
-        self._held = 0
-        wait([self._begun[1]])
-
-    @property
-    def model(self) -> Any:
-        self._wait()
-        return self._pieces.model
-
-    def last_logits(self, texts: Paths) -> Tensor:
-        self._wait()
-        begun, self._begun = self._begun, None
-        if begun is not None and begun[0] == texts:
-            return begun[1].result()
-        return self._pieces.last_logits(texts)
-
-    def tensors(self) -> Iterable[tuple[str, Tensor]]:
-        return self._pieces.tensors()
-
-
 def _spans(length: int, mask_T: Tensor | None, positions_T: Tensor | None) -> list[tuple[int, int]]:
     """(start, end) of the texts of a row."""
     if positions_T is not None:
@@ -362,11 +306,23 @@ def light_base(
     if getattr(config, "quantization_config", None) is not None:
         raise Unsupported("its checkpoint is quantised")
     reference = LayerwiseReference(whole_name(name, source), revision, weights)
+    try:
+        return _packed_base(name, source, folder, config, revision, weights, check, reference)
+    except BaseException:  # Ctrl-C too
+        reference.stop()
+        raise
+
+
+def _packed_base(
+    name: str, source: str, folder: Path, config: Any, revision: str | None, weights: str,
+    check: bool, reference: LayerwiseReference,
+) -> PackedBase:  # fmt: skip
+    """`light_base` of what is on this machine. `reference`: computes while the model is packed."""
     paths = drawn_texts(config.vocab_size).paths()
     packed = packed_model(
         gguf_source(name) or folder, config, weights, check, begun=lambda: reference.begin(paths)
     )
-    with _files_read():  # the reference of the self-check computes meanwhile
+    with _files_read():
         tokenizer = tokenizer_of(str(folder), None, quiet=True)
     pairs = zip(families.cached_windows(config), packed.windows, strict=False)
     if any(cached and cached < (seen or inf) for cached, seen in pairs):

@@ -65,8 +65,10 @@ def prepare_backends(
 def _prepare(
     base: BaseModel, attention: str, fixed_shapes: str, compiled: bool, keep_layers: bool
 ) -> Backends:
-    if isinstance(base, PackedBase) and attention == "auto" and fixed_shapes != "always":
-        return _light_backends(base)
+    if isinstance(base, PackedBase):
+        if attention == "auto" and fixed_shapes != "always":
+            return _light_backends(base)
+        base.reference.stop()  # the whole model is its own
     plain, check = checked_verifier(base, attention)
     captured, check, obstacle = use_fixed_shapes(plain, check, fixed_shapes, compiled)
     if captured is not None:
@@ -107,6 +109,8 @@ def _light_backends(base: PackedBase) -> Backends:
         return Backends(native, check_trees(native, base.reference))
     except IncompatibleBaseError as error:
         console.warn(f"steps run through torch, since the C++ ones were refused: {error.message}")
+    finally:
+        base.reference.stop()  # where a check is remembered
     plain, check = checked_verifier(base)
     by = "torch (the C++ steps were refused)"
     return Backends(verifier_for(base, plain.attention, by), check)

@@ -1,7 +1,11 @@
 """The self-check's reference computes while the model is packed, and all comes out as without."""
 
+import errno
+import queue
+import shutil
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +21,13 @@ import medusa_kit
 from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.base.layerwise import LayerwiseModel
 from medusa_kit.errors import CheckpointError
+from medusa_kit.infer.cpu import packed_base
 from medusa_kit.infer.cpu.binding import kernels
 from medusa_kit.infer.cpu.packed import cache
 from medusa_kit.infer.cpu.packed.packing_up import Packing
 from medusa_kit.infer.cpu.packed_base import PackedBase, base_for_decoding
 from medusa_kit.infer.cpu.verifier import NativeVerifier
+from medusa_kit.infer.runners.backends import prepare_backends
 from medusa_kit.infer.self_check import check_trees
 
 pytestmark = pytest.mark.skipif(
@@ -154,3 +160,90 @@ def test_nothing_is_begun_of_what_cannot_be_packed(
     monkeypatch.setattr(cache, "describe", refuse)
     assert not isinstance(base_for_decoding(str(path), device="cpu"), PackedBase)
     assert forwards == []
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set to let references go beyond the first piece of a weight."""
+    event, product = threading.Event(), LayerwiseModel._product
+
+    def waiting(self: LayerwiseModel, *args: Any) -> Tensor:
+        assert event.wait(60)
+        return product(self, *args)
+
+    monkeypatch.setattr(LayerwiseModel, "_product", waiting)
+    return event
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> "queue.Queue[BaseException | None]":
+    """How forwards of references ended."""
+    found, compute = queue.Queue[BaseException | None](), LayerwiseModel.last_logits
+
+    def noted(self: LayerwiseModel, texts: Sequence[Sequence[int]]) -> Tensor:
+        try:
+            logits = compute(self, texts)
+        except BaseException as error:
+            found.put(error)
+            raise
+        found.put(None)
+        return logits
+
+    monkeypatch.setattr(LayerwiseModel, "last_logits", noted)
+    return found
+
+
+def test_packing_again_in_memory_leaves_what_has_begun(
+    path: Path, forwards: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the disk becomes full."""
+    write = cache.write_file
+
+    def full(*args: Any) -> None:
+        write(*args)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(cache, "write_file", full)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    base = loaded(path)
+    turns = base.reference._pieces.turns
+    assert check(base) < 1e-4
+    assert len(forwards) == 1
+    assert [turns.acquire(blocking=False) for _ in range(3)] == [True, True, False]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("odd")])
+def test_what_ends_loading_ends_it(
+    error: BaseException, path: Path, held: threading.Event,
+    ends: "queue.Queue[BaseException | None]", monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(packed_base, "tokenizer_of", fail)
+    with pytest.raises((KeyboardInterrupt, packed_base.Unsupported)):
+        packed_base.light_base(str(path), "float32", "cpu", None, "checkpoint", False)
+    held.set()
+    assert isinstance(ends.get(timeout=60), CancelledError)
+
+
+@pytest.mark.parametrize("attention", ["auto", "sdpa"])
+def test_a_check_that_does_not_ask_for_it_ends_it(
+    attention: str, path: Path, held: threading.Event,
+    ends: "queue.Queue[BaseException | None]",
+) -> None:  # fmt: skip
+    """The check is remembered, or torch runs the steps."""
+    held.set()
+    if attention == "auto":
+        prepare_backends(loaded(path))
+        assert ends.get(timeout=60) is None
+    held.clear()
+    shutil.rmtree(path.parent / "cache" / "packed", ignore_errors=True)
+    base = loaded(path)
+    prepare_backends(base, attention)
+    held.set()
+    assert isinstance(ends.get(timeout=60), CancelledError)
+    assert ends.empty()
+    texts = [[5, 6, 7], [5, 9]]
+    asked = loaded(path).reference.last_logits(texts)
+    assert torch.equal(base.reference.last_logits(texts), asked)  # and it can be asked later
