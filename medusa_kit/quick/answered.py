@@ -25,7 +25,7 @@ from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.files import atomic_write, link_target, mode_of_copy, parse_json
 from medusa_kit.paths import expanded
 from medusa_kit.quick.answers import Written
-from medusa_kit.quick.prompts import MIN_PROMPTS, Prompts, divided
+from medusa_kit.quick.prompts import MIN_PROMPTS, Prompts, digest_of, divided
 
 MADE_BY = "`medusa-kit serve --record FILE` and `medusa-kit data generate` make such files"
 
@@ -61,7 +61,7 @@ def read_answered(source: Path, name: str) -> Prompts:
     ordered = list[Row](unique.values())
     names = _conversations([*unique.values()])
     training, calibration, test = divided(name, list(zip(names, ordered, strict=True)))
-    digest = hashlib.sha256(json.dumps(sorted(unique)).encode()).hexdigest()[:16]
+    digest = digest_of(sorted(unique), len(unique), len(test))
     return Prompts(name, training, calibration, test, digest, len(refused), first,
                    len(rows) - len(unique), answered=True)  # fmt: skip
 

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from medusa_kit.data.readers import (
     AnswerRow,
@@ -76,13 +77,19 @@ def read_prompts(source: str) -> Prompts:
     training, calibration, test = divided(
         source, [(_name(*item), item[0]) for item in unique.values()]
     )
-    whole = json.dumps([(row.id, messages) for row, messages in rows])
-    if len(test) <= MIN_TESTED:  # what runs trained on that tested fewer must not be tested on
-        whole += f" {len(test)}"
-    digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
+    digest = digest_of([(row.id, messages) for row, messages in rows], len(unique), len(test))
     first_skipped = _row_and_reason(*refused[0]) if refused else None
     return Prompts(source, training, calibration, test, digest, len(refused), first_skipped,
                    len(rows) - len(unique))  # fmt: skip
+
+
+def digest_of(asked: Any, number: int, tested: int) -> str:
+    """The digest of all that is asked, and of how many of so few are tested: what earlier versions
+    trained on, which tested fewer, must not be tested on where such a run goes on."""
+    whole = json.dumps(asked)
+    if KEPT_OUT * TESTED * number < MIN_TESTED:
+        whole += f" {tested}"
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
 def _row_and_reason(row: int, error: DataError) -> str:

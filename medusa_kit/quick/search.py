@@ -9,6 +9,7 @@ from medusa_kit import console
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import find_heads
+from medusa_kit.errors import MedusaKitError
 from medusa_kit.heads.checkpoint import load_heads, says_ours
 from medusa_kit.infer.decode.repeated_steps import RepeatedSteps
 from medusa_kit.quick.answers import read_answers
@@ -122,11 +123,15 @@ def _chain(statistics: RankStatistics) -> dict[str, Any]:
 
 def _lengths_before(session: Session, answers: Sequence[AnswerRow]) -> dict[str, float]:
     """What the heads come to that training went on from, or that the base had, on the same
-    answers."""
+    answers; empty where there are none, or none that can be used."""
     earlier = load_recipe(session.recipe).train.heads_from or find_heads(session.base, "auto")
     if earlier is None or not says_ours(Path(earlier)):
         return {}
-    heads = load_heads(Path(earlier), session.base)
+    try:
+        heads = load_heads(Path(earlier), session.base)
+    except MedusaKitError as error:
+        console.warn(f"the heads that were there cannot be compared with: {error.message}")
+        return {}
     return _static_lengths(calibrate.calibrate(session.base, heads, answers))
 
 

@@ -108,6 +108,24 @@ def test_the_digest_tells_texts_and_ids_apart(tmp_path: Path) -> None:
     assert len(digests) == 4
 
 
+@pytest.mark.parametrize(
+    ("number", "together", "same"),
+    [(20, 0, False), (100, 0, False), (100, 60, False), (399, 0, False), (410, 0, True),
+     (600, 90, True)],
+)  # fmt: skip
+def test_the_digest_tells_from_runs_that_tested_fewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, together: int, same: bool
+) -> None:
+    """As earlier versions did, `together` of them under one id, which are held out as one."""
+    rows = numbered(number - together) + [{**row, "id": "p0"} for row in numbered(together, number)]
+    path = write(tmp_path / "a.jsonl", rows)
+    now = read_prompts(path)
+    monkeypatch.setattr(quick_prompts, "MIN_TESTED", 0)
+    earlier = read_prompts(path)
+    assert (now.digest == earlier.digest) == same
+    assert (kept_out(now), len(now.test)) == (kept_out(earlier), len(earlier.test)) or not same
+
+
 def test_too_few_prompts_and_other_rows(tmp_path: Path) -> None:
     rows = [*numbered(20), {"goal": "?"}, {"prompt_ids": [1], "response_ids": [2],
                                           "finish_reason": "stop"}]  # fmt: skip

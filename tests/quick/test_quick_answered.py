@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quick_runs import Clock, note_phases
+from quick_runs import Clock, Whole, note_phases
 from support.typed import typed_command
 
 from medusa_kit.base.loading import load_base_model
@@ -20,6 +20,7 @@ from medusa_kit.data.readers import AnswerRow, read_rows
 from medusa_kit.distill.generate import generate_answers
 from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.heads.checkpoint import read_config
+from medusa_kit.quick import prompts as quick_prompts
 from medusa_kit.quick import report, search, text
 from medusa_kit.quick import run as quick_run
 from medusa_kit.quick import session as quick_session
@@ -175,6 +176,32 @@ def test_it_goes_on_from_the_heads_that_served(
     assert quick_run.prepared(request_from(output=tmp_path / "a")).earlier == session.heads
     other = request_from(output=tmp_path / "b", engine="vllm")
     assert quick_run.prepared(other).earlier is None
+
+
+def test_heads_that_were_there_and_cannot_be_used_end_no_run(
+    whole: Whole,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    session, folder = whole.session, tmp_path / "heads"
+    monkeypatch.setattr(search, "find_heads", lambda *_: folder)
+    answers = calibrate.usable_answers(session.base, read_answers(session.held_out))
+    cut = {"heads.safetensors": b"cut off", "config.json": b'{"format": "medusa-kit-heads"}'}
+    for name, damage in cut.items():
+        shutil.copytree(session.heads, folder, dirs_exist_ok=True)
+        assert search._lengths_before(session, answers) == session.state.figures("search")["static"]
+        (folder / name).write_bytes(damage)
+        assert search._lengths_before(session, answers) == {}
+        assert "the heads that were there cannot be compared with: " in capsys.readouterr().err
+
+
+def test_the_digest_tells_how_many_are_tested(file: Path) -> None:
+    """A run that earlier versions began, which tested fewer, is not gone on with."""
+    now = read_answered(file, "x")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quick_prompts, "MIN_TESTED", 0)
+        assert read_answered(file, "x").digest != now.digest
 
 
 def test_heads_that_were_as_good_before_are_to_be_kept() -> None:
