@@ -96,7 +96,7 @@ def _print_without(report: Report) -> None:
 def _goals(report: Report) -> Table:
     rows = [(goal["goal"], _shown(goal["figure"], 2), MET[goal["met"]]) for goal in report.goals]
     none = " (nothing was measured)" if report.dry_run else ""
-    return _narrow(console.table(f"Goals{none}", ("goal", "figure", "met"), rows))
+    return console.table(f"Goals{none}", ("goal", "figure", "met"), rows)
 
 
 def _table(title: str, columns: Sequence[Column], records: Sequence[Record]) -> Table:
@@ -105,7 +105,7 @@ def _table(title: str, columns: Sequence[Column], records: Sequence[Record]) -> 
         (_label(one), *(_cell(one.figures, column) for column in columns), _shown(one.peak_gb, 2))
         for one in records
     ]
-    return _narrow(console.table(title, headings, rows))
+    return console.table(title, headings, rows)
 
 
 def _label(record: Record) -> str:
@@ -121,10 +121,3 @@ def _shown(value: Any, digits: int | None) -> str:
     if value is None:
         return NONE
     return str(value) if digits is None else f"{value:,.{digits}f}"
-
-
-def _narrow(table: Table) -> Table:
-    """Where space is short, names are wrapped, so that figures are not cut off."""
-    for column in table.columns:
-        column.no_wrap = not column.no_wrap
-    return table

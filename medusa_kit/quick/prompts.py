@@ -54,9 +54,10 @@ class Prompts:
 Asked = tuple[Conversation, list[Message]]  # a row, and what the model is asked
 
 
-def read_prompts(source: str) -> Prompts:
-    """The prompts of a source, divided. Raises DataError for a missing or broken source and for too
-    few prompts."""
+def read_prompts(source: str, begun: str | None = None) -> Prompts:
+    """The prompts of a source, divided. `begun`: the digest of prompts that a run was begun with.
+    Earlier versions kept out fewer of few; their runs go on with what was kept out for them. Raises
+    DataError for a missing or broken source and for too few prompts."""
     rows, refused = list[Asked](), list[tuple[int, DataError]]()
     for row in read_good_and_bad(source, extras=True):
         try:
@@ -74,20 +75,23 @@ def read_prompts(source: str) -> Prompts:
             f"; at least {MIN_PROMPTS} are needed, because some are held out",
             hint=hint or f"a few hundred give first heads, ten thousand good ones; {EXAMPLES}",
         )
+    asked = [(row.id, messages) for row, messages in rows]
+    earlier = begun == digest_of(asked)
     training, calibration, test = divided(
-        source, [(_name(*item), item[0]) for item in unique.values()]
+        source, [(_name(*item), item[0]) for item in unique.values()], earlier
     )
-    digest = digest_of([(row.id, messages) for row, messages in rows], len(unique), len(test))
+    digest = digest_of(asked, len(unique), 0 if earlier else len(test))
     first_skipped = _row_and_reason(*refused[0]) if refused else None
     return Prompts(source, training, calibration, test, digest, len(refused), first_skipped,
                    len(rows) - len(unique))  # fmt: skip
 
 
-def digest_of(asked: Any, number: int, tested: int) -> str:
+def digest_of(asked: Any, number: int = 0, tested: int = 0) -> str:
     """The digest of all that is asked, and of how many of so few are tested: what earlier versions
-    trained on, which tested fewer, must not be tested on where such a run goes on."""
+    trained on, which tested fewer, must not be tested on where such a run goes on. Theirs is
+    without numbers."""
     whole = json.dumps(asked)
-    if KEPT_OUT * TESTED * number < MIN_TESTED:
+    if tested and KEPT_OUT * TESTED * number < MIN_TESTED:
         whole += f" {tested}"
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
@@ -107,11 +111,12 @@ def _prompt_of(row: Row | BadRow) -> Asked:
 
 
 def divided(
-    source: str, ordered: Sequence[tuple[str, Row]]
+    source: str, ordered: Sequence[tuple[str, Row]], earlier: bool = False
 ) -> tuple[list[Row], list[Row], list[Row]]:
     """(to train on, for calibration, to measure on), of named rows in their order. Rows of one name
-    are held out together."""
-    few = max(MIN_PROMPTS // 2, min(2 * MIN_TESTED, len(ordered) // 4))
+    are held out together. `earlier`: as few as earlier versions kept out."""
+    least = 0 if earlier else MIN_TESTED
+    few = max(MIN_PROMPTS // 2, min(2 * least, len(ordered) // 4))
     count = min(MAX_KEPT_OUT, max(few, round(KEPT_OUT * len(ordered))))
     groups = dict[str, list[int]]()
     for index, (name, _) in enumerate(ordered):
@@ -125,7 +130,7 @@ def divided(
             "to keep some out",
             hint="give each prompt an id of its own, or leave ids out",
         )
-    few = max(1, min(MIN_TESTED, len(held_out) // 2))
+    few = max(1, min(least, len(held_out) // 2))
     tested = min(MAX_TESTED, max(few, round(TESTED * len(held_out))))
     return training, held_out[tested:], held_out[:tested]
 

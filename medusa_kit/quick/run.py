@@ -26,7 +26,7 @@ from medusa_kit.quick.plan import minutes
 from medusa_kit.quick.prompts import Prompts, read_prompts
 from medusa_kit.quick.search import run_search
 from medusa_kit.quick.session import Request, Session
-from medusa_kit.quick.state import PHASES, State
+from medusa_kit.quick.state import PHASES, State, begun_with
 from medusa_kit.quick.text import run_answers, run_held_out
 from medusa_kit.quick.training import run_training
 from medusa_kit.train.run.lock import only_training_in
@@ -52,7 +52,7 @@ def prepared(request: Request, fresh: bool = False) -> Session:
 
 def _prompts_of(request: Request, fresh: bool) -> Prompts:
     if not request.answered:
-        return read_prompts(request.prompts)
+        return read_prompts(request.prompts, None if fresh else begun_with(request.output))
     copy = request.output / settings.COPY
     taken = copy.is_file() and not fresh
     return read_answered(copy if taken else expanded(request.prompts), request.prompts)

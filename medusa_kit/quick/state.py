@@ -45,6 +45,14 @@ class _Record(BaseModel):
     notes: dict[str, Any]
 
 
+def begun_with(folder: Path) -> str | None:
+    """The digest of the prompts that a run in a folder was begun with, if there is one."""
+    path = folder / RECORD
+    record = json_object(path) if path.is_file() else None
+    given = (record or {}).get("settings")
+    return given.get("prompts") if isinstance(given, dict) else None
+
+
 class State:
     """`open` checks that the folder is this run's. Seconds are those of all processes together."""
 

@@ -133,9 +133,10 @@ def test_unknown_dtype_and_device() -> None:
 
 
 def test_hub_ids_reach_the_hub_loader(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Offline, a Hub id that is not cached says so, with a hint."""
+    """Offline, a Hub id that is not cached says so, and what keeps it from being asked for."""
     monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(CheckpointError, match="someone/nothing") as caught:
         load_base_model("someone/nothing")
-    assert "Hub id" in (caught.value.hint or "")
+    assert "unset HF_HUB_OFFLINE" in (caught.value.hint or "")
     assert json.dumps(caught.value.message)

@@ -177,7 +177,7 @@ def test_the_section_of_an_engine_file(tmp_path: Path) -> None:
     for section, said in (
         ("prot: 1", "serve.port"),
         ("port: many", "serve.port"),
-        ("port: true", "serve.port = .true.: expected a valid integer"),
+        ("port: true", "serve.port = true: expected a number"),
         ("port: 99999", "0 to 65535"),
         ("heads_hub: org/heads", "serve.heads_hub"),
         ("heads_memory: -1", "heads_memory -1"),

@@ -1,5 +1,6 @@
 """Which prompts are kept out, and that they stay out."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -143,3 +144,15 @@ def test_too_few_prompts_and_other_rows(tmp_path: Path) -> None:
         read_prompts(write(tmp_path / "c.jsonl", [{"id": "p", "prompt": "Same?"}] * 9))
     with pytest.raises(DataError, match="no data file at"):
         read_prompts(str(tmp_path / "nowhere.jsonl"))
+
+
+def test_an_earlier_run_goes_on_with_what_it_kept_out(tmp_path: Path) -> None:
+    """It may have trained on what would be kept out now."""
+    source = write(tmp_path / "a.jsonl", numbered(100))
+    now = read_prompts(source)
+    rows = [[row["id"], [{"role": "user", "content": row["prompt"]}]] for row in numbered(100)]
+    written = hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
+    earlier = read_prompts(source, begun=written)
+    assert (len(kept_out(earlier)), len(earlier.test), earlier.digest) == (10, 2, written)
+    assert (len(kept_out(now)), len(now.test)) == (16, 8)
+    assert read_prompts(source, begun=now.digest) == now
