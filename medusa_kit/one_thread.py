@@ -24,9 +24,8 @@ def one_thread() -> Iterator[None]:
     if library is None:
         yield
         return
-    before = (
-        torch.get_num_threads()
-    )  # sets a new thread's number, which it would do at its first operation else
+    # torch sets a new thread's number when it is asked for, else at the first operation, in here.
+    before = torch.get_num_threads()
     library.omp_set_num_threads(1)
     try:
         yield

@@ -25,14 +25,15 @@ from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.files import atomic_write, link_target, mode_of_copy, parse_json
 from medusa_kit.paths import expanded
 from medusa_kit.quick.answers import Written
-from medusa_kit.quick.prompts import MIN_PROMPTS, Prompts, digest_of, divided
+from medusa_kit.quick.prompts import MIN_PROMPTS, Prompts, divided
 
 MADE_BY = "`medusa-kit serve --record FILE` and `medusa-kit data generate` make such files"
 
 
-def read_answered(source: Path, name: str) -> Prompts:
-    """The rows of a file of answers, divided. `name`: that it goes by. Raises DataError for a file
-    that holds other rows or too few, ConfigError for one that does not say what answered."""
+def read_answered(source: Path, name: str, earlier: bool = False) -> Prompts:
+    """The rows of a file of answers, divided; `earlier`: as earlier versions did. `name`: that it
+    goes by. Raises DataError for a file that holds other rows or too few, ConfigError for one that
+    does not say what answered."""
     if not source.is_file():
         raise DataError(f"{name} is no file", hint=MADE_BY)
     if read_settings(source) is None:
@@ -60,10 +61,10 @@ def read_answered(source: Path, name: str) -> Prompts:
         )
     ordered = list[Row](unique.values())
     names = _conversations([*unique.values()])
-    training, calibration, test = divided(name, list(zip(names, ordered, strict=True)))
-    digest = digest_of(sorted(unique), len(unique), len(test))
+    training, calibration, test = divided(name, list(zip(names, ordered, strict=True)), earlier)
+    digest = hashlib.sha256(json.dumps(sorted(unique)).encode()).hexdigest()[:16]
     return Prompts(name, training, calibration, test, digest, len(refused), first,
-                   len(rows) - len(unique), answered=True)  # fmt: skip
+                   len(rows) - len(unique), answered=True, earlier=earlier)  # fmt: skip
 
 
 def _whole_rows(source: Path) -> Iterator[Row | BadRow]:

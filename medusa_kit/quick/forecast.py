@@ -44,7 +44,7 @@ def forecast(session: Session) -> str:
         return _without_weights(session)
     with tempfile.TemporaryDirectory() as folder:
         request = replace(session.request, output=Path(folder))
-        state = State(request.output, request.settings(session.prompts.digest), request.clock)
+        state = State(request.output, request.settings(session.prompts), request.clock)
         state.open(fresh=False)
         tried = replace(session, request=request, state=state)
         if session.prompts.answered:

@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from medusa_kit.data.readers import (
     AnswerRow,
@@ -39,11 +38,12 @@ class Prompts:
     training: list[Row]
     calibration: list[Row]
     test: list[Row]
-    digest: str  # of all of them, and of how few were divided
+    digest: str  # of all of them
     skipped: int  # rows that are no prompts
     first_skipped: str | None  # which is the first, and why
     repeated: int  # rows that ask what an earlier one asked
     answered: bool = False  # whether they are answers already (answered.py)
+    earlier: bool = False  # divided as earlier versions did
 
     @property
     def answer_tokens(self) -> int:
@@ -54,10 +54,9 @@ class Prompts:
 Asked = tuple[Conversation, list[Message]]  # a row, and what the model is asked
 
 
-def read_prompts(source: str, begun: str | None = None) -> Prompts:
-    """The prompts of a source, divided. `begun`: the digest of prompts that a run was begun with.
-    Earlier versions kept out fewer of few; their runs go on with what was kept out for them. Raises
-    DataError for a missing or broken source and for too few prompts."""
+def read_prompts(source: str, earlier: bool = False) -> Prompts:
+    """The prompts of a source, divided; `earlier`: as earlier versions did. Raises DataError for a
+    missing or broken source and for too few prompts."""
     rows, refused = list[Asked](), list[tuple[int, DataError]]()
     for row in read_good_and_bad(source, extras=True):
         try:
@@ -75,25 +74,14 @@ def read_prompts(source: str, begun: str | None = None) -> Prompts:
             f"; at least {MIN_PROMPTS} are needed, because some are held out",
             hint=hint or f"a few hundred give first heads, ten thousand good ones; {EXAMPLES}",
         )
-    asked = [(row.id, messages) for row, messages in rows]
-    earlier = begun == digest_of(asked)
     training, calibration, test = divided(
         source, [(_name(*item), item[0]) for item in unique.values()], earlier
     )
-    digest = digest_of(asked, len(unique), 0 if earlier else len(test))
+    whole = json.dumps([(row.id, messages) for row, messages in rows])
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
     first_skipped = _row_and_reason(*refused[0]) if refused else None
     return Prompts(source, training, calibration, test, digest, len(refused), first_skipped,
-                   len(rows) - len(unique))  # fmt: skip
-
-
-def digest_of(asked: Any, number: int = 0, tested: int = 0) -> str:
-    """The digest of all that is asked, and of how many of so few are tested: what earlier versions
-    trained on, which tested fewer, must not be tested on where such a run goes on. Theirs is
-    without numbers."""
-    whole = json.dumps(asked)
-    if tested and KEPT_OUT * TESTED * number < MIN_TESTED:
-        whole += f" {tested}"
-    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+                   len(rows) - len(unique), earlier=earlier)  # fmt: skip
 
 
 def _row_and_reason(row: int, error: DataError) -> str:
@@ -114,7 +102,8 @@ def divided(
     source: str, ordered: Sequence[tuple[str, Row]], earlier: bool = False
 ) -> tuple[list[Row], list[Row], list[Row]]:
     """(to train on, for calibration, to measure on), of named rows in their order. Rows of one name
-    are held out together. `earlier`: as few as earlier versions kept out."""
+    are held out together. `earlier`: no more of few than earlier versions kept out, whose runs may
+    have trained on others."""
     least = 0 if earlier else MIN_TESTED
     few = max(MIN_PROMPTS // 2, min(2 * least, len(ordered) // 4))
     count = min(MAX_KEPT_OUT, max(few, round(KEPT_OUT * len(ordered))))

@@ -26,7 +26,7 @@ from medusa_kit.quick.plan import minutes
 from medusa_kit.quick.prompts import Prompts, read_prompts
 from medusa_kit.quick.search import run_search
 from medusa_kit.quick.session import Request, Session
-from medusa_kit.quick.state import PHASES, State, begun_with
+from medusa_kit.quick.state import PHASES, State, begun_earlier
 from medusa_kit.quick.text import run_answers, run_held_out
 from medusa_kit.quick.training import run_training
 from medusa_kit.train.run.lock import only_training_in
@@ -42,7 +42,7 @@ def prepared(request: Request, fresh: bool = False) -> Session:
     if not request.hours > 0 or request.hours == float("inf"):
         raise ConfigError(f"hours {request.hours:g} are out of range; expected a number above 0")
     prompts = _prompts_of(request, fresh)
-    state = State(request.output, request.settings(prompts.digest), request.clock)
+    state = State(request.output, request.settings(prompts), request.clock)
     if fresh:
         state.check_own()
     if not (fresh and state.path.is_file()):
@@ -51,11 +51,12 @@ def prepared(request: Request, fresh: bool = False) -> Session:
 
 
 def _prompts_of(request: Request, fresh: bool) -> Prompts:
+    earlier = not fresh and begun_earlier(request.output)
     if not request.answered:
-        return read_prompts(request.prompts, None if fresh else begun_with(request.output))
+        return read_prompts(request.prompts, earlier)
     copy = request.output / settings.COPY
     taken = copy.is_file() and not fresh
-    return read_answered(copy if taken else expanded(request.prompts), request.prompts)
+    return read_answered(copy if taken else expanded(request.prompts), request.prompts, earlier)
 
 
 def run(session: Session, fresh: bool = False) -> dict[str, Any]:
@@ -83,7 +84,9 @@ def run(session: Session, fresh: bool = False) -> dict[str, Any]:
         state.open(fresh, changed)
         if session.prompts.answered and not session.copy.is_file():
             keep_copy(session.request.prompts, session.copy)
-            session.prompts = read_answered(session.copy, session.request.prompts)
+            session.prompts = read_answered(
+                session.copy, session.request.prompts, session.prompts.earlier
+            )
         try:
             show_plan(session)
             for number, name in enumerate(PHASES, start=1):

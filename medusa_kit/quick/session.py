@@ -22,8 +22,8 @@ from medusa_kit.paths import beside
 from medusa_kit.quick import plan, settings
 from medusa_kit.quick.answered import check_base
 from medusa_kit.quick.answers import check_answers
-from medusa_kit.quick.prompts import Prompts
-from medusa_kit.quick.state import HELD_OUT, RECIPE, RUN, Clock, State
+from medusa_kit.quick.prompts import MIN_TESTED, Prompts
+from medusa_kit.quick.state import HELD_OUT, LEAST_TESTED, RECIPE, RUN, Clock, State
 from medusa_kit.settings.engine import FLOAT32, EngineConfig
 from medusa_kit.settings.quick import MadeFor
 
@@ -48,12 +48,13 @@ class Request:
     def seconds(self) -> float:
         return self.hours * 3600
 
-    def settings(self, digest: str) -> dict[str, Any]:
-        """The settings that may not change while a run is resumed; `digest`: of the prompts."""
+    def settings(self, prompts: Prompts) -> dict[str, Any]:
+        """The settings that may not change while a run is resumed."""
         return {
             "model": beside(self.model),
             # A file that a server writes to grows; the run has a copy of it.
-            "prompts": beside(self.prompts) if self.answered else digest,
+            "prompts": beside(self.prompts) if self.answered else prompts.digest,
+            **({} if prompts.earlier else {LEAST_TESTED: MIN_TESTED}),
             "hours": self.hours,
             "for": self.engine,
             "answer_tokens": settings.ANSWER_TOKENS,

@@ -19,6 +19,7 @@ from medusa_kit.quick.settings import ANSWERS, COPY, FEATURES
 from medusa_kit.train.run.lock import LOCK
 
 RECORD = "quick.json"
+LEAST_TESTED = "least_tested"  # a setting
 HELD_OUT, RECIPE, RUN = "held_out.jsonl", "recipe.yaml", "run"
 EARLIER = "run-{:g}h"  # of so many hours: finished heads of a run that was given more
 EARLIER_NAME = r"run-[\d.e+-]+h"
@@ -45,12 +46,12 @@ class _Record(BaseModel):
     notes: dict[str, Any]
 
 
-def begun_with(folder: Path) -> str | None:
-    """The digest of the prompts that a run in a folder was begun with, if there is one."""
+def begun_earlier(folder: Path) -> bool:
+    """Whether a folder has a run that an earlier version began, which kept out fewer of few."""
     path = folder / RECORD
     record = json_object(path) if path.is_file() else None
-    given = (record or {}).get("settings")
-    return given.get("prompts") if isinstance(given, dict) else None
+    settings = (record or {}).get("settings")
+    return isinstance(settings, dict) and LEAST_TESTED not in settings
 
 
 class State:

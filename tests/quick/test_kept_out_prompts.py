@@ -1,6 +1,5 @@
 """Which prompts are kept out, and that they stay out."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -109,24 +108,6 @@ def test_the_digest_tells_texts_and_ids_apart(tmp_path: Path) -> None:
     assert len(digests) == 4
 
 
-@pytest.mark.parametrize(
-    ("number", "together", "same"),
-    [(20, 0, False), (100, 0, False), (100, 60, False), (399, 0, False), (410, 0, True),
-     (600, 90, True)],
-)  # fmt: skip
-def test_the_digest_tells_from_runs_that_tested_fewer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, together: int, same: bool
-) -> None:
-    """As earlier versions did, `together` of them under one id, which are held out as one."""
-    rows = numbered(number - together) + [{**row, "id": "p0"} for row in numbered(together, number)]
-    path = write(tmp_path / "a.jsonl", rows)
-    now = read_prompts(path)
-    monkeypatch.setattr(quick_prompts, "MIN_TESTED", 0)
-    earlier = read_prompts(path)
-    assert (now.digest == earlier.digest) == same
-    assert (kept_out(now), len(now.test)) == (kept_out(earlier), len(earlier.test)) or not same
-
-
 def test_too_few_prompts_and_other_rows(tmp_path: Path) -> None:
     rows = [*numbered(20), {"goal": "?"}, {"prompt_ids": [1], "response_ids": [2],
                                           "finish_reason": "stop"}]  # fmt: skip
@@ -146,13 +127,14 @@ def test_too_few_prompts_and_other_rows(tmp_path: Path) -> None:
         read_prompts(str(tmp_path / "nowhere.jsonl"))
 
 
-def test_an_earlier_run_goes_on_with_what_it_kept_out(tmp_path: Path) -> None:
-    """It may have trained on what would be kept out now."""
-    source = write(tmp_path / "a.jsonl", numbered(100))
-    now = read_prompts(source)
-    rows = [[row["id"], [{"role": "user", "content": row["prompt"]}]] for row in numbered(100)]
-    written = hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
-    earlier = read_prompts(source, begun=written)
-    assert (len(kept_out(earlier)), len(earlier.test), earlier.digest) == (10, 2, written)
-    assert (len(kept_out(now)), len(now.test)) == (16, 8)
-    assert read_prompts(source, begun=now.digest) == now
+@pytest.mark.parametrize(("number", "kept", "tested"), [(20, 4, 1), (100, 10, 2), (600, 60, 12)])
+def test_earlier_runs_kept_out_fewer_of_few(
+    tmp_path: Path, number: int, kept: int, tested: int
+) -> None:
+    """They may have trained on what would be kept out now."""
+    source = write(tmp_path / "a.jsonl", numbered(number))
+    now, earlier = read_prompts(source), read_prompts(source, earlier=True)
+    assert (len(kept_out(earlier)), len(earlier.test)) == (kept, tested)
+    assert kept_out(earlier) <= kept_out(now)
+    assert {row.id for row in earlier.test} <= {row.id for row in now.test}
+    assert (earlier.digest, earlier.earlier, now.earlier) == (now.digest, True, False)

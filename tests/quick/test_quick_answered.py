@@ -20,7 +20,6 @@ from medusa_kit.data.readers import AnswerRow, read_rows
 from medusa_kit.distill.generate import generate_answers
 from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.heads.checkpoint import read_config
-from medusa_kit.quick import prompts as quick_prompts
 from medusa_kit.quick import report, search, text
 from medusa_kit.quick import run as quick_run
 from medusa_kit.quick import session as quick_session
@@ -196,12 +195,20 @@ def test_heads_that_were_there_and_cannot_be_used_end_no_run(
         assert "the heads that were there cannot be compared with: " in capsys.readouterr().err
 
 
-def test_the_digest_tells_how_many_are_tested(file: Path) -> None:
-    """A run that earlier versions began, which tested fewer, is not gone on with."""
-    now = read_answered(file, "x")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quick_prompts, "MIN_TESTED", 0)
-        assert read_answered(file, "x").digest != now.digest
+def test_an_earlier_run_goes_on_with_what_it_kept_out(
+    request_from: Callable[..., Request],
+) -> None:
+    request = request_from()
+    session = quick_run.prepared(request)
+    session.state.open(fresh=False)
+    assert quick_run.prepared(request).prompts == session.prompts
+    record = json.loads(session.state.path.read_text())
+    assert record["settings"].pop("least_tested") == 8
+    session.state.path.write_text(json.dumps(record))
+    earlier = quick_run.prepared(request).prompts
+    assert (len(earlier.calibration), len(earlier.test)) == (3, 1)
+    assert len(session.prompts.test) > 1
+    assert quick_run.prepared(request, fresh=True).prompts == session.prompts
 
 
 def test_heads_that_were_as_good_before_are_to_be_kept() -> None:

@@ -3,16 +3,13 @@ held to it by a grammar."""
 
 import json
 import random
-import re
 from typing import Any
 
 import pytest
 from support.samples import pairs
 from support.serving.grammars import accepts
-from support.serving.live_server import live_server
-from support.serving.scripted import placed_base
+from support.serving.served_calls import QUESTION, check_served
 from support.serving.tagged import tagged_tokenizer
-from support.small_engines import build_engine
 from support.text.argument_templates import ENTRIES, OTHERS
 
 from medusa_kit.data.template import render_text
@@ -26,7 +23,6 @@ from medusa_kit.serve.calls.template_calls import form_of
 from medusa_kit.serve.calls.tool_calls import ReadAnswer, read_answer
 from medusa_kit.serve.calls.tools import Constraint, constraint_of
 
-QUESTION = {"role": "user", "content": "ab?"}
 NULLABLE = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 TEXT_OR_LIST = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 PROPERTIES: dict[str, Any] = {
@@ -361,11 +357,6 @@ def test_references_at_the_top_and_required_names_without_a_schema() -> None:
     assert [(one.name, one.required) for one in found.named] == [("a", True), ("b", True)]
 
 
-def tokens_of(text: str, marks: tuple[str, ...]) -> list[str]:
-    pattern = "|".join([*map(re.escape, marks), r"\s", r"\w+", r"[^\w\s]"])
-    return [part.replace("\n", "Ċ").replace(" ", "Ġ") for part in re.findall(pattern, text)]
-
-
 SERVED = tools_of({"x": {"type": "boolean"}, "y": {"type": "string"}}, ("x", "y"),
                   additionalProperties=False)  # fmt: skip
 
@@ -379,21 +370,5 @@ def test_served(name: str, special: bool) -> None:
     marks = ENTRIES[name].marks if special else ()
     known = tagged_tokenizer(template=ENTRIES[name].template, special=marks)
     shown, tools = constraint_of(tools=SERVED, form=form).shown(known, [QUESTION])
-    script = tokens_of(written(form, calls), marks)
-    base = placed_base(script, ENTRIES[name].template, marks, shown, tools=tools)
-    with live_server(build_engine(base)) as live, live.http() as http:
-        body = {"model": live.model, "temperature": 0, "max_tokens": 300, "tools": SERVED,
-                "messages": [QUESTION]}  # fmt: skip
-        for fields in ({}, {"tool_choice": "required"}):
-            told = http.post("/v1/chat/completions", json={**body, **fields})
-            assert told.status_code == 200, told.text
-            (choice,) = told.json()["choices"]
-            assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
-            functions = [call["function"] for call in choice["message"]["tool_calls"]]
-            assert [(one["name"], json.loads(one["arguments"])) for one in functions] == calls
-        back = [choice["message"]] + [
-            {"role": "tool", "tool_call_id": call["id"], "content": "Rain"}
-            for call in choice["message"]["tool_calls"]
-        ]
-        again = {**body, "messages": [QUESTION, *back], "max_tokens": 1}
-        assert http.post("/v1/chat/completions", json=again).status_code == 200
+    text, template = written(form, calls), ENTRIES[name].template
+    check_served(text, calls, template, marks, SERVED, shown, tools)

@@ -11,6 +11,7 @@ from support.samples import pairs
 from support.serving.grammars import accepts
 from support.serving.live_server import live_server
 from support.serving.scripted import placed_base
+from support.serving.served_calls import QUESTION, check_served, tokens_of
 from support.serving.tagged import tagged_tokenizer
 from support.small_engines import build_engine
 from support.text.calling_templates import ASK, FORMS, LLAMA, MISTRAL, OTHERS, SHOWN
@@ -24,7 +25,6 @@ from medusa_kit.serve.calls.template_calls import form_of
 from medusa_kit.serve.calls.tool_calls import ReadAnswer, read_answer
 from medusa_kit.serve.calls.tools import constraint_of
 
-QUESTION = {"role": "user", "content": "ab?"}
 TOOLS = [
     {"type": "function", "function": {"name": n, "parameters": {}}} for n in ("f", "ff", "g-1")
 ]
@@ -286,12 +286,6 @@ def test_an_empty_answer_goes_back_to_a_template_that_refuses_it() -> None:
             render_text(known, shown, None)
 
 
-def tokens_of(text: str, marks: tuple[str, ...]) -> list[str]:
-    """Marks, words and what is between words."""
-    pattern = "|".join([*map(re.escape, marks), r"\s", r"\w+", r"[^\w\s]"])
-    return [part.replace("\n", "Ċ").replace(" ", "Ġ") for part in re.findall(pattern, text)]
-
-
 SCHEMA = {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"],
           "additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}  # fmt: skip
 SERVED = [{"type": "function", "function": {"name": n, "parameters": SCHEMA}} for n in ("f", "ff")]
@@ -307,24 +301,8 @@ def test_served(name: str, special: bool) -> None:
     calls = [("ff", {"x": True}), ("f", {"x": False})][: 2 if family.further else 1]
     marks = family.marks if special else ()
     shown, tools = constraint_of(tools=SERVED).shown(known, [QUESTION])
-    script = tokens_of(written(known, *calls), marks)
-    base = placed_base(script, family.template, marks, shown, tools=tools)
-    with live_server(build_engine(base)) as live, live.http() as http:
-        body = {"model": live.model, "temperature": 0, "max_tokens": 200, "tools": SERVED,
-                "messages": [QUESTION]}  # fmt: skip
-        for fields in ({}, {"tool_choice": "required"}):
-            told = http.post("/v1/chat/completions", json={**body, **fields})
-            assert told.status_code == 200, told.text
-            (choice,) = told.json()["choices"]
-            assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
-            functions = [call["function"] for call in choice["message"]["tool_calls"]]
-            assert [(one["name"], json.loads(one["arguments"])) for one in functions] == calls
-        back = [choice["message"]] + [
-            {"role": "tool", "tool_call_id": call["id"], "content": "Rain"}
-            for call in choice["message"]["tool_calls"]
-        ]
-        again = {**body, "messages": [QUESTION, *back], "max_tokens": 1}
-        assert http.post("/v1/chat/completions", json=again).status_code == 200
+    text = written(known, *calls)
+    check_served(text, calls, family.template, marks, SERVED, shown, tools)
 
 
 @pytest.mark.slow
